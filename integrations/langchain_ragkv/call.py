@@ -1,0 +1,43 @@
+"""One call of the chat model: what the engine is asked, and its answer as a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from langchain_ragkv.answer import metadata, usage
+from langchain_ragkv.messages import convert_messages
+from ragkv import Completion, CompletionStream, RagKV
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``arguments`` are keyword arguments of :meth:`ragkv.RagKV.stream`."""
+
+    kv: RagKV
+    arguments: dict[str, Any]
+    timeout: float | None
+
+    def start(self, messages: Sequence[BaseMessage]) -> CompletionStream:
+        """Begin to generate."""
+        return self.kv.stream(convert_messages(messages), **self.arguments)
+
+    def result(self, completion: Completion) -> ChatResult:
+        """Return the whole answer."""
+        message = AIMessage(content=completion.text, **self._account(completion))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def last_chunk(self, completion: Completion) -> ChatGenerationChunk:
+        """Return the chunk that ends a stream: no text, but the account."""
+        message = AIMessageChunk(content="", chunk_position="last", **self._account(completion))
+        return ChatGenerationChunk(message=message)
+
+    def _account(self, completion: Completion) -> dict[str, Any]:
+        return {
+            "usage_metadata": usage(completion),
+            "response_metadata": metadata(completion, self.kv, self.arguments),
+        }

@@ -1,0 +1,215 @@
+"""ChatRagKV: a chat model that answers from precomputed chunk caches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from pydantic import ConfigDict, Field, model_validator
+
+from langchain_ragkv.call import Call
+from langchain_ragkv.generation import read_settings
+from langchain_ragkv.load import model_fields
+from langchain_ragkv.pieces import apieces, pieces
+from langchain_ragkv.reuse import ChunkReuse
+from ragkv import RagKV
+
+_DEFAULT_MAX_TOKENS = 256
+
+
+class ChatRagKV(ChunkReuse, BaseChatModel):
+    """Chat model over precomputed chunk caches.
+
+    Without arguments it serves the embedded default model. Give ``model_id``, or an
+    engine (``kv``), or the ``HuggingFacePipeline`` that ChatHuggingFace had (``llm``).
+    Every setting can be given per call as well, the engine's reuse settings included:
+    ``invoke(messages, recompute_ratio=0.1)``, ``bind(method="query")``.
+
+    Answers carry ``usage_metadata`` (with ``cache_read``) and, in
+    ``response_metadata["ragkv"]``, the account of where every prompt token came from.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: str | None = None
+    """Hub name or folder of the model; None is the embedded default."""
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    """A HuggingFacePipeline or RagKVPipeline to take the model and its settings from."""
+    temperature: float | None = Field(default=None, ge=0)
+    """None and 0 are greedy decoding."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """At most this many tokens are generated; None is 256."""
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    """Nucleus sampling; None is 1."""
+    seed: int | None = None
+    """Makes sampling repeatable."""
+    stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
+    """Texts at which an answer ends; it does not contain them."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which an answer is given up with a TimeoutError; the clock is
+    looked at whenever text comes."""
+    max_retries: int = 2
+    """Taken for LangChain's sake: the model runs in this process, nothing is resent."""
+    streaming: bool = False
+    """Whether ``invoke`` streams, for callbacks that want every token."""
+    device: str | torch.device | None = Field(default=None, exclude=True)
+    """Device of a model loaded here."""
+    dtype: str | torch.dtype | None = Field(default=None, exclude=True)
+    """Dtype of a model loaded here."""
+    api_key: Any = Field(default=None, exclude=True, repr=False)
+    """Taken for LangChain's sake, never used."""
+
+    _chat: ClassVar[bool] = True
+
+    @classmethod
+    def from_model_id(
+        cls,
+        model_id: str | None = None,
+        task: str | None = None,
+        backend: str = "pipeline",
+        **kwargs: Any,
+    ) -> Self:
+        """Load a model and serve it; keywords as in ``ChatHuggingFace.from_model_id``.
+
+        Parameters
+        ----------
+        model_id
+            Hub name or folder; None is the embedded default.
+        task, backend
+            ``"text-generation"`` and ``"pipeline"``; there is no other.
+        **kwargs
+            Fields of this class (``recompute_ratio``, ``method``, ``store``, ``namespace``,
+            ``sink_from``, ``temperature``, ...), and ``device``, ``device_map``,
+            ``model_kwargs`` and ``pipeline_kwargs`` as there.
+
+        Raises
+        ------
+        ConfigError
+            A setting cannot be kept.
+        UnsupportedModelError
+            The model's caches cannot be reused exactly.
+        """
+        return cls(**model_fields(model_id, task, backend, kwargs))
+
+    def _make_engine(self) -> RagKV:
+        if self.llm is None:
+            return self._engine(self.model_id, device=self.device, dtype=self.dtype)
+        if isinstance(self.llm, ChunkReuse):
+            return self.llm.kv
+        return self._engine(self.llm.pipeline.model, self.llm.pipeline.tokenizer)
+
+    @model_validator(mode="after")
+    def _take_settings(self) -> Self:
+        """Take what is not set here from the pipeline of ``llm``."""
+        if self.llm is None:
+            return self
+        settings = read_settings(self.llm.pipeline)
+        settings.check()
+        own: dict[str, Any] = {
+            "max_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+        }
+        if isinstance(self.llm, ChunkReuse):
+            own |= {"method": self.llm.method, "recompute_ratio": self.llm.recompute_ratio}
+        for name, value in own.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model that answers."""
+        return self.kv.model_name
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragkv-chat"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {
+            "model_name": self.model_name,
+            "namespace": self.kv.namespace,
+            **self._call(None, {}).arguments,
+        }
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(stop, kwargs)
+        stream = call.start(messages)
+        for _ in pieces(stream, call.timeout):
+            pass
+        return call.result(stream.completion)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(stop, kwargs)
+        stream = call.start(messages)
+        async for _ in apieces(stream, call.timeout):
+            pass
+        return call.result(stream.completion)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(stop, kwargs)
+        stream = call.start(messages)
+        for piece in pieces(stream, call.timeout):
+            chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
+            if run_manager:
+                run_manager.on_llm_new_token(piece, chunk=chunk)
+            yield chunk
+        yield call.last_chunk(stream.completion)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(stop, kwargs)
+        stream = call.start(messages)
+        async for piece in apieces(stream, call.timeout):
+            chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
+            if run_manager:
+                await run_manager.on_llm_new_token(piece, chunk=chunk)
+            yield chunk
+        yield call.last_chunk(stream.completion)
+
+    def _call(self, stop: list[str] | None, given: dict[str, Any]) -> Call:
+        """One call's settings: the fields, with the call's own on top."""
+        given = {name: value for name, value in given.items() if name != "stream"}
+        timeout = given.pop("timeout", self.timeout)
+        names = ("temperature", "max_tokens", "top_p", "seed")
+        own = {name: given.pop(name, getattr(self, name)) for name in names}
+        texts = self.stop if stop is None else stop
+        arguments = {
+            "temperature": own["temperature"] or 0.0,
+            "max_new_tokens": own["max_tokens"] or _DEFAULT_MAX_TOKENS,
+            "top_p": 1.0 if own["top_p"] is None else own["top_p"],
+            "seed": own["seed"],
+            "stop": (texts,) if isinstance(texts, str) else tuple(texts or ()),
+            **self._overrides(given),
+        }
+        return Call(self.kv, arguments, timeout)

@@ -1,0 +1,114 @@
+"""A transformers pipeline's settings in the engine's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, Pipeline
+from transformers.pipelines.text_generation import ReturnType
+
+from ragkv.errors import ConfigError
+
+_ENGINE = {"max_new_tokens", "max_length", "do_sample", "temperature", "top_p"}
+_WITHOUT_EFFECT = {"pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
+_ONLY_WHEN_SAMPLING = {"top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+_DECODING = ("skip_special_tokens", "clean_up_tokenization_spaces")
+_NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "top_k": 50,
+    "typical_p": 1.0,
+    "stop_strings": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What a text-generation pipeline was told, at construction and for one call.
+
+    Attributes
+    ----------
+    max_new_tokens, max_length
+        Limit of the answer; or of prompt and answer, where only that was set.
+    full_text
+        Whether the prompt is part of the text that is returned.
+    stop_strings
+        Texts that end the answer *and belong to it*, as transformers has them.
+    decoding
+        Keyword arguments of the tokenizer's ``decode``.
+    unsupported
+        Names of settings that the engine cannot keep.
+    """
+
+    max_new_tokens: int | None
+    max_length: int | None
+    temperature: float
+    top_p: float
+    stop_strings: tuple[str, ...]
+    full_text: bool
+    decoding: dict[str, Any]
+    unsupported: tuple[str, ...]
+
+    def answer_limit(self, prompt_tokens: int) -> int:
+        """Return how many tokens may be generated after a prompt."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return max(1, (self.max_length or 0) - prompt_tokens)
+
+    def check(self) -> None:
+        """Raise ConfigError if there is a setting that the engine cannot keep."""
+        if self.unsupported:
+            raise ConfigError(
+                f"ragkv cannot keep these settings of the pipeline: {', '.join(self.unsupported)}. "
+                "Leave them out, or use on_unsupported='full' to have such prompts served by "
+                "the ordinary pipeline."
+            )
+
+
+def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> PipelineSettings:
+    """Resolve the settings as the pipeline itself does for a call with ``call``.
+
+    transformers 5.23: its defaults (256 tokens, sampling at 0.7), under the model's
+    generation config, under the pipeline's arguments, under the call's.
+    """
+    sanitize: Any = pipeline._sanitize_parameters  # noqa: SLF001
+    before, forward, after = sanitize(**(call or {}))
+    before = pipeline._preprocess_params | before  # noqa: SLF001
+    after = pipeline._postprocess_params | after  # noqa: SLF001
+    forward = pipeline._prepare_generate_kwargs(pipeline._forward_params | forward)  # noqa: SLF001
+    wanted = pipeline._get_set_generation_params(forward)  # noqa: SLF001
+    for name in ("generation_config", "tokenizer"):
+        wanted.pop(name, None)
+    stop_strings = wanted.pop("stop_strings", None) or ()
+    sampling = bool(wanted.get("do_sample"))
+    unsupported = _unsupported(wanted, pipeline.model.generation_config, sampling=sampling)
+    unsupported += [name for name in before if name not in wanted and name not in forward]
+    unsupported += [name for name in after if name not in (*_DECODING, "return_type")]
+    if after.get("return_type") is ReturnType.TENSORS:
+        unsupported.append("return_tensors")
+    return PipelineSettings(
+        max_new_tokens=wanted.get("max_new_tokens"),
+        max_length=wanted.get("max_length"),
+        temperature=wanted.get("temperature") or 1.0 if sampling else 0.0,
+        top_p=wanted.get("top_p") or 1.0 if sampling else 1.0,
+        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
+        full_text=after.get("return_type", ReturnType.FULL_TEXT) is ReturnType.FULL_TEXT,
+        decoding={name: after[name] for name in _DECODING if name in after},
+        unsupported=tuple(sorted(set(unsupported))),
+    )
+
+
+def _unsupported(wanted: dict[str, Any], own: GenerationConfig, *, sampling: bool) -> list[str]:
+    """Names whose value the engine would not use: it starts from the model's own config."""
+    passed_over = _ENGINE | _WITHOUT_EFFECT | (set() if sampling else _ONLY_WHEN_SAMPLING)
+    return [
+        name
+        for name, value in wanted.items()
+        if name not in passed_over
+        and value != getattr(own, name, None)
+        and value != _NEUTRAL.get(name)
+    ]

@@ -1,0 +1,67 @@
+"""The keyword arguments of langchain_huggingface's ``from_model_id`` as a chat model's fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+_GENERATION = ("max_new_tokens", "do_sample")
+_ENGINE = ("store", "namespace", "on_unsupported", "device", "dtype")
+_SAMPLING_TEMPERATURE = 0.7
+"""What transformers' text-generation pipeline samples at where no temperature is given."""
+
+
+def model_fields(
+    model_id: str | None, task: str | None, backend: str, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a chat model, its engine among them.
+
+    Raises
+    ------
+    ConfigError
+        Another task or backend than the one there is, a generation setting that the
+        engine does not have, or a device given twice.
+    """
+    if task not in (None, "text-generation") or backend not in ("default", "pipeline"):
+        raise ConfigError("Only task='text-generation' with backend='pipeline' can be served.")
+    fields = dict(given)
+    fields.pop("batch_size", None)  # each prompt is served by itself
+    loading = dict(fields.pop("model_kwargs", None) or {})
+    if (device_map := fields.pop("device_map", None)) is not None:
+        if fields.get("device") is not None or "device_map" in loading:
+            raise ConfigError("Give device_map once, and no device beside it.")
+        loading["device_map"] = device_map
+    generation = dict(fields.pop("pipeline_kwargs", None) or {})
+    generation |= {name: fields.pop(name) for name in _GENERATION if name in fields}
+    fields = _decoding(generation) | fields
+    if isinstance(fields.get("device"), int):
+        fields["device"] = "cpu" if fields["device"] < 0 else f"cuda:{fields['device']}"
+    fields["model_id"] = model_id
+    if loading:
+        engine = {name: fields[name] for name in _ENGINE if name in fields}
+        model = AutoModelForCausalLM.from_pretrained(str(model_id), **loading)
+        fields["kv"] = RagKV(model, AutoTokenizer.from_pretrained(str(model_id)), **engine)
+    return fields
+
+
+def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
+    """Return ``max_tokens``, ``temperature`` and ``top_p`` as far as they were given."""
+    left = dict(generation)
+    left.pop("return_full_text", None)  # a chat model returns the answer alone
+    sampling = left.pop("do_sample", None)
+    names = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}
+    out = {field: left.pop(name) for name, field in names.items() if name in left}
+    if left:
+        raise ConfigError(
+            f"A chat model cannot keep these settings: {', '.join(sorted(left))}. "
+            "There are max_new_tokens, do_sample, temperature and top_p."
+        )
+    if sampling is False:
+        out["temperature"] = 0.0
+    elif sampling:
+        out.setdefault("temperature", _SAMPLING_TEMPERATURE)
+    return out

@@ -1,0 +1,172 @@
+"""RagKVPipeline: langchain_huggingface's HuggingFacePipeline, answering from chunk caches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_huggingface import HuggingFacePipeline
+from pydantic import model_validator
+from transformers import pipeline as make_pipeline
+
+from langchain_ragkv.answer import metadata, usage
+from langchain_ragkv.generation import PipelineSettings, read_settings
+from langchain_ragkv.pieces import pieces
+from langchain_ragkv.reuse import ChunkReuse
+from ragkv import Completion, RagKV
+from ragkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_OURS = ("pipeline_kwargs", "skip_prompt", "stream")
+
+
+class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
+    """A one-word swap for ``HuggingFacePipeline``, from ``pipeline=`` or ``from_model_id``.
+
+    It keeps that class's keywords and meaning (``pipeline_kwargs``, ``skip_prompt``, the
+    prompt in the text unless ``return_full_text=False``); at ``recompute_ratio=1`` its
+    greedy text is the same. Kept here, where the original passes them over, are ``stop``
+    and, per call, ``max_new_tokens``, ``temperature``, ``top_p``, ``seed`` and the engine's
+    reuse settings. ``kv=RagKV(...)`` stands for ``pipeline`` where there is none.
+
+    With ``on_unsupported="full"`` a prompt whose settings the engine does not have (beam
+    search, for one) is served by the ordinary pipeline.
+    """
+
+    _chat: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_pipeline(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Make a pipeline over the engine's model where only an engine is given."""
+        if values.get("pipeline") is not None:
+            return values
+        kv = values.get("kv")
+        if kv is None:
+            raise ConfigError("RagKVPipeline needs pipeline=... or kv=..., or use from_model_id.")
+        made = make_pipeline(
+            "text-generation",
+            model=kv.model,
+            tokenizer=kv.tokenizer,
+            device=kv.model.device,
+            **(values.get("pipeline_kwargs") or {}),
+        )
+        return {**values, "pipeline": made, "model_id": kv.model_name}
+
+    @model_validator(mode="after")
+    def _check_pipeline(self) -> Self:
+        """Refuse a pipeline that cannot be kept, now and not at the first prompt."""
+        if self.pipeline.task != "text-generation":
+            raise ConfigError(f"RagKVPipeline serves text-generation, not {self.pipeline.task}.")
+        if self.kv.model is not self.pipeline.model:
+            raise ConfigError("kv serves another model than pipeline: give one of the two.")
+        if self.on_unsupported == "raise":
+            read_settings(self.pipeline).check()
+        return self
+
+    def _make_engine(self) -> RagKV:
+        return self._engine(self.pipeline.model, self.pipeline.tokenizer)
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragkv-pipeline"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {
+            **super()._identifying_params,
+            "namespace": self.kv.namespace,
+            **self._overrides(),
+        }
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        settings = self._settings(kwargs)
+        if settings.unsupported:
+            return super()._generate(prompts, stop, run_manager, **kwargs)
+        generations = []
+        for prompt in prompts:
+            arguments = self._arguments(prompt, settings, stop, kwargs)
+            completion = self.kv.generate(prompt, **arguments)
+            text = completion.text if stop else self._decode(completion, settings)
+            if settings.full_text and not kwargs.get("skip_prompt", False):
+                text = prompt + text
+            generations.append(
+                [Generation(text=text, generation_info=self._info(completion, arguments))]
+            )
+        return LLMResult(generations=generations, llm_output={"model_name": self.kv.model_name})
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        settings = self._settings(kwargs)
+        if settings.unsupported:
+            yield from super()._stream(prompt, stop, run_manager, **kwargs)
+            return
+        for chunk in self._chunks(prompt, settings, stop, kwargs):
+            if run_manager:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    def _chunks(
+        self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
+    ) -> Iterator[GenerationChunk]:
+        arguments = self._arguments(prompt, settings, stop, call)
+        stream = self.kv.stream(prompt, **arguments)
+        if not call.get("skip_prompt", True):
+            yield GenerationChunk(text=prompt)
+        given = 0
+        for piece in pieces(stream):
+            given += len(piece)
+            yield GenerationChunk(text=piece)
+        completion = stream.completion
+        stop_string = "" if stop else self._decode(completion, settings)[given:]
+        yield GenerationChunk(text=stop_string, generation_info=self._info(completion, arguments))
+
+    def _settings(self, call: dict[str, Any]) -> PipelineSettings:
+        settings = read_settings(self.pipeline, call.get("pipeline_kwargs"))
+        if self.on_unsupported == "raise":
+            settings.check()
+        elif settings.unsupported:
+            _log.warning("the ordinary pipeline answers: %s", ", ".join(settings.unsupported))
+        return settings
+
+    def _arguments(
+        self,
+        prompt: str,
+        settings: PipelineSettings,
+        stop: list[str] | None,
+        call: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the engine's arguments for one prompt."""
+        changes = {name: call[name] for name in call if name not in _OURS}
+        prompt_tokens = 0
+        if settings.max_new_tokens is None:
+            prompt_tokens = len(self.pipeline.tokenizer(prompt)["input_ids"])
+        return {
+            "max_new_tokens": settings.answer_limit(prompt_tokens),
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "stop": (*settings.stop_strings, *(stop or ())),
+            **self._overrides(changes),
+        }
+
+    def _decode(self, completion: Completion, settings: PipelineSettings) -> str:
+        """Return the text as the pipeline decodes it: with the stop string at its end."""
+        how = {"skip_special_tokens": True, **settings.decoding}
+        return str(self.pipeline.tokenizer.decode(completion.token_ids, **how))
+
+    def _info(self, completion: Completion, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**metadata(completion, self.kv, arguments), "usage_metadata": usage(completion)}

@@ -1,0 +1,58 @@
+"""The head that every prompt of a LangChain template shares: the text to encode chunks behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.prompts import BasePromptTemplate
+
+from langchain_ragkv.messages import convert_messages
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+_MARK = "\ue000field\ue000"
+
+
+def prompt_head(template: BasePromptTemplate[Any], kv: RagKV, *, chat: bool) -> str:
+    """Return what the template puts before its first unfilled variable.
+
+    That is the variable of the documents, or one that stands before it: the text
+    behind a variable changes from call to call. Variables that are the same in
+    every call belong into ``template.partial(...)``.
+
+    Parameters
+    ----------
+    chat
+        Whether the prompt is given to the model as messages, through the chat
+        template, or as one string.
+
+    Raises
+    ------
+    ConfigError
+        The template is not a LangChain prompt template or has no variable.
+    """
+    if not isinstance(template, BasePromptTemplate):
+        raise ConfigError(
+            f"sink_from must be a LangChain prompt template, not {type(template).__name__}"
+        )
+    if not template.input_variables:
+        raise ConfigError("sink_from has no variable for the documents, such as {context}.")
+    prompt = template.format_prompt(
+        **{name: _stand_in(template, name) for name in template.input_variables}
+    )
+    if not chat:
+        return kv.sink_from(_fields(prompt.to_string()))
+    messages = convert_messages(prompt.to_messages())
+    return kv.sink_from([{**each, "content": _fields(each["content"])} for each in messages])
+
+
+def _stand_in(template: BasePromptTemplate[Any], name: str) -> str | list[BaseMessage]:
+    """Return a value that can be found again: text, or a message where messages are wanted."""
+    wants_messages = "list" in str(template.input_types.get(name, str)).lower()
+    return [HumanMessage(_MARK)] if wants_messages else _MARK
+
+
+def _fields(text: str) -> str:
+    """Write marks as fields of a format string, and all other braces as plain text."""
+    return text.replace("{", "{{").replace("}", "}}").replace(_MARK, "{field}")

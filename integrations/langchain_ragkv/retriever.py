@@ -1,0 +1,89 @@
+"""RagKVRetriever: any retriever, which also tells the engine what it found."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Self
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
+from pydantic import ConfigDict, Field, model_validator
+
+from langchain_ragkv.documents import chunk_texts
+from langchain_ragkv.reuse import ChunkReuse
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+
+class RagKVRetriever(BaseRetriever):
+    """Retrieves with ``retriever`` and has the engine load what was found, at once.
+
+    While the prompt is still being put together, the chunks' caches are on their way
+    into memory; those not stored yet are encoded after the answer.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    retriever: Runnable[str, list[Document]]
+    """What does the work: a retriever, or any runnable from a query to documents."""
+    llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
+    """The model that will answer: a ChatRagKV or RagKVPipeline."""
+    kv: RagKV | None = Field(default=None, exclude=True, repr=False)
+    """Its engine, where there is no such model."""
+    k: int | None = Field(default=None, ge=1)
+    """How many documents to return; None is what ``retriever`` does by itself."""
+    document_prompt: BasePromptTemplate[str] | None = None
+    """How the chain renders a document; None is ``page_content`` alone."""
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if (self.llm is None) == (self.kv is None):
+            raise ConfigError("RagKVRetriever needs either llm=... or kv=...")
+        return self
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        k = kwargs.pop("k", self.k)
+        retriever, kwargs = self._limited(k, kwargs)
+        config = RunnableConfig(callbacks=run_manager.get_child())
+        found = retriever.invoke(query, config, **kwargs)[:k]
+        self._prefetch(found)
+        return found
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        k = kwargs.pop("k", self.k)
+        retriever, kwargs = self._limited(k, kwargs)
+        config = RunnableConfig(callbacks=run_manager.get_child())
+        found = (await retriever.ainvoke(query, config, **kwargs))[:k]
+        await run_in_executor(None, self._prefetch, found)
+        return found
+
+    def _prefetch(self, documents: list[Document]) -> None:
+        texts = chunk_texts(documents, self.document_prompt)
+        if self.llm is not None:
+            self.llm.prefetch(texts)
+        elif self.kv is not None:
+            self.kv.prefetch(texts)
+
+    def _limited(
+        self, k: int | None, kwargs: dict[str, Any]
+    ) -> tuple[Runnable[str, list[Document]], dict[str, Any]]:
+        """Have the retriever itself return ``k`` documents, in the way that it knows."""
+        retriever = self.retriever
+        if k is None or not isinstance(retriever, BaseRetriever):
+            return retriever, kwargs
+        if "k" in type(retriever).model_fields:
+            return retriever.model_copy(update={"k": k}), kwargs
+        takes = inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
+        if "k" in takes or any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            kwargs = {**kwargs, "k": k}
+        return retriever, kwargs

@@ -1,0 +1,92 @@
+"""What both models share: the engine behind them, its settings, and ingestion."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
+
+from langchain_core.documents import Document
+from langchain_core.prompts import BasePromptTemplate
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from langchain_ragkv.documents import chunk_texts
+from langchain_ragkv.prompt_head import prompt_head
+from ragkv import PrecomputeReport, RagKV, StoreConfig
+from ragkv.select import get_method
+
+
+class ChunkReuse(BaseModel):
+    """Fields and methods of a model that answers from precomputed chunk caches."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+
+    kv: RagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
+    """The engine. Made from the other fields unless it is given."""
+    recompute_ratio: float | None = None
+    """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill.
+    None is the engine's own."""
+    method: str | None = None
+    """How the tokens to recompute are chosen. None is the engine's own."""
+    sink_from: Any = Field(default=None, exclude=True, repr=False)
+    """The prompt template of the pipeline: chunks are encoded behind its head, the text
+    before its first variable."""
+    store: str | Path | StoreConfig | None = Field(default=None, exclude=True, repr=False)
+    """Where an engine made here keeps chunks: a folder, ":memory:", a StoreConfig, or
+    None for the user's cache folder."""
+    namespace: str = "default"
+    """Namespace of an engine made here."""
+    on_unsupported: Literal["raise", "full"] = "raise"
+    """What to do with a model, or a setting, that ragkv cannot serve from caches."""
+
+    _chat: ClassVar[bool]
+    _sink: str | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _open_engine(self) -> Self:
+        if self.kv is None:
+            self.kv = self._make_engine()
+        if self.sink_from is not None:
+            self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
+        get_method(self.kv.reuse.override(**self._overrides()).method)  # errors are due now
+        return self
+
+    @abstractmethod
+    def _make_engine(self) -> RagKV:
+        """Make the engine from the fields."""
+
+    def _engine(self, *model: Any, **kwargs: Any) -> RagKV:
+        return RagKV(
+            *model,
+            store=self.store,
+            namespace=self.namespace,
+            on_unsupported=self.on_unsupported,
+            **kwargs,
+        )
+
+    def _overrides(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return this model's reuse settings with a call's own on top."""
+        own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
+        return {name: value for name, value in own.items() if value is not None} | (changes or {})
+
+    def precompute(
+        self,
+        documents: Iterable[Document | str],
+        *,
+        document_prompt: BasePromptTemplate[str] | None = None,
+        show_progress: bool = False,
+    ) -> PrecomputeReport:
+        """Encode and store documents (or texts), once, at ingestion.
+
+        Parameters
+        ----------
+        document_prompt
+            How the chain renders a document; None is ``page_content`` alone.
+        """
+        texts = chunk_texts(documents, document_prompt)
+        return self.kv.precompute(texts, show_progress=show_progress, **self._overrides())
+
+    def prefetch(self, texts: Sequence[str]) -> None:
+        """Say which chunks the next prompt will hold: their loading starts at once."""
+        self.kv.prefetch(texts)

@@ -1,0 +1,65 @@
+"""RagKVTransformer: the ingestion step that precomputes what passes through it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.documents import BaseDocumentTransformer, Document
+from langchain_core.prompts import BasePromptTemplate
+
+from langchain_ragkv.documents import chunk_texts
+from langchain_ragkv.reuse import ChunkReuse
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+
+class RagKVTransformer(BaseDocumentTransformer):
+    """Encodes and stores every document's chunk cache; returns the documents unchanged.
+
+    Parameters
+    ----------
+    llm
+        The model that will answer: a ChatRagKV or RagKVPipeline.
+    kv
+        Its engine, where there is no such model.
+    document_prompt
+        How the chain renders a document, as in ``create_stuff_documents_chain``; None
+        is ``page_content`` alone.
+    show_progress
+        Show a progress bar.
+
+    Raises
+    ------
+    ConfigError
+        Neither or both of ``llm`` and ``kv`` are given.
+    """
+
+    def __init__(
+        self,
+        *,
+        llm: ChunkReuse | None = None,
+        kv: RagKV | None = None,
+        document_prompt: BasePromptTemplate[str] | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        engine = llm or kv
+        if engine is None or (llm is not None and kv is not None):
+            raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
+        self._engine = engine
+        self._document_prompt = document_prompt
+        self._show_progress = show_progress
+
+    def transform_documents(
+        self,
+        documents: Sequence[Document],
+        **kwargs: Any,  # noqa: ARG002
+    ) -> Sequence[Document]:
+        """Precompute the documents and return them as they came."""
+        texts = chunk_texts(documents, self._document_prompt)
+        report = self._engine.precompute(texts, show_progress=self._show_progress)
+        _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
+        return documents

@@ -1,0 +1,16 @@
+"""LlamaIndex over ragkv: swap ``HuggingFaceLLM`` for ``RagKVLLM``, add one ingestion step."""
+
+from __future__ import annotations
+
+from llama_index.llms.ragkv.base import RagKVLLM
+from llama_index.llms.ragkv.prompt_helper import RagKVPromptHelper
+from llama_index.llms.ragkv.retriever import RagKVPostprocessor, RagKVRetriever
+from llama_index.llms.ragkv.transform import RagKVTransform
+
+__all__ = [
+    "RagKVLLM",
+    "RagKVPostprocessor",
+    "RagKVPromptHelper",
+    "RagKVRetriever",
+    "RagKVTransform",
+]

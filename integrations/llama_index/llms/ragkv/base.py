@@ -1,0 +1,357 @@
+"""RagKVLLM: takes HuggingFaceLLM's place and answers from precomputed chunk caches."""
+
+# ruff: noqa: FBT001, FBT002, PLR0917  the signatures are LlamaIndex's
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+)
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.custom import CustomLLM
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.types import BaseOutputParser, PydanticProgramMode
+from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments, stop_at
+from llama_index.llms.ragkv.iteration import iterate_in_thread
+from llama_index.llms.ragkv.prompts import as_dicts, template_head
+from llama_index.llms.ragkv.responses import as_chat, as_completion
+from llama_index.llms.ragkv.source import EngineSource
+
+from ragkv import RagKV, ReuseConfig, ReuseReport
+
+Prompt = str | list[dict[str, str]]
+
+
+class RagKVLLM(CustomLLM):
+    """A local transformers model that reuses the KV caches of retrieved chunks.
+
+    Takes every argument of ``llama_index.llms.huggingface.HuggingFaceLLM``, with the
+    same meaning, and at ``recompute_ratio=1`` gives the same text. It differs where
+    that class is at fault: streaming heeds ``completion_to_prompt`` too, ``complete``
+    heeds ``system_prompt`` too, a prompt that begins with the BOS token gets no second
+    one, per-call keyword arguments are heeded instead of dropped, a tokenizer without
+    a chat template chats in LlamaIndex's generic form, and the async methods do not
+    block the event loop.
+
+    Parameters
+    ----------
+    model_name
+        Hub name or folder. None is the embedded SmolLM2-135M-Instruct.
+    model, tokenizer
+        Loaded objects, used instead of the names.
+    tokenizer_outputs_to_remove
+        Accepted and without effect: the engine takes token ids alone.
+    stopping_ids
+        Become end-of-sequence tokens in the model's ``generation_config``.
+    recompute_ratio, method
+        Overrides of ``reuse``; may be set on the object and given to each call.
+    sink
+        Text that chunks are encoded behind.
+    sink_from
+        The text QA template that the sink is taken from: a LlamaIndex template, its
+        text, or ``"default"`` for the one that query engines use when given none. That
+        is the default, too, unless ``sink``, a ``reuse`` with a sink, or ``kv`` is given.
+    store, namespace, reuse, on_unsupported
+        As in :class:`ragkv.RagKV`.
+    kv
+        An engine to use instead of making one.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model's caches cannot be reused and ``on_unsupported`` is ``"raise"``.
+    ConfigError
+        A setting is wrong.
+
+    Notes
+    -----
+    ``CompletionResponse.additional_kwargs`` and ``ChatResponse.additional_kwargs`` are
+    the answer's :class:`ragkv.ReuseReport` as a dict; ``raw`` holds it as ``report``,
+    beside ``token_ids`` and ``usage``. A stream's last response carries them.
+    """
+
+    model_name: str = Field(default="", description="Hub name or folder of the model.")
+    tokenizer_name: str = Field(default="", description="Hub name or folder of the tokenizer.")
+    context_window: int = Field(default=DEFAULT_CONTEXT_WINDOW, gt=0)
+    max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
+    system_prompt: str = Field(default="", description="Put before every prompt.")
+    query_wrapper_prompt: PromptTemplate = Field(default=PromptTemplate("{query_str}"))
+    stopping_ids: list[int] = Field(default_factory=list)
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    is_chat_model: bool = False
+    recompute_ratio: float | None = None
+    method: str | None = None
+    sink: str | None = Field(default=None, description="Text that chunks are encoded behind.")
+
+    _source: EngineSource = PrivateAttr()
+    _has_completion_to_prompt: bool = PrivateAttr(default=False)
+    _has_messages_to_prompt: bool = PrivateAttr(default=False)
+    _last_report: ReuseReport | None = PrivateAttr(default=None)
+
+    def __init__(
+        self,
+        context_window: int = DEFAULT_CONTEXT_WINDOW,
+        max_new_tokens: int = DEFAULT_NUM_OUTPUTS,
+        query_wrapper_prompt: str | PromptTemplate = "{query_str}",
+        tokenizer_name: str | None = None,
+        model_name: str | None = None,
+        model: Any | None = None,
+        tokenizer: Any | None = None,
+        device_map: Any | None = "auto",
+        stopping_ids: list[int] | None = None,
+        tokenizer_kwargs: dict[str, Any] | None = None,
+        tokenizer_outputs_to_remove: list[str] | None = None,
+        model_kwargs: dict[str, Any] | None = None,
+        generate_kwargs: dict[str, Any] | None = None,
+        is_chat_model: bool | None = False,
+        callback_manager: CallbackManager | None = None,
+        system_prompt: str = "",
+        messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None = None,
+        completion_to_prompt: Callable[[str], str] | None = None,
+        pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.DEFAULT,
+        output_parser: BaseOutputParser | None = None,
+        *,
+        recompute_ratio: float | None = None,
+        method: str | None = None,
+        sink: str | None = None,
+        sink_from: BasePromptTemplate | str | None = None,
+        store: Any = None,
+        namespace: str = "default",
+        reuse: ReuseConfig | None = None,
+        on_unsupported: Literal["raise", "full"] = "raise",
+        kv: RagKV | None = None,
+    ) -> None:
+        del tokenizer_outputs_to_remove
+        reuse = reuse or ReuseConfig()
+        if sink is None and sink_from is None and kv is None and reuse.sink == "auto":
+            sink_from = "default"
+        source = EngineSource(
+            model_name=model_name or "",
+            tokenizer_name=tokenizer_name or "",
+            model=model,
+            tokenizer=tokenizer,
+            device_map=device_map,
+            model_kwargs=dict(model_kwargs or {}),
+            tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+            store=store,
+            namespace=namespace,
+            reuse=reuse,
+            on_unsupported=on_unsupported,
+            engine=kv,
+            is_shared=kv is not None,
+        )
+        engine = source.get()
+        if isinstance(query_wrapper_prompt, str):
+            query_wrapper_prompt = PromptTemplate(query_wrapper_prompt)
+        super().__init__(
+            context_window=clipped_window(context_window, engine),
+            max_new_tokens=max_new_tokens,
+            query_wrapper_prompt=query_wrapper_prompt,
+            tokenizer_name=tokenizer_name or model_name or engine.model_name,
+            model_name=model_name or engine.model_name,
+            stopping_ids=stopping_ids or [],
+            generate_kwargs=generate_kwargs or {},
+            is_chat_model=bool(is_chat_model),
+            callback_manager=callback_manager,
+            system_prompt=system_prompt,
+            messages_to_prompt=messages_to_prompt or self._messages_to_prompt,
+            completion_to_prompt=completion_to_prompt,
+            pydantic_program_mode=pydantic_program_mode,
+            output_parser=output_parser,
+            recompute_ratio=recompute_ratio,
+            method=method,
+            sink=sink,
+        )
+        self._source = source
+        self._has_completion_to_prompt = completion_to_prompt is not None
+        self._has_messages_to_prompt = messages_to_prompt is not None
+        if sink_from is not None and sink is None:
+            self.sink = template_head(sink_from, self)
+        source.reuse = engine.reuse.override(**self.reuse_overrides)
+        if kv is None:
+            engine.reuse = source.reuse
+        self._arguments({})  # a wrong setting is said now, not by the first answer
+        if stopping_ids:
+            stop_at(stopping_ids, engine)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name that LlamaIndex writes into serialised pipelines."""
+        return "RagKV_LLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex asks about a model."""
+        return LLMMetadata(
+            context_window=self.context_window,
+            num_output=self.max_new_tokens,
+            model_name=self.model_name,
+            is_chat_model=self.is_chat_model,
+        )
+
+    @property
+    def kv(self) -> RagKV:
+        """The engine underneath."""
+        return self._source.get()
+
+    @property
+    def source(self) -> EngineSource:
+        """The specification that worker processes make the engine from."""
+        return self._source
+
+    def prefetch(self, texts: Sequence[str]) -> None:
+        """Name chunks that were retrieved: they start loading, and what is missing is stored."""
+        self.kv.prefetch(texts)
+
+    @property
+    def reuse_overrides(self) -> dict[str, Any]:
+        """The reuse settings that this object was given, as overrides of the engine's."""
+        chosen = {
+            "recompute_ratio": self.recompute_ratio,
+            "method": self.method,
+            "sink": self.sink,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    @property
+    def last_report(self) -> ReuseReport | None:
+        """The report of the answer finished last: query engines do not hand responses on."""
+        return self._last_report
+
+    def render_template(self, template: BasePromptTemplate, **values: str) -> str:
+        """Return the text that ``predict`` would give the model for a template."""
+        if self.is_chat_model:
+            messages = self._get_messages(template, **values)
+            return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
+        return self._get_prompt(template, **values)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Complete a prompt; ``kwargs`` are decoding and reuse settings for this call."""
+        return self._complete(self._rendered(prompt, formatted), kwargs)
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """Complete a prompt piece by piece."""
+        return self._stream(self._rendered(prompt, formatted), kwargs)
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer chat messages."""
+        return as_chat(self._complete(self._chat_prompt(messages), kwargs))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer chat messages piece by piece."""
+        return self._stream_chat(self._chat_prompt(messages), kwargs)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """Complete a prompt in a thread; the event loop goes on."""
+        return await asyncio.to_thread(self._complete, self._rendered(prompt, formatted), kwargs)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """Complete a prompt piece by piece in a thread."""
+        text = self._rendered(prompt, formatted)
+        return iterate_in_thread(lambda: self._stream(text, kwargs))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer chat messages in a thread; the event loop goes on."""
+        prompt = self._chat_prompt(messages)
+        return as_chat(await asyncio.to_thread(self._complete, prompt, kwargs))
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """Answer chat messages piece by piece in a thread."""
+        prompt = self._chat_prompt(messages)
+        return iterate_in_thread(lambda: self._stream_chat(prompt, kwargs))
+
+    def _rendered(self, prompt: str, formatted: bool) -> str:
+        if formatted:
+            return prompt
+        text = self.query_wrapper_prompt.format(query_str=prompt)
+        if self._has_completion_to_prompt and self.completion_to_prompt:
+            return str(self.completion_to_prompt(text))
+        return f"{self.system_prompt} {text}" if self.system_prompt else text
+
+    def _chat_prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
+        """Leave the chat template to the engine, which tokenises once."""
+        if self._has_messages_to_prompt or not self.kv.tokenizer.chat_template:
+            return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
+        return as_dicts(messages)
+
+    def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
+        tokenizer = self.kv.tokenizer
+        if not tokenizer.chat_template:
+            return generic_messages(messages)
+        chat = as_dicts(messages)
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+    def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return decode_arguments(
+            self.generate_kwargs,
+            {**self.reuse_overrides, **kwargs},
+            max_new_tokens=self.max_new_tokens,
+            generation_config=getattr(self.kv.model, "generation_config", None),
+        )
+
+    def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
+        completion = self.kv.generate(prompt, **self._arguments(kwargs))
+        self._last_report = completion.report
+        return as_completion(completion)
+
+    def _stream(
+        self, prompt: Prompt, kwargs: dict[str, Any]
+    ) -> Generator[CompletionResponse, None, None]:
+        stream = self.kv.stream(prompt, **self._arguments(kwargs))
+        so_far = ""
+        try:
+            for piece in stream:
+                so_far += piece
+                yield CompletionResponse(text=so_far, delta=piece)
+            self._last_report = stream.completion.report
+            yield as_completion(stream.completion, delta="")
+        finally:
+            stream.close()
+
+    def _stream_chat(
+        self, prompt: Prompt, kwargs: dict[str, Any]
+    ) -> Generator[ChatResponse, None, None]:
+        pieces = self._stream(prompt, kwargs)
+        try:
+            for response in pieces:
+                yield as_chat(response)
+        finally:
+            pieces.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; the model itself is loaded again on first use."""
+        return BaseModel.__getstate__(self)
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        BaseModel.__setstate__(self, state)

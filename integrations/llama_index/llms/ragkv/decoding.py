@@ -1,0 +1,97 @@
+"""From HuggingFaceLLM's and LlamaIndex's keyword arguments to the engine's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_DECODE = ("max_new_tokens", "temperature", "top_p", "stop", "seed")
+_WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
+_SAMPLING_ONLY = ("top_k", "min_p", "typical_p")
+_IGNORED = ("pad_token_id",)
+
+
+def decode_arguments(
+    generate_kwargs: Mapping[str, Any],
+    call: Mapping[str, Any],
+    *,
+    max_new_tokens: int,
+    generation_config: Any,
+) -> dict[str, Any]:
+    """Return the keyword arguments of ``RagKV.generate`` and ``stream``.
+
+    As in transformers, ``do_sample`` decides whether tokens are drawn, the model's own
+    generation config where it is not given, and without it temperature and top_p have no
+    effect. A ``temperature`` in the call itself decides alone: 0 is greedy.
+
+    Raises
+    ------
+    ConfigError
+        An argument of ``generate_kwargs`` that ragkv cannot honour.
+    """
+    call = dict(call)
+    if "max_tokens" in call:
+        call["max_new_tokens"] = call.pop("max_tokens")
+    given = {**generate_kwargs, **call}
+    sampling = given.pop("do_sample", None)
+    if "temperature" in call:
+        sampling = bool(call["temperature"])
+    if sampling is None:
+        sampling = bool(getattr(generation_config, "do_sample", False))
+    if sampling:
+        for name, neutral in (("temperature", 1.0), ("top_p", 1.0)):
+            default = getattr(generation_config, name, None)
+            given.setdefault(name, neutral if default is None else default)
+    else:
+        given["temperature"] = 0.0
+        for name in ("top_p", *_SAMPLING_ONLY):
+            given.pop(name, None)
+    _refuse_unknown(given, generate_kwargs)
+    given["stop"] = _texts(given.get("stop"))
+    given["max_new_tokens"] = given.get("max_new_tokens") or max_new_tokens
+    return given
+
+
+def _refuse_unknown(given: dict[str, Any], generate_kwargs: Mapping[str, Any]) -> None:
+    for name in set(generate_kwargs) & set(given) - set(_DECODE):
+        if name in _IGNORED or (
+            name in _WITHOUT_EFFECT and given[name] in (None, _WITHOUT_EFFECT[name])
+        ):
+            del given[name]
+        else:
+            raise ConfigError(
+                f"generate_kwargs: ragkv cannot honour {name}={given[name]!r}; it knows "
+                f"do_sample, {', '.join(_DECODE)}"
+            )
+
+
+def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def stop_at(token_ids: Sequence[int], engine: RagKV) -> None:
+    """Add end-of-sequence tokens to the model's generation config."""
+    config = engine.model.generation_config
+    ends = config.eos_token_id
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    config.eos_token_id = list(dict.fromkeys([*known, *token_ids]))
+
+
+def clipped_window(context_window: int, engine: RagKV) -> int:
+    """Return the context window, at most the positions that the model knows."""
+    positions = getattr(engine.model.config, "max_position_embeddings", None)
+    if not positions or positions >= context_window:
+        return context_window
+    _log.warning(
+        "context_window %d is more than the model's %d positions; using those",
+        context_window,
+        positions,
+    )
+    return int(positions)

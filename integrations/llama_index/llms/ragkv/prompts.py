@@ -1,0 +1,58 @@
+"""From LlamaIndex's messages and templates to the text that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llama_index.llms.ragkv.base import RagKVLLM
+
+_CONTEXT = ("context_str", "context", "context_msg")
+_MARK = "\ue000context\ue000"
+
+
+def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
+    """Return what ``llm`` writes before the context when it renders a template.
+
+    System prompt, query wrapper and ``completion_to_prompt`` (or, for a chat model,
+    the chat template) are in it, as in a query engine's prompts.
+
+    Parameters
+    ----------
+    template
+        A text QA template with a ``{context_str}`` field; ``"default"`` is the one
+        that query engines use when they are given none. Any other string is taken
+        as a template's text.
+
+    Raises
+    ------
+    ConfigError
+        The template has no field for the context.
+    """
+    if isinstance(template, str):
+        is_default = template == "default"
+        template = DEFAULT_TEXT_QA_PROMPT_SEL if is_default else PromptTemplate(template)
+    names = [name for name in _CONTEXT if name in template.template_vars]
+    names += [to for name, to in (template.template_var_mappings or {}).items() if name in _CONTEXT]
+    values = {name: f"{{{name}}}" for name in template.template_vars}
+    values |= dict.fromkeys((*names, "context_str"), _MARK)
+    rendered = llm.render_template(template, **values)
+    head, mark, _ = rendered.partition(_MARK)
+    if not mark:
+        raise ConfigError(
+            "sink_from needs a template that writes its field {context_str} as it is; the fields "
+            f"of this one: {', '.join(template.template_vars) or 'none'}"
+        )
+    return head
+
+
+def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """Return messages as chat templates and the engine take them."""
+    return [{"role": message.role.value, "content": message.content or ""} for message in messages]

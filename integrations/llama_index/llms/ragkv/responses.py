@@ -1,0 +1,37 @@
+"""From the engine's completion to LlamaIndex's responses."""
+
+from __future__ import annotations
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    MessageRole,
+)
+
+from ragkv import Completion
+
+
+def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
+    """Return the whole answer with its report; ``usage`` is where token counters look."""
+    report = completion.report.to_dict()
+    usage = {
+        "prompt_tokens": completion.report.prompt_tokens,
+        "completion_tokens": len(completion.token_ids),
+    }
+    raw = {"token_ids": list(completion.token_ids), "usage": usage, "report": report}
+    return CompletionResponse(text=completion.text, delta=delta, additional_kwargs=report, raw=raw)
+
+
+def as_chat(response: CompletionResponse) -> ChatResponse:
+    """Return the same as a chat response.
+
+    The report stays out of the message: chat memories put a message's extras into the
+    next prompt.
+    """
+    return ChatResponse(
+        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=response.additional_kwargs,
+    )

@@ -1,0 +1,133 @@
+"""Where an engine comes from: what it takes to make the same one in another process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.config import MEMORY
+from ragkv.errors import ConfigError
+
+_LOADING = threading.Lock()
+
+
+@dataclass(eq=False)
+class EngineSource:
+    """A model's specification, and the engine once it is loaded.
+
+    Only the specification is pickled: the engine is made again on first use.
+
+    Attributes
+    ----------
+    model_name
+        Hub name or folder; empty is the embedded default.
+    model, tokenizer
+        Loaded objects, used instead of the names. A tokenizer travels as it is, a
+        model is loaded again by its name.
+    device_map, model_kwargs, tokenizer_kwargs
+        As in ``HuggingFaceLLM``; ``device_map="auto"`` without model_kwargs is the first
+        CUDA device, or the CPU.
+    is_shared
+        The engine was given, not made here: its settings are left alone.
+    """
+
+    model_name: str = ""
+    tokenizer_name: str = ""
+    model: Any = None
+    tokenizer: Any = None
+    device_map: Any = "auto"
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)
+    store: Any = None
+    namespace: str = "default"
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
+    on_unsupported: Literal["raise", "full"] = "raise"
+    engine: RagKV | None = None
+    is_shared: bool = False
+
+    def get(self) -> RagKV:
+        """Return the engine, loading it on the first call."""
+        if self.engine is None:
+            with _LOADING:
+                self.engine = self.engine or self._load()
+        return self.engine
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineSource:
+        """Share the engine: a copied LLM uses the same model."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the specification alone.
+
+        Raises
+        ------
+        ConfigError
+            Another process could not load this model, or would not share its store.
+        """
+        if self.is_shared:
+            raise ConfigError(
+                "The LLM was given an engine (kv=...), which worker processes cannot make again. "
+                "Give it the model's name and the store instead (model_name='...', store='...'), "
+                "or run the pipeline without num_workers."
+            )
+        place = self.store.path if isinstance(self.store, StoreConfig) else self.store
+        if place is not None and str(place) == MEMORY:
+            raise ConfigError(
+                "Worker processes cannot see a store in this process's memory. Give the LLM "
+                "a folder (store='...'), or run the pipeline without num_workers."
+            )
+        name = self.model_name or str(getattr(self.model, "name_or_path", ""))
+        if self.model is not None and not name:
+            raise ConfigError(
+                "The LLM holds a loaded model that has no name, so a worker process cannot load "
+                "it. Save it and give the folder as well (model_name='...'), or run the "
+                "pipeline without num_workers."
+            )
+        dtype = {} if self.model is None else {"dtype": self.model.dtype}
+        spec = replace(
+            self, model_name=name, model=None, engine=None, model_kwargs=dtype | self.model_kwargs
+        )
+        return dict(spec.__dict__)
+
+    def _load(self) -> RagKV:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model, tokenizer = self.model, self.tokenizer
+        device, is_one = _device(self.device_map)
+        if model is not None:
+            device = None
+        elif self.model_name and (self.model_kwargs or not is_one):
+            device = None
+            model = AutoModelForCausalLM.from_pretrained(
+                self.model_name, device_map=self.device_map, **self.model_kwargs
+            )
+        name = self.tokenizer_name or self.model_name or getattr(model, "name_or_path", "")
+        is_needed = model is not None or self.tokenizer_name or self.tokenizer_kwargs
+        if tokenizer is None and name and is_needed:
+            tokenizer = AutoTokenizer.from_pretrained(name, **self.tokenizer_kwargs)
+        return RagKV(
+            model if model is not None else self.model_name or None,
+            tokenizer,
+            store=self.store,
+            reuse=self.reuse,
+            namespace=self.namespace,
+            device=device,
+            on_unsupported=self.on_unsupported,
+        )
+
+
+def _device(device_map: Any) -> tuple[str | None, bool]:
+    """Return the one device that a device_map means, and whether it means one."""
+    import torch
+
+    if device_map is None:
+        return None, True
+    if isinstance(device_map, dict) and list(device_map) == [""]:
+        device_map = device_map[""]
+    if device_map == "auto":
+        return ("cuda" if torch.cuda.is_available() else None), True
+    if isinstance(device_map, dict) or device_map in ("balanced", "balanced_low_0", "sequential"):
+        return None, False
+    return str(torch.device(device_map)), True

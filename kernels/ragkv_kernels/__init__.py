@@ -1,0 +1,1 @@
+"""Fast paths of single operations, one file each. Empty so far."""

@@ -1,0 +1,47 @@
+"""ragkv: reuse the KV caches of retrieved chunks, and repair what matters."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ragkv.answer import Completion, CompletionStream, Prefilled
+    from ragkv.config import DecodeConfig, Grouping, ReuseConfig, StoreConfig
+    from ragkv.engine import RagKV
+    from ragkv.report import PrecomputeReport, ReuseReport
+
+_HOMES = {
+    "Completion": "ragkv.answer",
+    "CompletionStream": "ragkv.answer",
+    "DecodeConfig": "ragkv.config",
+    "Grouping": "ragkv.config",
+    "PrecomputeReport": "ragkv.report",
+    "Prefilled": "ragkv.answer",
+    "RagKV": "ragkv.engine",
+    "ReuseConfig": "ragkv.config",
+    "ReuseReport": "ragkv.report",
+    "StoreConfig": "ragkv.config",
+}
+
+__all__ = [
+    "Completion",
+    "CompletionStream",
+    "DecodeConfig",
+    "Grouping",
+    "PrecomputeReport",
+    "Prefilled",
+    "RagKV",
+    "ReuseConfig",
+    "ReuseReport",
+    "StoreConfig",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name, and torch with it, on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ragkv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""Encode at ingestion: each chunk alone, behind the sink, in batches."""

@@ -1,0 +1,110 @@
+"""Compute chunks' caches with the model's own forward pass, behind a shared sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.model.load import LoadedModel
+from ragkv.model.rotary import rotate, unrotate
+from ragkv.prompt.tokens import Tokens
+
+BATCH_TOKENS = 4096
+"""Most tokens that are encoded in one batch, padding included."""
+
+
+def encode_sink(text: str, tokens: Tokens, loaded: LoadedModel) -> ChunkKV:
+    """Encode the shared sink from position 0."""
+    return _encode_batch([(text, tokens)], None, loaded)[0]
+
+
+def encode_chunks(
+    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: LoadedModel
+) -> Iterator[list[ChunkKV]]:
+    """Encode chunks, each alone behind the sink, and yield them batch by batch.
+
+    Chunks of similar length share a batch, padded on the right: under a causal mask
+    padding changes no row before it. Without a sink they start at position 0.
+
+    Parameters
+    ----------
+    chunks
+        Text and tokens of each; none may be empty.
+    sink
+        Rows of :func:`encode_sink`, computed once and shared by the batch.
+    """
+    by_length = sorted(chunks, key=lambda chunk: len(chunk[1]), reverse=True)
+    while by_length:
+        size = max(1, BATCH_TOKENS // len(by_length[0][1]))
+        yield _encode_batch(by_length[:size], sink, loaded)
+        del by_length[:size]
+
+
+@torch.no_grad()
+def _encode_batch(
+    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: LoadedModel
+) -> list[ChunkKV]:
+    device, lengths = loaded.device, [len(tokens) for _, tokens in chunks]
+    ids = torch.zeros((len(chunks), max(lengths)), dtype=torch.long, device=device)
+    for row, (_, tokens) in zip(ids, chunks, strict=True):
+        row[: len(tokens)] = torch.from_numpy(tokens.ids).to(device)
+    cache = DynamicCache()
+    first = 0
+    if sink is not None:
+        first = len(sink)
+        _fill(cache, sink, len(chunks), loaded)
+    positions = torch.arange(first, first + ids.shape[1], device=device)
+    loaded.model(
+        input_ids=ids,
+        position_ids=positions[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    keys, values = _read(cache, first, positions, loaded)
+    return [
+        ChunkKV(
+            text,
+            tokens.ids,
+            tokens.offsets,
+            keys[:, index, :, : len(tokens)].contiguous(),
+            values[:, index, :, : len(tokens)].contiguous(),
+        )
+        for index, (text, tokens) in enumerate(chunks)
+    ]
+
+
+def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: LoadedModel) -> None:
+    """Put the sink's rows, rotated to positions 0.., before every chunk of the batch."""
+    architecture, rotary = loaded.architecture, loaded.rotary
+    if architecture is None or rotary is None:
+        raise ValueError("encoding needs a supported model")
+    positions = torch.arange(len(sink), device=loaded.device)
+    tables = rotary.tables(architecture.rope_kinds, positions)
+    for layer, kind in enumerate(architecture.rope_kinds):
+        keys = rotate(sink.keys[layer].to(loaded.device), tables[kind])
+        values = sink.values[layer].to(loaded.device)
+        cache.update(keys.expand(batch, -1, -1, -1), values.expand(batch, -1, -1, -1), layer)
+
+
+def _read(
+    cache: DynamicCache, first: int, positions: torch.Tensor, loaded: LoadedModel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take the chunks' rows out, keys unrotated.
+
+    Both are ``[layers, batch, kv_heads, tokens, head_dim]``, on the CPU.
+    """
+    architecture, rotary = loaded.architecture, loaded.rotary
+    if architecture is None or rotary is None:
+        raise ValueError("encoding needs a supported model")
+    tables = rotary.tables(architecture.rope_kinds, positions)
+    keys, values = [], []
+    layers: list[Any] = cache.layers  # DynamicCache() has full-length layers only
+    for layer, kind in zip(layers, architecture.rope_kinds, strict=True):
+        keys.append(unrotate(layer.keys[:, :, first:], tables[kind]).cpu())
+        values.append(layer.values[:, :, first:].cpu())
+    return torch.stack(keys), torch.stack(values)

@@ -1,0 +1,39 @@
+"""``ragkv check``: run the invariants on a model and say what holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.cli.console import err, out
+from ragkv.cli.opening import open_engine
+from ragkv.cli.options import AsJson, ModelName
+from ragkv.config import MEMORY
+
+
+def check(model: ModelName = None, as_json: AsJson = False) -> None:
+    """Run the invariants on the model; exit code 1 if one does not hold."""
+    from ragkv.evaluate.check import check_model
+
+    with open_engine(model, store=MEMORY, namespace="check", on_unsupported="full") as kv:
+        with err.status("Comparing with full prefill …"):
+            rows = check_model(kv)
+        name = kv.model_name
+    holds = all(row.holds for row in rows)
+    if as_json:
+        out.print_json(
+            json.dumps({"model": name, "holds": holds, "checks": [asdict(row) for row in rows]})
+        )
+    else:
+        table = Table("what", "holds", "detail", title=escape(name))
+        for row in rows:
+            table.add_row(
+                escape(row.name), "[green]yes[/]" if row.holds else "[red]no[/]", escape(row.detail)
+            )
+        out.print(table)
+    if not holds:
+        raise typer.Exit(1)

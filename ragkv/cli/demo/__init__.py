@@ -1,0 +1,1 @@
+"""``ragkv demo``: one RAG pipeline in each framework, with full prefill and with ragkv."""

@@ -1,0 +1,57 @@
+"""The demo's texts: the Python language reference that every interpreter carries."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Topics that do not contain one another, the shorter ones first. Those left out ("for",
+# "customization", "attribute-access", ...) are sections of these.
+TOPICS = (
+    "comparisons",
+    "assignment",
+    "execmodel",
+    "strings",
+    "import",
+    "calls",
+    "raise",
+    "slicings",
+    "global",
+    "lambda",
+    "power",
+    "binary",
+    "operator-summary",
+    "identifiers",
+    "objects",
+    "integers",
+    "typesmapping",
+    "debugger",
+    "typesseq",
+    "string-methods",
+    "formatstrings",
+    "types",
+    "compound",
+    "specialnames",
+)
+
+
+def corpus_chunks(
+    topics: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
+) -> list[str]:
+    """Split the topics as users split: LangChain's recursive splitter, counting tokens.
+
+    Topics that this version of Python does not have are left out.
+    """
+    from langchain_text_splitters import RecursiveCharacterTextSplitter
+
+    def count(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    splitter = RecursiveCharacterTextSplitter(
+        chunk_size=chunk_tokens, chunk_overlap=0, length_function=count
+    )
+    texts = (pydoc_data.topics.topics.get(topic, "") for topic in topics)
+    return list(dict.fromkeys(chunk for text in texts for chunk in splitter.split_text(text)))

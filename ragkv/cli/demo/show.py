@@ -1,0 +1,68 @@
+"""What the demo prints: answers as they come, a table for each framework, a summary."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.cli.console import out
+
+if TYPE_CHECKING:
+    from ragkv.cli.demo.answer import Figures, Pair
+    from ragkv.cli.demo.run import DemoResult
+
+
+def show_pair(number: int, pair: Pair) -> None:
+    """Print one question with both answers and their times."""
+    out.print(f"\n[bold]{number:2} {escape(pair.question)}[/]", highlight=False)
+    for name, answer in (("full", pair.full), ("ragkv", pair.ragkv)):
+        text = escape(" ".join(answer.text.split()))
+        out.print(f"   [cyan]{name:<5} {answer.ttft_s:5.2f} s[/]  {text}", highlight=False)
+
+
+def show_figures(name: str, figures: Figures) -> None:
+    """Print one framework's questions: where prompt tokens came from, times, agreement."""
+    table = Table(title=f"{name}: time to first token")
+    table.add_column("")
+    for column in ("prompt", "reused", "recomputed", "full s", "ragkv s", "sooner", "agree"):
+        table.add_column(column, justify="right")
+    for number, pair in enumerate(figures.pairs, 1):
+        table.add_row(
+            str(number),
+            str(pair.ragkv.prompt_tokens),
+            str(pair.ragkv.reused_tokens),
+            str(pair.ragkv.recomputed_tokens),
+            f"{pair.full.ttft_s:.2f}",
+            f"{pair.ragkv.ttft_s:.2f}",
+            f"{pair.speedup:.1f} x",
+            f"{pair.agreement:.0%}",
+        )
+    out.print()
+    out.print(table)
+
+
+def show_summary(result: DemoResult) -> None:
+    """Print what it comes to, for each framework."""
+    table = Table(title=f"{escape(result.model)}, {result.chunks} chunks: medians")
+    table.add_column("framework")
+    for column in ("questions", "full s", "ragkv s", "sooner", "first 16 tokens agree"):
+        table.add_column(column, justify="right")
+    for name, figures in result.frameworks.items():
+        table.add_row(
+            name,
+            str(len(figures.pairs)),
+            f"{statistics.median(figures.ttft_full_s):.2f}",
+            f"{statistics.median(figures.ttft_ragkv_s):.2f}",
+            f"{figures.speedup_median:.1f} x",
+            f"{figures.token_agreement:.0%}",
+        )
+    out.print()
+    out.print(table)
+    out.print(
+        "Times run from the call to the first token: finding, loading, choosing and recomputing "
+        "are inside.",
+        style="dim",
+    )

@@ -1,0 +1,39 @@
+"""The entry point: every command, none of their heavy imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ragkv.cli.ask import ask
+from ragkv.cli.check import check
+from ragkv.cli.console import err
+from ragkv.cli.demo.command import demo
+from ragkv.cli.precompute import precompute
+from ragkv.errors import RagKVError
+
+
+class _Commands(TyperGroup):
+    """Shows ragkv's own errors as one line: they say what to do, a traceback does not."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RagKVError as error:
+            err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="KV-cache reuse for RAG: compute every chunk's cache once, answer sooner.",
+)
+app.command()(demo)
+app.command()(precompute)
+app.command()(ask)
+app.command()(check)

@@ -1,0 +1,180 @@
+"""The settings: three frozen dataclasses, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from ragkv.errors import ConfigError
+
+MEMORY = ":memory:"
+"""Store location that keeps everything in memory and nothing on disk."""
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number between {low:g} and {high:g}, not {value!r}")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must lie between {low:g} and {high:g}, not {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a string, not {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Recompute whole windows instead of scattered tokens (CacheClip, section 3).
+
+    Parameters
+    ----------
+    window
+        Length of a window in prompt tokens.
+    threshold
+        With ``mode="threshold"``: a window is recomputed whole if *more than*
+        this many of its tokens were chosen, and not at all otherwise.
+    mode
+        ``"threshold"`` as in the paper, or ``"fill"``: windows are ranked by
+        their mean score and taken until the budget is spent exactly.
+    """
+
+    window: int = 8
+    threshold: int = 5
+    mode: Literal["threshold", "fill"] = "threshold"
+
+    def __post_init__(self) -> None:
+        _check_number("grouping window", self.window, 1, 4096)
+        _check_number("grouping threshold", self.threshold, 0, self.window - 1)
+        _check_choice("grouping mode", self.mode, ("threshold", "fill"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseConfig:
+    """How cached chunks are reused and how much of them is recomputed.
+
+    Parameters
+    ----------
+    method
+        Name of a method: see :func:`ragkv.select.method_names`.
+    recompute_ratio
+        Share of the cached chunk tokens that is recomputed, from 0 (plain
+        reuse) to 1 (exactly full prefill). Tokens that are not cached are
+        always computed and do not count.
+    sink
+        The text that chunks are encoded behind. ``"auto"`` is what the chat
+        template puts before the first user text. The closer to the real
+        prompt's head, the better.
+    grouping
+        Overrides the method's grouping. ``None`` keeps the method's own.
+    auxiliary_model
+        Model that scores tokens for ``cacheclip``: a hub name or a folder.
+        ``None`` is the embedded default, SmolLM2-135M-Instruct.
+    on_miss
+        ``"store"`` encodes chunks that the caller named but that were not
+        stored, after the answer; ``"skip"`` does not.
+    seed
+        Seed of the ``random`` method.
+    """
+
+    method: str = "query"
+    recompute_ratio: float = 0.2
+    sink: str = "auto"
+    grouping: Grouping | None = None
+    auxiliary_model: str | None = None
+    on_miss: Literal["store", "skip"] = "store"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_text("method", self.method)
+        _check_number("recompute_ratio", self.recompute_ratio, 0.0, 1.0)
+        _check_text("sink", self.sink)
+        if self.grouping is not None and not isinstance(self.grouping, Grouping):
+            raise ConfigError(f"grouping must be a Grouping or None, not {self.grouping!r}")
+        if self.auxiliary_model is not None:
+            _check_text("auxiliary_model", self.auxiliary_model)
+        _check_choice("on_miss", self.on_miss, ("store", "skip"))
+        _check_number("seed", self.seed, 0, 2**63 - 1)
+
+    def override(self, **changes: Any) -> Self:
+        """Return a copy with the given fields changed; unknown names raise ConfigError."""
+        known = {field.name for field in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ConfigError(
+                f"unknown reuse setting {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            )
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where chunk caches are kept.
+
+    Parameters
+    ----------
+    path
+        Folder of the store, or ``":memory:"``. ``None`` is the user's cache folder.
+    memory_bytes
+        Budget of the memory tier that stands over the disk, in bytes.
+    disk_bytes
+        Budget of the disk tier in bytes; ``None`` means no limit.
+    read_only
+        Serve from the store without writing to it.
+    """
+
+    path: str | Path | None = None
+    memory_bytes: int = 2 << 30
+    disk_bytes: int | None = None
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path is not None and not isinstance(self.path, str | Path):
+            raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
+        _check_number("memory_bytes", self.memory_bytes, 0, 2**60)
+        if self.disk_bytes is not None:
+            _check_number("disk_bytes", self.disk_bytes, 1, 2**60)
+        if not isinstance(self.read_only, bool):
+            raise ConfigError(f"read_only must be True or False, not {self.read_only!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How tokens are drawn; handed to transformers' ``generate``.
+
+    Parameters
+    ----------
+    max_new_tokens
+        At most this many tokens are generated.
+    temperature
+        0 is greedy decoding.
+    top_p
+        Nucleus sampling: smallest set of tokens with this probability mass.
+    stop
+        Texts at which generation ends; the answer does not contain them.
+    seed
+        Makes sampling repeatable; ``None`` draws from torch's global state.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("max_new_tokens", self.max_new_tokens, 1, 2**31)
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if not isinstance(self.stop, tuple) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
+            raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
+        if self.seed is not None:
+            _check_number("seed", self.seed, 0, 2**63 - 1)

@@ -1,0 +1,1 @@
+"""Generate: transformers' own generation, starting from the repaired cache."""

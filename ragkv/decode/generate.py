@@ -1,0 +1,126 @@
+"""Draw tokens with transformers' ``generate`` and say when the first one came."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation.streamers import BaseStreamer
+
+from ragkv.config import DecodeConfig
+from ragkv.model.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """``token_ids`` drawn, end-of-sequence included, and the clock at the first one."""
+
+    token_ids: list[int]
+    first_token_at: float
+
+
+class _Listener(BaseStreamer):
+    """Notes the time of the first token and hands every token on."""
+
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self.first_at = 0.0
+        self._prompt_seen = False
+        self._on_token = on_token
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt once, then token by token."""
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        token = int(value.reshape(-1)[0])
+        if not self.first_at:
+            self.first_at = time.perf_counter()
+        if self._on_token is not None:
+            self._on_token(token)
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
+def draw(
+    loaded: LoadedModel,
+    ids: npt.NDArray[np.int32],
+    cache: Cache | None,
+    config: DecodeConfig,
+    *,
+    on_token: Callable[[int], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Drawn:
+    """Generate after ``ids`` ``[tokens]``.
+
+    Parameters
+    ----------
+    cache
+        A cache that holds all prompt tokens but the last, or None for a full prefill.
+    on_token
+        Called with every new token id as it is drawn.
+    cancelled
+        Asked after every token; True ends the generation.
+
+    Raises
+    ------
+    RuntimeError
+        The cache's length does not fit the prompt: transformers would feed tokens
+        again or drop the cache without saying so.
+    """
+    if cache is not None and cache.get_seq_length() != len(ids) - 1:
+        raise RuntimeError(
+            f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
+        )
+    prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
+    listener = _Listener(on_token)
+
+    def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), cancelled(), device=input_ids.device)
+
+    devices = [loaded.device] if loaded.device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=config.seed is not None):
+        if config.seed is not None:
+            torch.manual_seed(config.seed)
+        generate: Any = loaded.model.generate
+        out = generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=cache,
+            generation_config=_generation_config(loaded, config),
+            stopping_criteria=StoppingCriteriaList([stop]),
+            **({"tokenizer": loaded.tokenizer} if config.stop else {}),
+            streamer=listener,
+        )
+    return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
+
+
+def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
+    """The model's own generation configuration with the request's settings on top."""
+    base: Any = copy.deepcopy(loaded.model.generation_config)
+    sampling = config.temperature > 0
+    base.update(
+        max_new_tokens=config.max_new_tokens,
+        max_length=None,
+        do_sample=sampling,
+        temperature=config.temperature if sampling else None,
+        top_p=config.top_p if sampling else None,
+        top_k=0 if sampling else None,
+        stop_strings=list(config.stop) or None,
+        num_beams=1,
+        use_cache=True,
+        return_dict_in_generate=False,
+    )
+    if base.pad_token_id is None:
+        eos = base.eos_token_id
+        base.pad_token_id = eos[0] if isinstance(eos, list) else eos
+    config_out: GenerationConfig = base
+    return config_out

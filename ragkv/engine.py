@@ -1,0 +1,334 @@
+"""RagKV: precompute chunks, find them in prompts, place, repair, decode."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from ragkv.answer import Completion, CompletionStream, Prefilled, Speak
+from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.corpus import Corpus, Sink
+from ragkv.decode.full import full_prefill
+from ragkv.decode.generate import draw
+from ragkv.decode.text import TextPieces
+from ragkv.errors import ConfigError, StoreError
+from ragkv.model.embedded import EMBEDDED
+from ragkv.model.load import LoadedModel, load_model
+from ragkv.prompt.render import Message, Prompt, chat_head, template_head
+from ragkv.recompute.forward import subset_forward
+from ragkv.repair import Repaired, Repairer
+from ragkv.report import Clock, PrecomputeReport
+from ragkv.select import get_method
+from ragkv.select.auxiliary import Auxiliary
+from ragkv.store import open_store
+
+_log = logging.getLogger(__name__)
+
+
+class RagKV:
+    """A language model that answers from precomputed chunk caches.
+
+    Parameters
+    ----------
+    model
+        A hub name or folder, a loaded transformers model (then with its tokenizer),
+        or None: the embedded default, SmolLM2-135M-Instruct.
+    store
+        A folder or a StoreConfig; None is the user's cache folder, ``":memory:"``
+        memory alone.
+    reuse
+        How chunks are reused; any call can override its fields.
+    namespace
+        Entries of another namespace are never seen.
+    device, dtype
+        Where and as what the model runs; None leaves it as it is.
+    on_unsupported
+        ``"full"`` serves a model whose caches cannot be moved exactly by ordinary
+        full prefill instead of raising.
+
+    Raises
+    ------
+    ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        store: str | Path | StoreConfig | None = None,
+        reuse: ReuseConfig = ReuseConfig(),  # noqa: B008  frozen
+        namespace: str = "default",
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        on_unsupported: Literal["raise", "full"] = "raise",
+    ) -> None:
+        if not isinstance(reuse, ReuseConfig):
+            raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
+        get_method(reuse.method)
+        self.reuse = reuse
+        self.namespace = namespace
+        self._loaded = load_model(
+            model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
+        )
+        self._lock = threading.RLock()
+        self._store = open_store(store, namespace)
+        self._corpus = Corpus(self._loaded, self._store, self._lock)
+        self._repairer = Repairer(self._corpus, self._auxiliary)
+        self._auxiliaries: dict[str, tuple[Corpus, Sink]] = {}
+        self._named: dict[str, None] = {}
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
+
+    # ---- ingestion
+
+    def precompute(
+        self, texts: Iterable[str], *, show_progress: bool = False, **overrides: Any
+    ) -> PrecomputeReport:
+        """Encode the chunks that are not stored yet.
+
+        Raises
+        ------
+        StoreFullError
+            The disk or quota is full; what was stored before remains.
+        """
+        config = self._configured(overrides)
+        if not self.supported:
+            return PrecomputeReport()
+        chunks = texts if isinstance(texts, str) else list(texts)
+        report = self._corpus.encode(chunks, self._sink(config), show_progress=show_progress)
+        if get_method(config.method).auxiliary:
+            corpus, sink = self._auxiliary_corpus(config)
+            corpus.encode(chunks, sink, show_progress=show_progress)
+        return report
+
+    def contains(self, text: str, **overrides: Any) -> bool:
+        """Whether the chunk can be reused: stored for this model behind this sink."""
+        config = self._configured(overrides)
+        return self.supported and self._corpus.contains(text, self._sink(config))
+
+    def forget(self, text: str) -> bool:
+        """Remove a chunk from the store; return whether it was there."""
+        return self._corpus.forget(text)
+
+    def prefetch(self, texts: Sequence[str]) -> None:
+        """Name the chunks that were retrieved; start loading them in the background.
+
+        Those that are not stored are encoded after the next answer whose prompt
+        contains them, unless ``on_miss`` is ``"skip"``.
+        """
+        if not self.supported:
+            return
+        sink = self._sink(self.reuse)
+        named = [text.strip() for text in texts]
+        self._named.update(dict.fromkeys(named))
+        for text in named:
+            self._background.submit(self._corpus.get, text, sink)
+
+    def wait(self) -> None:
+        """Return when all background loading and encoding is done."""
+        self._background.submit(lambda: None).result()
+
+    # ---- answering
+
+    def prefill(self, prompt: Prompt, **overrides: Any) -> Prefilled:
+        """Repair the prompt's cache and return the next token's logits."""
+        clock = Clock()
+        config = self._configured(overrides)
+        with self._turn(clock):
+            ready = self._repairer.prepare(prompt, config, self._sink, clock)
+            logits: torch.Tensor | None = None
+            cache: Cache | None = ready.cache
+            if cache is not None:
+                with clock.step("recompute"):
+                    logits = self._repairer.recompute(ready, hold_last=False)
+            if cache is None or logits is None:
+                logits, cache = full_prefill(self._loaded, ready.ids)
+            report = ready.report(config, clock, time.perf_counter())
+        self._after(ready, config)
+        return Prefilled(logits, ready.ids.tolist(), cache, report)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        **overrides: Any,
+    ) -> Completion:
+        """Answer a prompt: a string (completed verbatim) or a list of chat messages.
+
+        ``overrides`` are fields of ReuseConfig, for this call alone.
+        """
+        clock = Clock()
+        config = self._configured(overrides)
+        decode = DecodeConfig(max_new_tokens, temperature, top_p, _stops(stop), seed)
+        return self._complete(prompt, config, decode, clock)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        **overrides: Any,
+    ) -> CompletionStream:
+        """Answer like :meth:`generate`, piece by piece."""
+        clock = Clock()
+        config = self._configured(overrides)
+        decode = DecodeConfig(max_new_tokens, temperature, top_p, _stops(stop), seed)
+        return CompletionStream(
+            lambda speak, cancelled: self._complete(
+                prompt, config, decode, clock, speak=speak, cancelled=cancelled
+            )
+        )
+
+    def _complete(
+        self,
+        prompt: Prompt,
+        config: ReuseConfig,
+        decode: DecodeConfig,
+        clock: Clock,
+        *,
+        speak: Speak = lambda _: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Completion:
+        pieces = TextPieces(self.tokenizer, decode.stop)
+        with self._turn(clock):
+            ready = self._repairer.prepare(prompt, config, self._sink, clock)
+            if ready.cache is not None:
+                with clock.step("recompute"):
+                    self._repairer.recompute(ready, hold_last=True)
+            drawn = draw(
+                self._loaded,
+                ready.ids,
+                ready.cache,
+                decode,
+                on_token=lambda token: speak(pieces.feed(token)),
+                cancelled=cancelled,
+            )
+            report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
+        speak(pieces.finish())
+        self._after(ready, config)
+        return Completion(pieces.text(), drawn.token_ids, report)
+
+    def _after(self, ready: Repaired, config: ReuseConfig) -> None:
+        """Encode, in the background, what the prompt needed and the store did not have."""
+        missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
+        for text in missed:
+            self._named.pop(text, None)
+        if missed and config.on_miss == "store" and self.supported:
+            self._background.submit(self._heal, missed, self._sink(config))
+
+    def _heal(self, texts: list[str], sink: Sink) -> None:
+        try:
+            self._corpus.encode(texts, sink)
+        except StoreError as error:
+            _log.warning("missed chunks were not stored: %s", error)
+
+    @contextmanager
+    def _turn(self, clock: Clock) -> Iterator[None]:
+        """Wait for the model; one request uses it at a time."""
+        with clock.step("wait"):
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # ---- what is configured
+
+    def sink_from(self, template: str | Sequence[Message]) -> str:
+        """Return the text that a prompt template puts before its first field."""
+        return template_head(template, self.tokenizer)
+
+    def _sink(self, config: ReuseConfig) -> Sink:
+        if not get_method(config.method).sink:
+            return self._corpus.sink("")
+        text = chat_head(self.tokenizer) if config.sink == "auto" else config.sink
+        return self._corpus.sink(text)
+
+    def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
+        config = self.reuse.override(**overrides) if overrides else self.reuse
+        get_method(config.method)
+        return config
+
+    def _auxiliary(self, config: ReuseConfig) -> Auxiliary:
+        corpus, sink = self._auxiliary_corpus(config)
+        keep = config.on_miss == "store"
+        return Auxiliary(
+            corpus.loaded,
+            sink.rows,
+            lambda text: corpus.get_or_encode(text, sink, keep=keep),
+            subset_forward,
+        )
+
+    def _auxiliary_corpus(self, config: ReuseConfig) -> tuple[Corpus, Sink]:
+        name = config.auxiliary_model or EMBEDDED
+        if name not in self._auxiliaries:
+            corpus = self._corpus
+            if name != self.model_name:
+                loaded = load_model(name, None, device="cpu")
+                corpus = Corpus(loaded, self._store, self._lock)
+            self._auxiliaries[name] = corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
+        return self._auxiliaries[name]
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with all that ragkv knows of it."""
+        return self._loaded
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._loaded.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        """Hub name, folder, or class name of a model without one."""
+        return self._loaded.name
+
+    @property
+    def supported(self) -> bool:
+        """Whether chunks can be reused with this model."""
+        return self._loaded.architecture is not None
+
+    @property
+    def unsupported_reason(self) -> str:
+        """Why chunks cannot be reused; empty if they can."""
+        return self._loaded.unsupported
+
+    def close(self) -> None:
+        """Finish background work and release the store."""
+        self._background.shutdown(wait=True)
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)

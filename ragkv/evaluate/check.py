@@ -1,0 +1,116 @@
+"""The invariants, on the model that is actually loaded."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from dataclasses import dataclass
+
+import torch
+
+from ragkv.decode.full import full_prefill
+from ragkv.engine import RagKV
+from ragkv.model.architecture import backbone_of
+from ragkv.model.rotary import RotaryTables, rotate, unrotate
+from ragkv.prompt.tokens import IntArray
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
+"""Largest difference of two logits that passes as rounding, in their standard deviations."""
+_QUESTION = "\n\nWhat does the text above describe?"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One invariant: its name, whether it holds, and what was measured."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+def check_model(kv: RagKV) -> list[CheckRow]:
+    """Run the invariants on the engine's model, in a store of their own in memory.
+
+    Returns
+    -------
+    list of CheckRow
+        For an unsupported model a single row with the reason.
+    """
+    if not kv.supported:
+        return [CheckRow("caches can be moved", holds=False, detail=kv.unsupported_reason)]
+    words = pydoc_data.topics.topics["assignment"].split()
+    chunks = [" ".join(words[at : at + 90]) for at in (0, 90, 180)]
+    with RagKV(kv.model, kv.tokenizer, store=":memory:") as scratch:
+        scratch.precompute(chunks)
+        return [
+            CheckRow("caches can be moved", holds=True, detail=_kinds(scratch)),
+            _rotation(scratch),
+            _same_as_full("everything recomputed = full prefill", scratch, chunks, 1.0),
+            _same_as_full("one chunk behind the sink = full prefill", scratch, chunks[:1], 0.0),
+            _ordinary_ids(scratch, chunks),
+            _repair_helps(scratch, chunks),
+        ]
+
+
+def _prompt(kv: RagKV, chunks: list[str]) -> str:
+    """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
+    head = kv.sink_from([{"role": "user", "content": "{context}"}]) if _chats(kv) else ""
+    return head + "\n\n".join(chunks) + _QUESTION
+
+
+def _chats(kv: RagKV) -> bool:
+    return bool(kv.tokenizer.chat_template)
+
+
+def _kinds(kv: RagKV) -> str:
+    config = kv.model.config
+    return f"{config.model_type}, {config.num_hidden_layers} layers, {kv.model.dtype}"
+
+
+def _rotation(kv: RagKV) -> CheckRow:
+    """Un-rotating and rotating again changes nothing but rounding."""
+    rotary = RotaryTables(backbone_of(kv.model).rotary_emb)
+    kinds = set(getattr(kv.model.config, "layer_types", None) or [""])
+    worst = 0.0
+    for kind in kinds:
+        table = rotary.at(kind, torch.arange(64, device=kv.model.device))
+        keys = torch.randn(64, table[0].shape[-1] * 2, device=kv.model.device)
+        worst = max(worst, float((unrotate(rotate(keys, table), table) - keys).abs().max()))
+    return CheckRow("rotation can be undone", worst < 1e-4, f"largest error {worst:.1e}")
+
+
+def _distance(kv: RagKV, logits: torch.Tensor, ids: list[int]) -> float:
+    """Largest difference to a full prefill, in standard deviations of its logits."""
+    loaded_ids: IntArray = torch.tensor(ids, dtype=torch.int32).numpy()
+    full, _ = full_prefill(kv.loaded, loaded_ids)
+    return float((logits - full).abs().max() / full.std())
+
+
+def _same_as_full(name: str, kv: RagKV, chunks: list[str], ratio: float) -> CheckRow:
+    out = kv.prefill(_prompt(kv, chunks), recompute_ratio=ratio, method="query")
+    far = _distance(kv, out.logits, out.token_ids)
+    known = out.report.reused_tokens + out.report.recomputed_tokens
+    holds = far < _TOLERANCE.get(kv.model.dtype, 3e-1) and known > 0
+    return CheckRow(name, holds, f"{far:.1e} standard deviations apart, {known} tokens known")
+
+
+def _ordinary_ids(kv: RagKV, chunks: list[str]) -> CheckRow:
+    prompt = _prompt(kv, chunks)
+    ids = kv.prefill(prompt).token_ids
+    bos = str(kv.tokenizer.bos_token or "\0")
+    ordinary = kv.tokenizer(prompt, add_special_tokens=not prompt.startswith(bos))["input_ids"]
+    text = kv.tokenizer.decode(ids, skip_special_tokens=False)
+    holds = list(ordinary) == ids and chunks[0] in text
+    return CheckRow("token ids are the ordinary ones", holds, f"{len(ids)} tokens")
+
+
+def _repair_helps(kv: RagKV, chunks: list[str]) -> CheckRow:
+    """Recomputing 20 % is not further from full prefill than plain reuse."""
+    far = {}
+    for method in ("reuse", "query"):
+        out = kv.prefill(_prompt(kv, chunks[::-1]), recompute_ratio=0.2, method=method)
+        far[method] = _distance(kv, out.logits, out.token_ids)
+    return CheckRow(
+        "repair comes closer than plain reuse",
+        far["query"] <= far["reuse"],
+        f"{far['query']:.2f} against {far['reuse']:.2f} standard deviations",
+    )

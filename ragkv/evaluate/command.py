@@ -1,0 +1,201 @@
+"""``ragkv eval``: options, then one call each to what the other files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from rich.console import Console
+
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ragkv.evaluate.data import DataSet
+    from ragkv.evaluate.summary import Evaluation
+
+DEFAULT_METHODS = "query,cacheclip,epic,random,reuse"
+
+
+def evaluate_command(
+    *,
+    data: Annotated[
+        Path | None, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub name or folder; default: the embedded model.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = DEFAULT_METHODS,
+    ratio: Annotated[str, typer.Option(help="Comma-separated shares to recompute.")] = "0.2",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws examples, needles and intervals.")] = 0,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the result here; an interrupted run is resumed."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")
+    ] = None,
+    needles: Annotated[
+        str | None,
+        typer.Option(help="Instead of --data: single, multikey, multivalue, multiquery or all."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Needles: tokens of prompt and answer together.")
+    ] = 4096,
+    haystack: Annotated[
+        Path | None, typer.Option(help="Needles: the text; default: Python's reference.")
+    ] = None,
+    needle_values: Annotated[
+        str, typer.Option(help="Needles: numbers, words or uuids are hidden.")
+    ] = "numbers",
+    strict: Annotated[
+        bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
+    ] = True,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--fresh",
+            help="Add to a complete run's measurements, or start anew in any case.",
+            show_default="interrupted runs are resumed",
+        ),
+    ] = None,
+    time_in_turn: Annotated[
+        bool,
+        typer.Option(
+            "--time-in-turn/--time-once",
+            help="A full prefill before every method's, or one an example (faster).",
+        ),
+    ] = True,
+    auxiliary_model: Annotated[
+        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+) -> None:
+    """Compare methods with full attention: answers, fidelity and time to first token."""
+    from ragkv.evaluate.summary import Evaluation
+
+    _check_options(data, needles, json_path, plot, chart)
+    console = Console()
+    if chart is not None:
+        _show(console, Evaluation.load(chart), plot)
+        return
+
+    from ragkv import RagKV, ReuseConfig
+    from ragkv.evaluate.run import evaluate
+
+    examples = _read(data, strict=strict) if data is not None else None
+    with RagKV(
+        model,
+        store=":memory:",
+        reuse=ReuseConfig(auxiliary_model=auxiliary_model, seed=seed),
+        device=device,
+        dtype=dtype,
+    ) as kv:
+        if examples is None:
+            examples = _build(
+                kv.tokenizer,
+                needles or "",
+                tokens=tokens,
+                limit=limit,
+                seed=seed,
+                haystack=haystack,
+                values=needle_values,
+            )
+        try:
+            evaluation = evaluate(
+                kv,
+                examples.pick(limit, seed) if data is not None else examples,
+                methods=_split(methods),
+                ratios=_numbers(ratio),
+                seed=seed,
+                records=json_path.with_suffix(".rows.jsonl") if json_path else None,
+                resume=resume,
+                strict=strict,
+                time_in_turn=time_in_turn,
+                show_progress=True,
+            )
+        except KeyboardInterrupt:
+            if json_path is not None:
+                console.print("Interrupted. The same command goes on from here.")
+            raise typer.Exit(130) from None
+    if json_path is not None:
+        evaluation.save(json_path)
+    _show(console, evaluation, plot)
+
+
+def _check_options(
+    data: Path | None,
+    needles: str | None,
+    json_path: Path | None,
+    plot: Path | None,
+    chart: Path | None,
+) -> None:
+    if sum(option is not None for option in (data, needles, chart)) != 1:
+        raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
+    for path in (json_path, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"there is no folder {path.absolute().parent}")
+
+
+def _read(path: Path, *, strict: bool) -> DataSet:
+    from ragkv.evaluate.data import read_data
+
+    data = read_data(path, strict=strict)
+    errors = Console(stderr=True)
+    for problem in data.problems:
+        errors.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
+    return data
+
+
+def _build(
+    tokenizer: PreTrainedTokenizerBase,
+    kinds: str,
+    *,
+    tokens: int,
+    limit: int | None,
+    seed: int,
+    haystack: Path | None,
+    values: str,
+) -> DataSet:
+    from ragkv.evaluate.data import DataSet
+    from ragkv.evaluate.haystack import default_haystack, read_haystack
+    from ragkv.evaluate.needles import NeedleKind, NeedleSpec, build_needles
+
+    text = read_haystack(haystack) if haystack is not None else default_haystack()
+    names = get_args(NeedleKind) if kinds == "all" else _split(kinds)
+    if not names:
+        raise ConfigError(f"--needles takes {', '.join(get_args(NeedleKind))} or all")
+    specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
+    count = limit if limit is not None else 20
+    examples = [
+        example
+        for spec in specs
+        for example in build_needles(text, tokenizer, spec, count=count, seed=seed)
+    ]
+    return DataSet(f"needles-{kinds.replace(',', '-')}-{tokens}", tuple(examples))
+
+
+def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
+    from ragkv.evaluate.chart import save_chart
+    from ragkv.evaluate.table import table
+
+    console.print(table(evaluation))
+    if plot is not None:
+        save_chart(evaluation, plot)
+        console.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in _split(text)]
+    except ValueError as error:
+        raise ConfigError(f"--ratio takes numbers such as 0.1,0.2, not {text!r}") from error

@@ -1,0 +1,101 @@
+"""How near a method's next-token distributions are to full attention's.
+
+The full prefill's greedy answer is the yardstick: its first tokens are fed, whatever the
+method would have said itself, on the method's repaired cache, and the distributions at
+every position are compared (teacher forcing). Position 0 is the prompt's last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ragkv import Prefilled, RagKV
+
+FIDELITY_TOKENS = 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reference:
+    """Full attention's greedy answer.
+
+    Attributes
+    ----------
+    token_ids
+        Its first tokens, an end-of-text token included.
+    log_probs
+        ``[tokens, vocab]``, float64, on the CPU: the distribution each was drawn from.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """A method against the reference.
+
+    ``kl`` is the mean of ``KL(full || method)`` over positions, in nats; ``agreement``
+    the share of positions at which the method's most likely token is the reference's.
+    """
+
+    kl: float
+    agreement: float
+
+
+@torch.inference_mode()
+def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS) -> Reference:
+    """Decode greedily from a full prefill, which is used up: its cache grows.
+
+    Stops behind an end-of-text token, or after ``tokens`` tokens.
+    """
+    ends = _end_tokens(kv)
+    token_ids: list[int] = []
+    rows = [prefilled.logits]
+    while True:
+        token_ids.append(int(rows[-1].argmax()))
+        if len(token_ids) == tokens or token_ids[-1] in ends:
+            break
+        rows.append(_continue(kv, prefilled, token_ids[-1:], done=len(token_ids) - 1)[-1])
+    return Reference(tuple(token_ids), _log_probs(torch.stack([row.float() for row in rows])))
+
+
+@torch.inference_mode()
+def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
+    """Feed the reference's tokens on a method's cache, which is used up, and compare."""
+    rows = prefilled.logits[None].float()
+    if len(against.token_ids) > 1:
+        fed = _continue(kv, prefilled, against.token_ids[:-1], done=0)
+        rows = torch.cat([rows, fed.to(rows.device)])
+    log_probs = _log_probs(rows)
+    full = against.log_probs
+    kl = torch.nn.functional.kl_div(log_probs, full, reduction="none", log_target=True).sum(-1)
+    wanted = torch.tensor(against.token_ids)
+    agreement = (log_probs.argmax(-1) == wanted).double().mean()
+    return Fidelity(kl=max(0.0, float(kl.mean())), agreement=float(agreement))
+
+
+def _continue(
+    kv: RagKV, prefilled: Prefilled, token_ids: Iterable[int], *, done: int
+) -> torch.Tensor:
+    """Run tokens behind the prompt and ``done`` answer tokens; return ``[tokens, vocab]``."""
+    device = prefilled.logits.device
+    ids = torch.tensor([list(token_ids)], device=device)
+    start = len(prefilled.token_ids) + done
+    positions = torch.arange(start, start + ids.shape[1], device=device)[None]
+    out = kv.model(input_ids=ids, position_ids=positions, past_key_values=prefilled.cache)
+    return out.logits[0].float()  # type: ignore[no-any-return]
+
+
+def _log_probs(logits: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(logits.cpu().double(), dim=-1)
+
+
+def _end_tokens(kv: RagKV) -> frozenset[int]:
+    configured = getattr(kv.model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured, kv.tokenizer.eos_token_id]
+    return frozenset(token for token in ids if token is not None)

@@ -1,0 +1,128 @@
+"""Finished measurements on disk, one JSON line each, so that a run can be taken up again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ragkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_END = {"complete": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One example under one method and ratio.
+
+    ``key`` names everything that the measurement depends on; ``ttft_full_s`` is the full
+    prefill measured right before it, in seconds.
+    """
+
+    key: str
+    id: str
+    method: str
+    ratio: float
+    answer: str
+    score: float
+    exact_match: float | None
+    kl: float
+    agreement: float
+    share_recomputed: float
+    prompt_tokens: int
+    ttft_s: float
+    ttft_full_s: float
+
+
+class RecordFile:
+    """Append-only JSONL of records.
+
+    Opening takes up an interrupted run's records and starts anew over a complete run's.
+    A last line that an interruption tore is dropped.
+
+    Parameters
+    ----------
+    path
+        The file, or None to keep nothing on disk.
+    resume
+        True also takes up a complete run's records, False starts anew in any case.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be written, or is not a file of records.
+    """
+
+    def __init__(self, path: Path | None, *, resume: bool | None = None) -> None:
+        self._path = path
+        self._known: dict[str, Record] = {}
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            records, complete = (
+                _read(path) if path.exists() and resume is not False else ([], False)
+            )
+            if complete and resume is None:
+                records = []
+            self._known = {record.key: record for record in records}
+            temporary = path.with_name(f"{path.name}.tmp")
+            temporary.write_text("".join(map(_line, records)), encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+        if records:
+            _log.info("taking up %d finished measurements from %s", len(records), path)
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of this key, if it is there."""
+        return self._known.get(key)
+
+    def add(self, record: Record) -> None:
+        """Keep a record; it is on disk when this returns."""
+        self._known[record.key] = record
+        self._append(_line(record))
+
+    def finish(self) -> None:
+        """Mark the run complete: the next one over this file starts anew."""
+        self._append(json.dumps(_END) + "\n")
+
+    def _append(self, line: str) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as out:
+                out.write(line)
+                out.flush()
+                os.fsync(out.fileno())
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> tuple[list[Record], bool]:
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    records: list[Record] = []
+    complete = False
+    names = {field.name for field in fields(Record)}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row: dict[str, Any] = json.loads(line)
+        except ValueError:
+            row = {}
+        if row == _END:
+            complete = True
+        elif isinstance(row, dict) and row.keys() == names:
+            records.append(Record(**row))
+            complete = False
+        else:
+            raise ConfigError(
+                f"{path}:{number} is not a record of `ragkv eval`: remove the file or choose"
+                " another --json"
+            )
+    return records, complete

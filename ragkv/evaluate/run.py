@@ -1,0 +1,121 @@
+"""Methods x ratios x examples: answer, fidelity and time of each, and their summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm.auto import tqdm
+
+from ragkv.errors import ConfigError, PromptTooLongError
+from ragkv.evaluate.data import DataSet
+from ragkv.evaluate.measure import FULL, Setting, Subject
+from ragkv.evaluate.records import Record, RecordFile
+from ragkv.evaluate.summary import Evaluation, summarise
+from ragkv.select import get_method
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+
+_log = logging.getLogger(__name__)
+
+
+def grid(methods: Sequence[str], ratios: Sequence[float]) -> list[Setting]:
+    """Return the (method, ratio) pairs to measure: ``full`` first, each once.
+
+    A method that chooses no tokens stands once: at 1 if it reuses nothing, else at 0.
+
+    Raises
+    ------
+    UnknownMethodError
+        A method does not exist.
+    ConfigError
+        No method is named, or one needs a ratio and none is given.
+    """
+    if not methods:
+        raise ConfigError("name at least one method to evaluate")
+    out: list[Setting] = [(FULL, 1.0)]
+    for name in methods:
+        method = get_method(name)
+        if method.score is None:
+            out.append((name, 1.0 if method.reuse == "none" else 0.0))
+        elif not ratios:
+            raise ConfigError(f"method {name} needs at least one ratio")
+        else:
+            out.extend((name, float(ratio)) for ratio in ratios)
+    return list(dict.fromkeys(out))
+
+
+def evaluate(
+    kv: RagKV,
+    data: DataSet,
+    *,
+    methods: Sequence[str],
+    ratios: Sequence[float] = (0.2,),
+    seed: int = 0,
+    records: str | Path | None = None,
+    resume: bool | None = None,
+    strict: bool = True,
+    time_in_turn: bool = True,
+    show_progress: bool = False,
+) -> Evaluation:
+    """Measure methods against full prefill on a data set.
+
+    Each example's chunks are precomputed behind the head of its task's prompt. Fidelity
+    is taken over the full answer's first 16 tokens, see :mod:`ragkv.evaluate.fidelity`.
+
+    Parameters
+    ----------
+    methods, ratios
+        As in :class:`ragkv.ReuseConfig`; ``full`` is always measured too.
+    seed
+        Of the bootstrap intervals.
+    records
+        JSONL of single measurements: an interrupted run over it is taken up again.
+    resume
+        True also adds to a complete run's records, False starts anew in any case.
+    strict
+        Raise for a prompt that the model cannot hold; otherwise warn and leave it out.
+    time_in_turn
+        Measure a full prefill before every method's, not one an example, so that both
+        see the same state of the machine.
+
+    Raises
+    ------
+    ConfigError
+        A method or ratio does not exist, or no example could be measured.
+    PromptTooLongError
+        See ``strict``.
+    """
+    settings = grid(methods, ratios)
+    for method, ratio in settings:
+        kv.reuse.override(method=method, recompute_ratio=ratio)
+    file = RecordFile(Path(records) if records is not None else None, resume=resume)
+    bar = tqdm(total=len(data.examples) * len(settings), disable=not show_progress, desc=data.name)
+    done: list[Record] = []
+    measured = 0
+    with bar:
+        for example in data.examples:
+            subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
+            try:
+                for method, ratio in settings:
+                    bar.set_postfix_str(f"{method} {ratio:g}", refresh=False)
+                    key = subject.key(method, ratio)
+                    record = file.get(key)
+                    if record is None:
+                        record = subject.measure(method, ratio)
+                        file.add(record)
+                    done.append(record)
+                    bar.update()
+                measured += 1
+            except PromptTooLongError as error:
+                if strict:
+                    raise
+                done = [record for record in done if record.id != example.id]
+                _log.warning("example %s is left out: %s", example.id, error)
+    if not measured:
+        raise ConfigError(f"no example of {data.name} fits the model")
+    file.finish()
+    return Evaluation(kv.model_name, data.name, measured, summarise(done, seed=seed))

@@ -1,0 +1,137 @@
+"""From single measurements to one row a method and ratio, with intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragkv.errors import ConfigError
+from ragkv.evaluate.bootstrap import Array, interval, mean, median, ratio_of_sums
+from ragkv.evaluate.records import Record
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method at one ratio, over all examples.
+
+    Attributes
+    ----------
+    score, score_answerable
+        Mean task score, over all examples and over those that full attention answers
+        (score above 0).
+    retention
+        ``score_answerable`` as a share of full attention's.
+    kl, agreement, share_recomputed
+        Means over examples.
+    ttft_s, speedup
+        Medians over examples; the speed-up is each example's full TTFT over its own.
+    ci95
+        95 % bootstrap interval by field name. A figure that no example supports is None
+        and has no interval.
+    """
+
+    method: str
+    ratio: float
+    score: float | None
+    score_answerable: float | None
+    retention: float | None
+    kl: float | None
+    agreement: float | None
+    share_recomputed: float | None
+    ttft_s: float | None
+    speedup: float | None
+    ci95: dict[str, Interval] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome of a run: what ``ragkv eval --json`` writes."""
+
+    model: str
+    data: str
+    examples: int
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types."""
+        return asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read or is not an evaluation.
+        """
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            rows = [
+                Row(**{**row, "ci95": {k: tuple(v) for k, v in row["ci95"].items()}})
+                for row in saved["rows"]
+            ]
+            return cls(saved["model"], saved["data"], saved["examples"], tuple(rows))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is not an evaluation by `ragkv eval`: {error}") from error
+
+
+def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
+    """Return one row for every method and ratio, in order of appearance.
+
+    Parameters
+    ----------
+    records
+        Measurements; every example's must include method ``full``.
+    seed
+        Of the bootstrap.
+    """
+    full = {record.id: record.score for record in records if record.method == "full"}
+    groups: dict[tuple[str, float], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.method, record.ratio), []).append(record)
+    return tuple(
+        _row(method, ratio, group, np.array([full[record.id] for record in group]), seed)
+        for (method, ratio), group in groups.items()
+    )
+
+
+def _row(method: str, ratio: float, group: list[Record], full: Array, seed: int) -> Row:
+    def column(name: str) -> Array:
+        return np.array([getattr(record, name) for record in group], dtype=np.float64)
+
+    score, answerable = column("score"), (full > 0).astype(np.float64)
+    statistics: dict[str, tuple[Callable[..., Array], tuple[Array, ...]]] = {
+        "score": (mean, (score,)),
+        "score_answerable": (ratio_of_sums, (score * answerable, answerable)),
+        "retention": (ratio_of_sums, (score * answerable, full * answerable)),
+        "kl": (mean, (column("kl"),)),
+        "agreement": (mean, (column("agreement"),)),
+        "share_recomputed": (mean, (column("share_recomputed"),)),
+        "ttft_s": (median, (column("ttft_s"),)),
+        "speedup": (median, (column("ttft_full_s") / column("ttft_s"),)),
+    }
+    values: dict[str, float | None] = {}
+    ci95: dict[str, Interval] = {}
+    for name, (statistic, columns) in statistics.items():
+        value = float(statistic(*columns))
+        values[name] = None if math.isnan(value) else value
+        ends = interval(statistic, *columns, seed=seed)
+        if ends is not None and not math.isnan(value):
+            ci95[name] = ends
+    return Row(method=method, ratio=ratio, ci95=ci95, **values)

@@ -1,0 +1,143 @@
+"""What a model's caches look like, or the reason why they cannot be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ragkv.errors import UnsupportedModelError
+
+VERIFIED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3"})
+"""Model types whose exactness the test suite proves; others are checked when loaded."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MEND = "Load it with on_unsupported='full' to serve it by ordinary full prefill."
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The shape of a model's KV cache and the kinds of its layers.
+
+    Attributes
+    ----------
+    layers, kv_heads, head_dim
+        Shape of the cache: ``[layers, kv_heads, tokens, head_dim]``.
+    windows
+        Per layer: sliding window in tokens (a query sees this many keys, itself
+        included), or None for full attention.
+    rope_kinds
+        Per layer: name of its rotary table; ``""`` where the model has one table.
+    position_limit
+        First position at which the rotary table changes (longrope), or None.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    rope_kinds: tuple[str, ...]
+    position_limit: int | None = None
+
+
+def backbone_of(model: PreTrainedModel) -> Any:
+    """Return the decoder stack under the language-model head."""
+    return model.get_decoder()  # type: ignore[no-untyped-call]
+
+
+def describe(model: PreTrainedModel) -> Architecture:
+    """Read a model's architecture from its configuration and modules.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Its caches cannot be moved exactly; the message names the mechanism.
+    """
+    config = model.config
+    _refuse_foreign_mechanisms(model, config)
+    backbone = backbone_of(model)
+    kinds = _layer_kinds(config)
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    per_kind, limit = _rope(config)
+    head_dim = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    if len(backbone.layers) != config.num_hidden_layers:
+        raise _unsupported(f"{len(backbone.layers)} layers where its configuration says otherwise")
+    return Architecture(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        windows=tuple(window if kind == SLIDING else None for kind in kinds),
+        rope_kinds=tuple(kind if per_kind else "" for kind in kinds),
+        position_limit=limit,
+    )
+
+
+def _layer_kinds(config: PretrainedConfig) -> tuple[str, ...]:
+    """Per layer, full or sliding attention; models without a list have one kind."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        sliding = getattr(config, "sliding_window", None) is not None
+        if getattr(config, "use_sliding_window", True) is False:
+            sliding = False
+        return (SLIDING if sliding else FULL,) * int(config.num_hidden_layers)
+    foreign = sorted(set(kinds) - {FULL, SLIDING})
+    if foreign:
+        raise _unsupported(f"layers of type {', '.join(foreign)}")
+    return tuple(kinds)
+
+
+def _rope(config: PretrainedConfig) -> tuple[bool, int | None]:
+    """Return whether tables differ by layer kind, and the position where they change."""
+    parameters: dict[str, Any] = dict(getattr(config, "rope_parameters", None) or {})
+    per_kind = bool(parameters) and set(parameters) <= {FULL, SLIDING}
+    tables: Iterable[dict[str, Any]] = parameters.values() if per_kind else (parameters,)
+    limit = None
+    for table in tables:
+        kind = (table or {}).get("rope_type", "default")
+        if kind == "dynamic":
+            raise _unsupported("dynamic NTK rope, whose table changes with the prompt's length")
+        if kind == "longrope":
+            limit = table.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+        elif kind not in _STATIC_ROPE:
+            raise _unsupported(f"rope type {kind!r}")
+    return per_kind, limit
+
+
+def _refuse_foreign_mechanisms(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Raise for everything that the rotation and the subset pass do not reproduce."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise _unsupported("an encoder and a decoder")
+    if getattr(config, "kv_lora_rank", None):
+        raise _unsupported("latent attention (MLA), whose cache is not keys and values")
+    if getattr(config, "alibi", False) or getattr(config, "position_embedding_type", "") == "alibi":
+        raise _unsupported("ALiBi positions, which are not in the keys")
+    backbone = backbone_of(model)
+    layers = getattr(backbone, "layers", None)
+    if layers is None or not hasattr(backbone, "rotary_emb"):
+        kind = type(backbone).__name__
+        raise _unsupported(f"a {kind} without rotary positions (ALiBi, learned or recurrent)")
+    if any(not hasattr(layer, "self_attn") for layer in layers):
+        raise _unsupported("layers without attention (recurrent or convolutional)")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise _unsupported("layers that share one another's keys and values")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise _unsupported("soft-capped attention scores")
+    if any(getattr(layer.self_attn, "sinks", None) is not None for layer in layers):
+        raise _unsupported("learned attention sinks")
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(
+        config, "is_causal", True
+    ):
+        raise _unsupported("attention that is not causal")
+
+
+def _unsupported(mechanism: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"This model has {mechanism}: ragkv cannot reuse it. {_MEND}")

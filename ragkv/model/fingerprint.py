@@ -1,0 +1,97 @@
+"""What a cache depends on. An entry is used only where all of it agrees."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+import torch
+from blake3 import blake3
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_ATTENTION_FIELDS = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+)
+_HASHED_AT_ONCE = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Everything that decides what a chunk's KV looks like.
+
+    Attributes
+    ----------
+    weights
+        Digest over all parameters and buffers (adapters and quantisation included).
+    tokenizer
+        Digest of the tokenizer's full definition.
+    attention
+        Digest of the attention-relevant configuration: rope, windows, heads.
+    dtype
+        The dtype of K and V, such as ``float32``.
+    sink
+        Digest of the sink's token ids.
+    codec
+        How the tensors are stored.
+    """
+
+    weights: str
+    tokenizer: str
+    attention: str
+    dtype: str
+    sink: str = ""
+    codec: str = "raw"
+
+    def with_sink(self, token_ids: list[int]) -> Self:
+        """Return the fingerprint of chunks encoded behind the given sink."""
+        return replace(self, sink=digest_of(token_ids))
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits over all fields."""
+        return digest_of(asdict(self))
+
+
+def digest_of(value: object) -> str:
+    """Return 32 hexadecimal digits of a JSON-ready value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return blake3(text.encode()).hexdigest(length=16)
+
+
+def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fingerprint:
+    """Take the fingerprint of a loaded model, without a sink."""
+    config = model.config.to_dict()
+    attention = {name: config.get(name) for name in _ATTENTION_FIELDS if name in config}
+    return Fingerprint(
+        weights=_weights_digest(model),
+        tokenizer=blake3(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(length=16),
+        attention=digest_of(attention),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def _weights_digest(model: PreTrainedModel) -> str:
+    """Hash name, shape, dtype and bytes of every parameter and buffer."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            hasher.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
+            raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            for start in range(0, len(raw), _HASHED_AT_ONCE):
+                hasher.update(raw[start : start + _HASHED_AT_ONCE].cpu().numpy().data)
+    return hasher.hexdigest(length=16)

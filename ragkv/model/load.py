@@ -1,0 +1,133 @@
+"""Load a model and say whether its chunk caches can be reused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ragkv.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UnsupportedTokenizerError,
+)
+from ragkv.model.architecture import Architecture, backbone_of, describe
+from ragkv.model.embedded import EMBEDDED, embedded_folder
+from ragkv.model.fingerprint import Fingerprint, fingerprint_of
+from ragkv.model.rotary import RotaryTables
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model with all that ragkv needs to know of it.
+
+    ``architecture``, ``rotary`` and ``fingerprint`` are None where the model is
+    served by full prefill alone; ``unsupported`` then says why.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    architecture: Architecture | None
+    rotary: RotaryTables | None
+    fingerprint: Fingerprint | None
+    unsupported: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's input goes."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys and values."""
+        return self.model.dtype
+
+
+def load_model(
+    model: str | Path | PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    on_unsupported: Literal["raise", "full"] = "raise",
+) -> LoadedModel:
+    """Load ``model`` (hub name, folder, loaded model or None) and describe it.
+
+    Raises
+    ------
+    ModelNotFoundError
+        No such model on this machine.
+    UnsupportedModelError
+        Its caches cannot be reused exactly and ``on_unsupported`` is ``"raise"``.
+    """
+    if on_unsupported not in ("raise", "full"):
+        raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
+    loaded, tokens, name = _resolve(model, tokenizer, _dtype(dtype))
+    if device is not None:
+        loaded.to(device)  # type: ignore[arg-type]
+    loaded.train(mode=False)
+    try:
+        if not tokens.is_fast:
+            raise UnsupportedTokenizerError(
+                f"{type(tokens).__name__} cannot say which characters a token covers. Load the "
+                "model's fast tokenizer, or use on_unsupported='full'."
+            )
+        architecture = describe(loaded)
+    except UnsupportedModelError as reason:
+        if on_unsupported == "raise":
+            raise
+        _log.warning("%s is served by full prefill: %s", name, reason)
+        return LoadedModel(loaded, tokens, name, None, None, None, unsupported=str(reason))
+    rotary = RotaryTables(backbone_of(loaded).rotary_emb)
+    fingerprint = fingerprint_of(loaded, tokens)
+    return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint)
+
+
+def _resolve(
+    model: str | Path | PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype | None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    if model is None or str(model) == EMBEDDED:
+        loaded, tokens, _ = _resolve(embedded_folder(), tokenizer, dtype)
+        return loaded, tokens, EMBEDDED
+    if isinstance(model, str | Path):
+        kwargs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(str(model), **kwargs)
+            tokens = tokenizer or AutoTokenizer.from_pretrained(str(model))
+        except (OSError, ValueError) as error:
+            raise ModelNotFoundError(
+                f"Cannot load {str(model)!r}: {error}. Give a folder with a transformers model, "
+                "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
+            ) from error
+        return loaded, tokens, str(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(f"model must be a name, a folder or a transformers model, not {model!r}")
+    if tokenizer is None:
+        raise ConfigError("A loaded model needs its tokenizer: RagKV(model, tokenizer).")
+    if dtype is not None:
+        model.to(dtype)  # type: ignore[arg-type]
+    return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"dtype must be a torch dtype such as 'bfloat16', not {dtype!r}")
+    return found

@@ -1,0 +1,1 @@
+"""Find: render the prompt, tokenise it once, and find the known chunks in it."""

@@ -1,0 +1,109 @@
+"""From a string or chat messages to the text that the model reads, and its head."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.errors import ConfigError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message]
+_MARK = "\ue000ragkv\ue000"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompt's text, and whether the tokenizer adds its special tokens to it."""
+
+    text: str
+    add_special_tokens: bool
+
+
+def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+    """Render a prompt.
+
+    A string is taken verbatim; special tokens are added as the tokenizer does by
+    default, unless the text begins with the BOS token already. Messages go through
+    the chat template, which writes the special tokens itself.
+
+    Raises
+    ------
+    ConfigError
+        The prompt is neither, or the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        return Rendered(prompt, not _starts_with_bos(prompt, tokenizer))
+    messages: Sequence[Message] = prompt
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(message, Mapping) and "role" in message and "content" in message
+        for message in messages
+    ):
+        raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+    return Rendered(_apply_template(messages, tokenizer), add_special_tokens=False)
+
+
+def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the chat template puts before the first user text (the sink "auto").
+
+    Without a chat template it is the BOS token, or nothing.
+    """
+    if not tokenizer.chat_template:
+        return tokenizer.bos_token or ""
+    message = {"role": "user", "content": _MARK}
+    return _apply_template([message], tokenizer).partition(_MARK)[0]
+
+
+def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what a prompt template puts before its first ``{field}``.
+
+    For a string that is the text up to the field; messages are rendered through the
+    chat template up to it.
+    """
+    if isinstance(template, str):
+        return _until_field(template)[0]
+    messages: list[dict[str, Any]] = []
+    for message in template:
+        text, found = _until_field(str(message["content"]))
+        if found:
+            messages.append({**message, "content": text + _MARK})
+            break
+        messages.append({**message, "content": text})
+    else:
+        messages.append({"role": "user", "content": _MARK})
+    return _apply_template(messages, tokenizer).partition(_MARK)[0]
+
+
+def _until_field(template: str) -> tuple[str, bool]:
+    """Return the literal text before the first field, and whether there is a field.
+
+    A text that is no format string, such as one with JSON in it, is literal.
+    """
+    head = ""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        return template, False
+    for literal, field, _, _ in parts:
+        head += literal
+        if field is not None:
+            return head, True
+    return head, False
+
+
+def _apply_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "This tokenizer has no chat template: give the prompt as a string, or set "
+            "tokenizer.chat_template."
+        )
+    plain = [dict(message) for message in messages]
+    return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+
+
+def _starts_with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))

@@ -1,0 +1,68 @@
+"""Token ids with the characters that they cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.prompt.render import Rendered
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """``ids`` ``[tokens]`` and ``offsets`` ``[tokens, 2]``: first character and end."""
+
+    ids: IntArray
+    offsets: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokenise a whole text once, as the model's ordinary pipeline would.
+
+    The prompt is never cut into pieces before it is tokenised, so its ids are the
+    ordinary pipeline's ids, whatever stands between the chunks.
+    """
+    encoded = tokenizer(
+        rendered.text,
+        add_special_tokens=rendered.add_special_tokens,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+    return Tokens(ids, np.asarray(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2))
+
+
+def encode_behind(
+    sink: str, text: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tokens, Tokens]:
+    """Tokenise a chunk as it reads right behind the sink; return both parts' tokens.
+
+    Offsets count from each part's own start. Where a token would span the boundary,
+    the chunk is tokenised by itself.
+    """
+    head = tokenize(_sink_rendered(sink, tokenizer), tokenizer)
+    both = tokenize(_sink_rendered(sink + text, tokenizer), tokenizer)
+    count = len(head)
+    if np.array_equal(both.ids[:count], head.ids) and (
+        len(both) == count or both.offsets[count:, 0].min() >= len(sink)
+    ):
+        return head, Tokens(both.ids[count:], both.offsets[count:] - np.int32(len(sink)))
+    return head, tokenize(Rendered(text, add_special_tokens=False), tokenizer)
+
+
+def _sink_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+    """A sink's text comes with its special tokens where it is a chat template's head."""
+    has_template = bool(tokenizer.chat_template)
+    return Rendered(
+        text,
+        add_special_tokens=not has_template and not text.startswith(tokenizer.bos_token or "\0"),
+    )

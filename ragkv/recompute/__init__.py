@@ -1,0 +1,1 @@
+"""Repair: one pass over the chosen tokens only, with exact masks."""

@@ -1,0 +1,199 @@
+"""One prompt's way: find, load, splice, select, recompute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.config import ReuseConfig
+from ragkv.corpus import Corpus, Sink
+from ragkv.errors import ConfigError
+from ragkv.prompt.find import Span
+from ragkv.prompt.render import Prompt, render
+from ragkv.prompt.tokens import IntArray, tokenize
+from ragkv.recompute.forward import subset_forward
+from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
+from ragkv.select import Scene, get_method
+from ragkv.select.auxiliary import Auxiliary
+from ragkv.select.choose import choose
+from ragkv.select.observe import Observer
+from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
+from ragkv.splice.place import splice
+
+_log = logging.getLogger(__name__)
+_SPARE_ROWS = 256
+_HEAD_DIFFERS = (
+    "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
+    "tokens agree): answers are closer to full prefill if sink= (or sink_from=) is given the "
+    "prompt template's head."
+)
+
+
+@dataclass(slots=True, eq=False)
+class Repaired:
+    """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full."""
+
+    text: str
+    ids: IntArray
+    layout: Layout | None = None
+    cache: SplicedCache | None = None
+    chosen: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    misses: list[Miss] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def origin(self) -> npt.NDArray[np.uint8]:
+        """``[tokens]`` an :class:`Origin` each, after the choice."""
+        if self.layout is None:
+            return np.full(len(self.ids), Origin.FRESH, dtype=np.uint8)
+        origin = self.layout.origin.copy()
+        origin[self.chosen] = Origin.RECOMPUTED
+        return origin
+
+    def report(
+        self, config: ReuseConfig, clock: Clock, first_token_at: float, completion_tokens: int = 0
+    ) -> ReuseReport:
+        """Account for every token and for every second up to the first token."""
+        origin = self.origin
+        sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
+        ttft = first_token_at - clock.started
+        rest = ttft - sum(clock.steps.values())
+        return ReuseReport(
+            method=config.method,
+            prompt_tokens=len(self.ids),
+            sink_tokens=sink,
+            reused_tokens=reused,
+            recomputed_tokens=recomputed,
+            fresh_tokens=fresh,
+            recompute_ratio=config.recompute_ratio,
+            effective_ratio=recomputed / max(1, reused + recomputed),
+            ttft_s=ttft,
+            steps={**clock.steps, "first_token": rest},
+            chunks=self._uses(origin),
+            misses=tuple(self.misses),
+            positions=origin.tobytes(),
+            warnings=tuple(self.warnings),
+            completion_tokens=completion_tokens,
+        )
+
+    def _uses(self, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
+        placed = self.layout.placed if self.layout is not None else ()
+        return tuple(
+            ChunkUse(
+                piece.entry.text,
+                piece.start,
+                piece.end,
+                reused=int((origin[piece.slots] == Origin.CACHED).sum()),
+                recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
+            )
+            for piece in placed
+        )
+
+
+class Repairer:
+    """Prepares prompts for one model and its chunks."""
+
+    def __init__(self, corpus: Corpus, auxiliary: Callable[[ReuseConfig], Auxiliary]) -> None:
+        self._corpus = corpus
+        self._loaded = corpus.loaded
+        self._auxiliary = auxiliary
+        self._warned = False
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        config: ReuseConfig,
+        sink_of: Callable[[ReuseConfig], Sink],
+        clock: Clock,
+    ) -> Repaired:
+        """Find, load, splice and select; nothing is recomputed yet."""
+        method = get_method(config.method)
+        with clock.step("find"):
+            rendered = render(prompt, self._loaded.tokenizer)
+            tokens = tokenize(rendered, self._loaded.tokenizer)
+            if not len(tokens):
+                raise ConfigError("the prompt is empty")
+            ready = Repaired(rendered.text, tokens.ids)
+            if method.reuse == "none" or self._loaded.architecture is None:
+                return ready
+            spans = self._corpus.find(rendered.text)
+        with clock.step("load"):
+            sink = sink_of(config)
+            found = self._load(spans, sink, ready)
+        limit = self._loaded.architecture.position_limit
+        if not found or (limit is not None and len(tokens) > limit):
+            ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
+            return ready
+        with clock.step("splice"):
+            layout = lay_out(tokens, sink.ids, found)
+            if method.reuse == "prefix":
+                layout = exact_prefix(layout, len(sink.ids))
+            if not layout.sink and not layout.placed:
+                return ready
+            self._warn_of_head(layout, sink, ready)
+            ready.layout = layout
+            ready.cache = splice(layout, sink.rows, self._loaded, _SPARE_ROWS)
+        with clock.step("select"):
+            scene = Scene(
+                layout=layout,
+                text=rendered.text,
+                layers=self._loaded.architecture.layers,
+                probe=lambda observer: self._probe(ready, layout, observer),
+                auxiliary=lambda: self._auxiliary(config),
+                seed=config.seed,
+            )
+            ready.chosen = choose(method, scene, config.recompute_ratio, config.grouping)
+        return ready
+
+    def recompute(self, ready: Repaired, *, hold_last: bool) -> torch.Tensor | None:
+        """Compute the chosen and the fresh tokens in the real prompt, into the cache.
+
+        With ``hold_last`` the prompt's last token is left to the generation that
+        follows; otherwise the next token's logits ``[vocab]`` are returned.
+        """
+        if ready.layout is None or ready.cache is None:
+            raise ValueError("recompute() needs a spliced prompt")
+        rows = np.union1d(ready.layout.fresh, ready.chosen)
+        if hold_last:
+            rows = rows[:-1]
+        logits = None
+        if len(rows):
+            logits = subset_forward(self._loaded, ready.ids, rows, ready.cache)
+        if hold_last:
+            ready.cache.truncate(len(ready.ids) - 1)
+        return logits
+
+    def _load(
+        self, spans: Sequence[Span], sink: Sink, ready: Repaired
+    ) -> list[tuple[ChunkKV, int, int]]:
+        """Fetch the entries of the spans; count those that cannot be used."""
+        found = []
+        for span in spans:
+            lookup = self._corpus.get(span.text, sink)
+            if lookup.entry is not None:
+                found.append((lookup.entry, span.start, span.end))
+            else:
+                ready.misses.append(Miss(span.text[:80], lookup.reason))
+                ready.missed.append(span.text)
+        return found
+
+    def _probe(self, ready: Repaired, layout: Layout, observer: Observer) -> None:
+        """Run the tokens that are not cached over the unrepaired cache."""
+        if ready.cache is not None:
+            subset_forward(self._loaded, ready.ids, layout.fresh, ready.cache, observer)
+
+    def _warn_of_head(self, layout: Layout, sink: Sink, ready: Repaired) -> None:
+        """Say once that the prompt's head is not the sink."""
+        if layout.sink < len(sink.ids) and not self._warned:
+            self._warned = True
+            message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink.ids))
+            ready.warnings.append(message)
+            _log.warning(message)

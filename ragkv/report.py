@@ -1,0 +1,139 @@
+"""What happened: one account per answer and one per precomputation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A chunk that stood in the prompt, or was named, and could not be reused.
+
+    ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
+    ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``unreadable``,
+    ``positions``, ``duplicate-prefix``.
+    """
+
+    chunk: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkUse:
+    """One chunk of the prompt: where it stands and what was done with its tokens.
+
+    ``start`` and ``end`` are token positions in the prompt; ``reused`` and
+    ``recomputed`` count its cached tokens, the rest of the span is fresh.
+    """
+
+    text: str
+    start: int
+    end: int
+    reused: int
+    recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """Where every prompt token came from and what each step cost.
+
+    ``prompt_tokens = sink_tokens + reused_tokens + recomputed_tokens + fresh_tokens``.
+
+    Attributes
+    ----------
+    sink_tokens
+        Tokens whose KV is the shared sink's.
+    reused_tokens
+        Chunk tokens whose cached KV was kept.
+    recomputed_tokens
+        Chunk tokens that were cached and computed again.
+    fresh_tokens
+        Tokens that were not cached: query, text between chunks, misses.
+    recompute_ratio, effective_ratio
+        The share asked for, and ``recomputed / (reused + recomputed)``.
+    ttft_s
+        Seconds from the call to the first token's logits or text, everything inside.
+    steps
+        Seconds by step: find, load, splice, select, recompute, first_token.
+    positions
+        Per prompt token: 0 sink, 1 reused, 2 recomputed, 3 fresh (bytes of length
+        ``prompt_tokens``).
+    warnings
+        What the user should know, said once per engine: such as a prompt whose head
+        is not the sink.
+    """
+
+    method: str
+    prompt_tokens: int
+    sink_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+    fresh_tokens: int
+    recompute_ratio: float
+    effective_ratio: float
+    ttft_s: float
+    steps: dict[str, float] = field(default_factory=dict)
+    chunks: tuple[ChunkUse, ...] = ()
+    misses: tuple[Miss, ...] = ()
+    positions: bytes = b""
+    warnings: tuple[str, ...] = ()
+    completion_tokens: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
+        out = asdict(self)
+        out["positions"] = "".join(map(str, self.positions))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputeReport:
+    """What an ingestion step did.
+
+    Attributes
+    ----------
+    new, existing
+        Chunks encoded now, and chunks that were in the store already.
+    skipped
+        Chunks too short to be worth an entry; they are simply prefilled.
+    tokens, bytes
+        Tokens encoded and bytes written by this call.
+    seconds
+        Wall time of the call.
+    """
+
+    new: int = 0
+    existing: int = 0
+    skipped: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types."""
+        return asdict(self)
+
+
+class Clock:
+    """Seconds by step; starts when it is made: at the user's call."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.steps: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the block's wall time to the step."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - before)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to a step."""
+        self.steps[name] = self.steps.get(name, 0.0) + seconds

@@ -1,0 +1,109 @@
+"""The auxiliary model: a small model that scores chunk tokens by the query's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.model.load import LoadedModel
+from ragkv.prompt.render import Rendered
+from ragkv.prompt.tokens import IntArray, tokenize
+from ragkv.select.observe import LayerCall, Observer, StopPass, attention_of_last_rows
+from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.layout import Layout, Origin, Placed
+from ragkv.splice.place import splice
+
+
+class Forward(Protocol):
+    """The subset forward pass (:func:`ragkv.recompute.forward.subset_forward`)."""
+
+    def __call__(
+        self,
+        loaded: LoadedModel,
+        ids: IntArray,
+        rows: npt.NDArray[np.int64],
+        cache: SplicedCache,
+        observer: Observer | None = None,
+    ) -> torch.Tensor | None:
+        """Run the rows over the cache."""
+        ...
+
+
+class Auxiliary:
+    """Scores chunks as CacheClip does: each chunk ++ query, last layer only.
+
+    Parameters
+    ----------
+    loaded
+        The auxiliary model.
+    sink
+        The rows that its chunks are encoded behind, or None.
+    entry_of
+        Returns a chunk's entry for this model: stored at ingestion, or encoded now.
+    forward
+        The subset forward pass.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sink: ChunkKV | None,
+        entry_of: Callable[[str], ChunkKV],
+        forward: Forward,
+    ) -> None:
+        self._loaded = loaded
+        self._sink = sink
+        self._entry_of = entry_of
+        self._forward = forward
+
+    def score(
+        self, texts: Sequence[str], query: str
+    ) -> list[tuple[npt.NDArray[np.float32], IntArray]]:
+        """Return per chunk its tokens' scores ``[tokens]`` and offsets ``[tokens, 2]``.
+
+        A score is the attention weight from the query's tokens, mean over heads and
+        query tokens (arXiv 2510.10129, section 3).
+        """
+        rendered = Rendered(query, add_special_tokens=False)
+        ids = tokenize(rendered, self._loaded.tokenizer).ids
+        return [self._score_one(self._entry_of(text), ids) for text in texts]
+
+    def _score_one(
+        self, entry: ChunkKV, query_ids: IntArray
+    ) -> tuple[npt.NDArray[np.float32], IntArray]:
+        layout = _behind_one_another(self._sink, entry, query_ids)
+        cache = splice(layout, self._sink, self._loaded, spare=0)
+        last = len(cache.layers) - 1
+        seen: list[torch.Tensor] = []
+
+        def observe(call: LayerCall) -> None:
+            if call.layer == last:
+                seen.append(attention_of_last_rows(call, len(query_ids)))
+                raise StopPass
+
+        self._forward(self._loaded, layout.ids, layout.fresh, cache, observe)
+        slots = layout.placed[0].slots
+        return seen[0].cpu().numpy()[slots], entry.offsets
+
+
+def _behind_one_another(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray) -> Layout:
+    """Lay out sink ++ chunk ++ query."""
+    head = len(sink) if sink is not None else 0
+    end = head + len(entry)
+    parts = (
+        [entry.token_ids, query_ids]
+        if sink is None
+        else [sink.token_ids, entry.token_ids, query_ids]
+    )
+    ids = np.concatenate(parts)
+    origin = np.full(len(ids), Origin.FRESH, dtype=np.uint8)
+    origin[:head] = Origin.SINK
+    origin[head:end] = Origin.CACHED
+    rows = np.arange(len(entry), dtype=np.int64)
+    placed = Placed(entry, rows, rows + head, head, end)
+    return Layout(ids, np.zeros((len(ids), 2), np.int32), head, (placed,), origin)

@@ -1,0 +1,104 @@
+"""What a method is, what its rule gets to see, and how methods are found by name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.config import Grouping
+from ragkv.errors import UnknownMethodError
+from ragkv.select import rules
+from ragkv.select.auxiliary import Auxiliary
+from ragkv.select.observe import Observer
+from ragkv.splice.layout import Layout
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """What a rule may look at when it scores the cached tokens.
+
+    Attributes
+    ----------
+    layout
+        The prompt's plan; ``layout.cached`` are the positions to score.
+    text
+        The prompt's text.
+    layers
+        Number of the primary model's layers.
+    probe
+        Runs the tokens that are not cached, the query among them, over the spliced,
+        unrepaired cache through the primary model; calls the observer in every layer.
+    auxiliary
+        Loads the auxiliary model on first use.
+    seed
+        Seed for random choices.
+    """
+
+    layout: Layout
+    text: str
+    layers: int
+    probe: Callable[[Observer], None]
+    auxiliary: Callable[[], Auxiliary]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A named way of reusing chunks, with its paper's defaults.
+
+    Parameters
+    ----------
+    name
+        As given in ``ReuseConfig.method``; equal to the rule's file name.
+    source
+        Where it comes from.
+    score
+        Returns ``[cached]`` float32, higher is recomputed first, in the order of
+        ``scene.layout.cached``. None recomputes nothing below ratio 1.
+    reuse
+        ``chunks``: all known chunks; ``prefix``: only what is an exact prefix of the
+        prompt; ``none``: nothing, an ordinary prefill.
+    sink
+        Whether chunks are encoded behind the shared sink.
+    grouping
+        Windows that are recomputed whole, or None.
+    auxiliary
+        Whether ingestion encodes the chunks for the auxiliary model too.
+    """
+
+    name: str
+    source: str
+    score: Callable[[Scene], FloatArray] | None = None
+    reuse: Literal["chunks", "prefix", "none"] = "chunks"
+    sink: bool = True
+    grouping: Grouping | None = None
+    auxiliary: bool = False
+
+
+def method_names() -> tuple[str, ...]:
+    """Return the names of all methods, in alphabetical order."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))
+
+
+def get_method(name: str) -> Method:
+    """Return the method of that name.
+
+    Raises
+    ------
+    UnknownMethodError
+        There is no such method; the message lists those that there are.
+    """
+    if name not in method_names():
+        raise UnknownMethodError(f"no method {name!r}; known: {', '.join(method_names())}")
+    method = importlib.import_module(f"{rules.__name__}.{name}").METHOD
+    if not isinstance(method, Method):
+        raise TypeError(f"ragkv/select/rules/{name}.py must define METHOD, a Method")
+    return method

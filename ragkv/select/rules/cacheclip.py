@@ -1,0 +1,33 @@
+"""An auxiliary model's last-layer attention from query to chunk, in windows of 8.
+
+CacheClip, arXiv 2510.10129: a window with more than 5 chosen tokens is recomputed
+whole, any other not at all.
+"""
+
+import numpy as np
+
+from ragkv.config import Grouping
+from ragkv.select.mapping import map_scores
+from ragkv.select.method import FloatArray, Method, Scene
+
+
+def score(scene: Scene) -> FloatArray:
+    """Return ``[cached]`` auxiliary attention, mapped over character offsets."""
+    layout = scene.layout
+    query = scene.text[int(layout.offsets[layout.query_start, 0]) :]
+    texts = [piece.entry.text for piece in layout.placed]
+    parts = []
+    for piece, (scores, offsets) in zip(
+        layout.placed, scene.auxiliary().score(texts, query), strict=True
+    ):
+        parts.append(map_scores(scores, offsets, piece.entry.offsets)[piece.rows])
+    return np.concatenate(parts)
+
+
+METHOD = Method(
+    "cacheclip",
+    source="CacheClip, arXiv 2510.10129",
+    score=score,
+    grouping=Grouping(window=8, threshold=5),
+    auxiliary=True,
+)

@@ -1,0 +1,5 @@
+"""Ordinary prefill of the whole prompt: the reference for quality."""
+
+from ragkv.select.method import Method
+
+METHOD = Method("full", source="transformers", reuse="none")

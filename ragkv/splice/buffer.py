@@ -1,0 +1,114 @@
+"""One preallocated KV buffer a request, behind transformers' Cache interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ragkv.model.architecture import Architecture
+
+
+class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
+
+    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise.
+    Sliding-window layers keep every row too: their mask limits what is seen.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        self.keys = keys
+        self.values = values
+        self.length = length
+        self.slots: torch.Tensor | None = None
+        self.is_initialized = True
+        self.dtype, self.device = keys.dtype, keys.device
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the buffer is there from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
+        if self.slots is not None:
+            self.keys.index_copy_(2, self.slots, key_states)
+            self.values.index_copy_(2, self.slots, value_states)
+        else:
+            end = self.length + key_states.shape[2]
+            if end > self.keys.shape[2]:
+                self._grow(max(end, self.keys.shape[2] + 256))
+            self.keys[:, :, self.length : end] = key_states
+            self.values[:, :, self.length : end] = value_states
+            self.length = end
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def _grow(self, capacity: int) -> None:
+        shape = (*self.keys.shape[:2], capacity, self.keys.shape[3])
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(shape)
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+    def get_seq_length(self) -> int:
+        """Rows that are there."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Unbounded: the buffer grows."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys that the next ``query_length`` rows see."""
+        return self.length + query_length, 0
+
+
+class SplicedCache(Cache):
+    """A transformers Cache over one preallocated buffer.
+
+    Parameters
+    ----------
+    architecture
+        Gives the buffer's shape ``[layers, kv_heads, capacity, head_dim]``.
+    length
+        Prompt tokens.
+    spare
+        Rows for tokens to come; more are added when they run out.
+    """
+
+    layers: list[SplicedLayer]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        length: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 64,
+    ) -> None:
+        shape = (architecture.layers, architecture.kv_heads, length + spare, architecture.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        layers = [
+            SplicedLayer(keys[None], values[None], length)
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
+        super().__init__(layers=list(layers))
+
+    def write_at(self, slots: torch.Tensor | None) -> None:
+        """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again."""
+        for layer in self.layers:
+            layer.slots = slots
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows from ``length`` on."""
+        for layer in self.layers:
+            layer.length = min(layer.length, length)

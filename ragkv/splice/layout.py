@@ -1,0 +1,170 @@
+"""Which prompt token gets its KV from where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.prompt.tokens import IntArray, Tokens
+
+
+class Origin(IntEnum):
+    """Where a prompt token's KV comes from."""
+
+    SINK = 0
+    CACHED = 1
+    RECOMPUTED = 2
+    FRESH = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Rows of one cached chunk and the prompt positions where they go.
+
+    ``rows`` and ``slots`` are ``[matched]``, sorted, int64. ``start`` and ``end``
+    bound the chunk's span in prompt tokens, fresh tokens at its edges included.
+    """
+
+    entry: ChunkKV
+    rows: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The plan of a prompt.
+
+    Attributes
+    ----------
+    ids
+        ``[tokens]`` the prompt's token ids.
+    offsets
+        ``[tokens, 2]`` characters of the prompt's text that each token covers.
+    sink
+        The first ``sink`` tokens take the shared sink's rows.
+    placed
+        The cached chunks in prompt order.
+    origin
+        ``[tokens]`` uint8, an :class:`Origin` each.
+    """
+
+    ids: IntArray
+    offsets: IntArray
+    sink: int
+    placed: tuple[Placed, ...]
+    origin: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def cached(self) -> npt.NDArray[np.int64]:
+        """Positions with a cached chunk row, sorted."""
+        return np.flatnonzero(self.origin == Origin.CACHED)
+
+    @property
+    def fresh(self) -> npt.NDArray[np.int64]:
+        """Positions that must be computed in any case, sorted."""
+        return np.flatnonzero(self.origin == Origin.FRESH)
+
+    @property
+    def query_start(self) -> int:
+        """First position after the last chunk."""
+        return self.placed[-1].end if self.placed else self.sink
+
+
+def lay_out(
+    tokens: Tokens, sink_ids: IntArray, found: Sequence[tuple[ChunkKV, int, int]]
+) -> Layout:
+    """Align entries with the prompt's tokens.
+
+    Parameters
+    ----------
+    tokens
+        The whole prompt.
+    sink_ids
+        Token ids that the entries were encoded behind.
+    found
+        ``(entry, start, end)`` in prompt order: the characters of the prompt where
+        the entry's text, or its head, stands.
+
+    The prompt's last token is always fresh: its hidden state gives the first logits.
+    """
+    origin = np.full(len(tokens), Origin.FRESH, dtype=np.uint8)
+    sink = min(_common_prefix(tokens.ids, sink_ids), len(tokens) - 1)
+    origin[:sink] = Origin.SINK
+    placed = []
+    for entry, start, end in found:
+        piece = _align(tokens, entry, start, end, sink)
+        if piece is not None:
+            origin[piece.slots] = Origin.CACHED
+            placed.append(piece)
+    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin)
+
+
+def _common_prefix(a: IntArray, b: IntArray) -> int:
+    """Length of the longest common prefix of two id arrays."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _align(tokens: Tokens, entry: ChunkKV, start: int, end: int, sink: int) -> Placed | None:
+    """Match tokens that cover the same characters and have the same id."""
+    first = int(np.searchsorted(tokens.offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(tokens.offsets[:, 0], end, side="left"))
+    first = max(first, sink)
+    span = tokens.offsets[first:last].astype(np.int64) - start
+    _, here, there = np.intersect1d(
+        _keys(span), _keys(entry.offsets.astype(np.int64)), assume_unique=True, return_indices=True
+    )
+    same = (tokens.ids[first + here] == entry.token_ids[there]) & (span[here, 1] <= end - start)
+    slots, rows = first + here[same], there[same]
+    keep = slots < len(tokens) - 1
+    if not keep.any():
+        return None
+    return Placed(entry, rows[keep], slots[keep], first, last)
+
+
+def _keys(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return a number per token that is unique in the span.
+
+    It holds the token's characters, and its rank among tokens that cover the same
+    ones (the bytes of one emoji).
+    """
+    starts = offsets[:, 0]
+    rank = np.arange(len(starts)) - np.searchsorted(starts, starts, side="left")
+    keys: npt.NDArray[np.int64] = (
+        (starts << 32) | (offsets[:, 1] - starts << 8) | np.minimum(rank, 255)
+    )
+    return keys
+
+
+def exact_prefix(layout: Layout, sink_tokens: int) -> Layout:
+    """Keep only what is an exact token prefix: the sink and the first chunk right behind it.
+
+    ``sink_tokens`` is the length of the sink that the chunks were encoded behind.
+    """
+    kept: tuple[Placed, ...] = ()
+    if layout.placed and layout.sink == sink_tokens:
+        piece = layout.placed[0]
+        steps = np.arange(len(piece.slots))
+        run = (piece.slots == layout.sink + steps) & (piece.rows == steps)
+        length = len(run) if run.all() else int(np.argmin(run))
+        if length:
+            end = layout.sink + length
+            kept = (
+                Placed(piece.entry, piece.rows[:length], piece.slots[:length], piece.start, end),
+            )
+    origin = np.full(len(layout), Origin.FRESH, dtype=np.uint8)
+    origin[: layout.sink] = Origin.SINK
+    for piece in kept:
+        origin[piece.slots] = Origin.CACHED
+    return Layout(layout.ids, layout.offsets, layout.sink, kept, origin)

@@ -1,0 +1,86 @@
+"""Files that are whole or not there: private folders, synced temporary files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ragkv.errors import StoreError, StoreFullError
+
+TEMPORARY_PREFIX = "tmp-"
+TEMPORARY_LIFETIME_S = 3600.0
+"""A temporary file older than this has lost its writer."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def store_error(error: OSError, place: Path) -> StoreError:
+    """Return the StoreError to raise for what the operating system said about ``place``."""
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in _FULL:
+        return StoreFullError(f"no room left for {place}: {error.strerror}")
+    return StoreError(f"cannot write {place}: {error}")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, each readable by its owner alone."""
+    if folder.is_dir():
+        return
+    make_private_folder(folder.parent)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    sync_folder(folder.parent)
+
+
+def write_temporary(folder: Path, parts: Iterable[bytes | memoryview]) -> Path:
+    """Write a synced temporary file into ``folder``; on failure nothing is left of it."""
+    make_private_folder(folder)
+    path = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _BINARY, 0o600)
+    try:
+        try:
+            for part in parts:
+                _write_all(file, part)
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder survive a loss of power (POSIX)."""
+    if os.name == "nt":  # there is no such thing on Windows
+        return
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether a temporary file is older than its writer can be."""
+    try:
+        return time.time() - path.stat().st_mtime > TEMPORARY_LIFETIME_S
+    except FileNotFoundError:
+        return False
+
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def _write_all(file: int, part: bytes | memoryview) -> None:
+    view = memoryview(part).cast("B")
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,191 @@
+"""The commands, on a tiny model saved to a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, GPT2Config
+from typer.testing import CliRunner
+
+from ragkv.cli.main import app
+from ragkv.cli.texts import read_chunks, split_text
+from ragkv.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    folder = tmp_path / "texts"
+    (folder / "below").mkdir(parents=True)
+    first, second, third = some_chunks(3, words=60)
+    (folder / "a.txt").write_text(first, encoding="utf-8")
+    (folder / "below" / "b.md").write_text(f"{second}\n\n{third}\n", encoding="utf-8")
+    (folder / "c.bin").write_bytes(b"\x00" * 64)
+    return folder
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def run_json(*args: object) -> dict:
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_help_is_light_and_lists_the_commands():
+    code = (
+        "import sys\nfrom ragkv.cli.main import app\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'langchain_core', 'llama_index'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\napp(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("demo", "precompute", "ask", "check"))
+
+
+def test_precompute_stores_once(model, texts, tmp_path):
+    args = ("precompute", texts, "--model", model, "--store", tmp_path / "s", "--chunk-tokens", 100)
+    first, second = run_json(*args), run_json(*args)
+    assert first["new"] > 2
+    assert first["tokens"] > 0
+    assert (second["new"], second["existing"], second["tokens"]) == (0, first["new"], 0)
+    shown = run(*args)
+    assert f"0 new, {first['new']} already there" in shown.stdout
+
+
+def test_namespaces_are_apart(model, texts, tmp_path):
+    args = ("precompute", texts, "--model", model, "--store", tmp_path / "s")
+    counts = [run_json(*args, "--namespace", name)["new"] for name in ("one", "two")]
+    assert counts[0] == counts[1] > 0
+
+
+def test_ask_reuses_what_precompute_stored(model, texts, tmp_path):
+    shared = ("--model", model, "--store", tmp_path / "s", "--chunk-tokens", 100)
+    assert run("precompute", texts, *shared).exit_code == 0
+    asked = ("ask", "What is assigned?", "--path", texts, *shared, "--max-new-tokens", 4)
+    answer = run_json(*asked, "--top-k", 2)
+    report = answer["report"]
+    assert len(answer["chunks"]) == 2
+    assert report["reused_tokens"] > report["recomputed_tokens"] > 0
+    assert not report["misses"]
+    streamed = run(*asked)
+    assert "First token after" in streamed.stdout
+    assert " recomputed, " in " ".join(streamed.stdout.split())
+
+
+def test_ask_stores_what_it_missed(model, texts, tmp_path):
+    asked = ("ask", "What is assigned?", "--path", texts, "--model", model, "--max-new-tokens", 2)
+    reports = [run_json(*asked, "--store", tmp_path / "s")["report"] for _ in range(2)]
+    assert reports[0]["reused_tokens"] == 0
+    assert reports[1]["reused_tokens"] > 0
+
+
+@pytest.mark.parametrize("method", ["full", "reuse"])
+def test_ask_takes_a_method(model, texts, method):
+    asked = ("ask", "What?", "--path", texts, "--model", model, "--max-new-tokens", 1)
+    report = run_json(*asked, "--store", ":memory:", "--method", method)["report"]
+    assert report["method"] == method
+
+
+def test_check_says_what_holds(model):
+    found = run_json("check", "--model", model)
+    assert found["holds"]
+    assert all(row["holds"] for row in found["checks"])
+    assert "yes" in run("check", "--model", model).stdout
+
+
+def test_check_fails_where_something_does_not_hold(model, monkeypatch):
+    from ragkv.evaluate import check
+
+    rows = [
+        check.CheckRow("this", holds=True, detail="[fine]"),
+        check.CheckRow("that", False, "no"),
+    ]
+    monkeypatch.setattr(check, "check_model", lambda kv: rows)
+    result = run("check", "--model", model)
+    assert result.exit_code == 1
+    assert "[fine]" in result.stdout
+
+
+def test_check_names_what_makes_a_model_unsupported(tmp_path):
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=600)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    result = run("check", "--model", tmp_path)
+    assert result.exit_code == 1
+    assert " no " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("precompute", "no/such/folder"), "no such file or folder: no/such/folder"),
+        (("ask", "What?", "--path", "no/such/folder"), "no such file or folder"),
+        (("ask", "What?", "--path", ".", "--method", "magic"), "no method 'magic'"),
+        (("demo", "--method", "magic"), "no method 'magic'"),
+    ],
+)
+def test_errors_are_one_line(model, args, says):
+    result = run(*args, "--model", model, "--store", ":memory:")
+    assert result.exit_code == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert says in last
+    assert "Traceback" not in result.output
+
+
+def test_a_missing_model_is_one_line(texts, tmp_path):
+    result = run("precompute", texts, "--model", tmp_path / "nothing here")
+    assert result.exit_code == 2
+    assert result.stderr.strip().splitlines()[-1].startswith("Error: ")
+
+
+def test_ratio_out_of_range_is_refused(texts):
+    assert run("ask", "What?", "--path", texts, "--recompute-ratio", 1.5).exit_code == 2
+
+
+def test_split_keeps_every_word_and_the_limit():
+    text = "\n\n".join(some_chunks(4, words=90)) + "\n" + "x" * 900
+    tokenizer = tiny_tokenizer()
+    chunks = split_text(text, tokenizer, 64)
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+    assert all(chunk == chunk.strip() and chunk in text for chunk in chunks)
+    assert max(len(tokenizer(chunk).input_ids) for chunk in chunks) <= 64 + 1  # stripping may split
+
+
+def test_split_ends_at_blank_lines():
+    first, second = some_chunks(2, words=30)
+    chunks = split_text(
+        f"{first}\n\n{second}", tiny_tokenizer(), len(tiny_tokenizer()(first).input_ids) + 9
+    )
+    assert chunks[0] == first
+
+
+def test_split_of_nothing_is_nothing():
+    assert split_text(" \n ", tiny_tokenizer(), 64) == []
+
+
+def test_reading_takes_texts_alone_in_order(texts):
+    chunks = read_chunks([texts], tiny_tokenizer(), 4000)
+    assert len(chunks) == 2
+    assert chunks[0].startswith(some_chunks(1, words=60)[0][:20])
+
+
+def test_reading_an_empty_folder_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="no text found"):
+        read_chunks([tmp_path], tiny_tokenizer(), 100)

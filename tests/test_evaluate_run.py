@@ -1,0 +1,298 @@
+"""A whole evaluation on a tiny model: rows, resumption, summary, prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny import some_chunks
+
+from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
+from ragkv.evaluate import Chunk, DataSet, Example
+from ragkv.evaluate.measure import Subject
+from ragkv.evaluate.prompts import chunk_texts, prompt, template
+from ragkv.evaluate.records import Record, RecordFile
+from ragkv.evaluate.run import evaluate, grid
+from ragkv.evaluate.summary import Evaluation, summarise
+from ragkv.evaluate.tasks import TASKS
+
+FIELDS = {
+    "method",
+    "ratio",
+    "score",
+    "score_answerable",
+    "retention",
+    "kl",
+    "agreement",
+    "share_recomputed",
+    "ttft_s",
+    "speedup",
+    "ci95",
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch):
+    for name in ("multihop_qa", "niah_single"):
+        monkeypatch.setitem(TASKS, name, replace(TASKS[name], max_new_tokens=4))
+
+
+def _data(count=2):
+    pieces = some_chunks(3 * count, words=30)
+    examples = [
+        Example(
+            id=f"x_{i}",
+            question="What does {this} say?",
+            answers=("a", "b"),
+            chunks=tuple(Chunk(text, f"Title {i}") for text in pieces[3 * i : 3 * i + 3]),
+            task="multihop_qa" if i % 2 else "niah_single",
+        )
+        for i in range(count)
+    ]
+    return DataSet("mine", tuple(examples))
+
+
+def _record(example_id, method, ratio=0.2, **changes):
+    values = {
+        "key": f"{example_id}{method}{ratio}",
+        "id": example_id,
+        "method": method,
+        "ratio": ratio,
+        "answer": "",
+        "score": 0.0,
+        "exact_match": None,
+        "kl": 0.0,
+        "agreement": 1.0,
+        "share_recomputed": 1.0,
+        "prompt_tokens": 10,
+        "ttft_s": 2.0,
+        "ttft_full_s": 2.0,
+    }
+    return Record(**{**values, **changes})
+
+
+def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_path):
+    kv = make_engine()
+    methods = ["prefix", "naive", "reuse", "epic", "random", "query"]
+    found = evaluate(kv, _data(), methods=methods, ratios=[0.2, 1], records=tmp_path / "r.jsonl")
+    rows = {(row.method, row.ratio): row for row in found.rows}
+    assert list(rows) == [
+        ("full", 1),
+        ("prefix", 0),
+        ("naive", 0),
+        ("reuse", 0),
+        *[(name, ratio) for name in methods[3:] for ratio in (0.2, 1)],
+    ]
+    assert (found.data, found.examples) == ("mine", 2)
+    assert found.model == kv.model_name
+    full = rows["full", 1]
+    assert (full.kl, full.agreement, full.share_recomputed, full.speedup) == (0, 1, 1, 1)
+    for name in methods[3:]:
+        exact, part = rows[name, 1], rows[name, 0.2]
+        assert exact.kl < 1e-6
+        assert exact.agreement == exact.share_recomputed == 1
+        assert exact.score == full.score
+        assert part.kl > 1e-6
+        assert part.share_recomputed == pytest.approx(0.2, abs=0.02)
+    assert rows["reuse", 0].share_recomputed == 0
+    assert rows["prefix", 0].kl < 1e-6
+    assert 0.3 < rows["prefix", 0].share_recomputed < 0.9  # the first of three chunks is a prefix
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * len(rows) + 1
+    assert json.loads(lines[-1]) == {"complete": True}
+
+
+def test_the_json_is_what_is_promised(make_engine, tmp_path):
+    found = evaluate(make_engine(), _data(1), methods=["reuse"])
+    found.save(tmp_path / "e.json")
+    saved = json.loads((tmp_path / "e.json").read_text())
+    assert list(saved) == ["model", "data", "examples", "rows"]
+    assert [set(row) for row in saved["rows"]] == [FIELDS, FIELDS]
+    assert set(saved["rows"][1]["ci95"]) <= FIELDS - {"method", "ratio", "ci95"}
+    assert {"kl", "agreement", "ttft_s", "speedup"} <= set(saved["rows"][1]["ci95"])
+    assert Evaluation.load(tmp_path / "e.json") == found
+    for bad in ("[]", "{", '{"rows": [{}]}'):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(ConfigError, match="not an evaluation"):
+            Evaluation.load(tmp_path / "bad.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Evaluation.load(tmp_path / "none.json")
+
+
+def _stop_after(monkeypatch, count):
+    """Interrupt the run at its ``count``-th measurement; return what was measured."""
+    measure, seen = Subject.measure, []
+
+    def counted(self, method, ratio):
+        if len(seen) == count:
+            raise KeyboardInterrupt
+        seen.append((self._example.id, method))
+        return measure(self, method, ratio)
+
+    monkeypatch.setattr(Subject, "measure", counted)
+    return seen
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(make_engine, tmp_path, monkeypatch):
+    kv, path = make_engine(), tmp_path / "folder" / "r.jsonl"
+
+    def run(**changes):
+        return evaluate(kv, _data(), methods=["reuse", "epic"], records=path, **changes)
+
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    path.write_bytes(path.read_bytes() + b'{"key": "torn by a po')
+    with monkeypatch.context() as patch:
+        seen = _stop_after(patch, None)
+        found = run()
+        assert seen == [("x_1", "reuse"), ("x_1", "epic")]
+        assert [row.method for row in found.rows] == ["full", "reuse", "epic"]
+        assert len(path.read_text().splitlines()) == 7
+        seen.clear()
+        run()  # a complete run starts anew
+        assert len(seen) == 6
+        seen.clear()
+        evaluate(kv, _data(), methods=["naive", "reuse", "epic"], records=path, resume=True)
+        assert seen == [("x_0", "naive"), ("x_1", "naive")]
+        seen.clear()
+        run(resume=False)
+        assert len(seen) == 6
+
+
+def test_records_depend_on_everything_that_is_measured(make_engine):
+    example = _data().examples[0]
+
+    def key(kv, example, ratio=0.2):
+        return Subject(kv, example, ["epic"]).key("epic", ratio)
+
+    kv = make_engine()
+    same = key(kv, example)
+    assert same == key(kv, replace(example))
+    others = {
+        key(kv, example, 0.3),
+        key(kv, replace(example, question="Else?")),
+        key(kv, replace(example, answers=("c",))),
+        key(kv, replace(example, chunks=example.chunks[:2])),
+        key(make_engine("qwen2"), example),
+    }
+    assert len(others | {same}) == 6
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    for text in ("my diary\n", '{"id": 1}\n', "[]\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"mine\.jsonl:1 is not a record"):
+            RecordFile(path)
+        assert path.read_text() == text
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RecordFile(tmp_path / "mine.jsonl" / "r.jsonl")
+
+
+def test_ttft_is_taken_in_turn_or_once(make_engine, monkeypatch):
+    kv, calls = make_engine(), []
+    prefill = kv.prefill
+
+    def spy(text, **overrides):
+        calls.append(overrides["method"])
+        return prefill(text, **overrides)
+
+    monkeypatch.setattr(kv, "prefill", spy)
+    evaluate(kv, _data(1), methods=["reuse", "epic"])
+    assert calls == ["full", "full", "reuse", "full", "epic"]
+    calls.clear()
+    evaluate(kv, _data(1), methods=["reuse", "epic"], time_in_turn=False)
+    assert calls == ["full", "reuse", "epic"]
+
+
+def test_a_prompt_that_is_too_long_stops_or_is_left_out(make_engine, monkeypatch, caplog):
+    kv = make_engine()
+    prefill = kv.prefill
+
+    def refuse_second(text, **overrides):
+        if "Title 1" in text[0]["content"]:
+            raise PromptTooLongError("too long")
+        return prefill(text, **overrides)
+
+    monkeypatch.setattr(kv, "prefill", refuse_second)
+    with pytest.raises(PromptTooLongError):
+        evaluate(kv, _data(), methods=["reuse"])
+    found = evaluate(kv, _data(), methods=["reuse"], strict=False)
+    assert found.examples == 1
+    assert "x_1 is left out: too long" in caplog.text
+    only = DataSet("mine", _data().examples[1:])
+    with pytest.raises(ConfigError, match="no example of mine"):
+        evaluate(kv, only, methods=["reuse"], strict=False)
+
+
+def test_bad_settings_are_refused_before_anything_runs(make_engine):
+    kv = make_engine()
+    with pytest.raises(UnknownMethodError):
+        evaluate(kv, _data(), methods=["reuse", "magic"])
+    with pytest.raises(ConfigError, match="recompute_ratio"):
+        evaluate(kv, _data(), methods=["epic"], ratios=[1.5])
+    with pytest.raises(ConfigError, match="at least one method"):
+        evaluate(kv, _data(), methods=[])
+    with pytest.raises(ConfigError, match="epic needs at least one ratio"):
+        grid(["epic"], [])
+    assert grid(["full", "reuse", "epic", "epic"], [0.1]) == [
+        ("full", 1.0),
+        ("reuse", 0.0),
+        ("epic", 0.1),
+    ]
+
+
+def test_a_summary_worked_out_by_hand():
+    records = []
+    for i, (full, method, ttft) in enumerate([(1, 0.5, 1), (0, 1, 2), (0.5, 0.5, 4)]):
+        records.append(_record(str(i), "full", 1.0, score=full, ttft_s=8.0, ttft_full_s=8.0))
+        records.append(
+            _record(str(i), "m", score=method, kl=i * 0.3, agreement=i / 2, share_recomputed=0.2,
+                    ttft_s=ttft, ttft_full_s=8.0)
+        )  # fmt: skip
+    full, row = summarise(records)
+    assert (full.score, full.score_answerable, full.retention) == (0.5, 0.75, 1)
+    assert row.score == pytest.approx(2 / 3)
+    assert row.score_answerable == 0.5  # the first and the third
+    assert row.retention == pytest.approx(1 / 1.5)
+    assert row.kl == pytest.approx(0.3)
+    assert (row.agreement, row.ttft_s, row.speedup) == (0.5, 2, 4)
+    assert row.ci95["speedup"] == (2, 8)
+    for name, (low, high) in row.ci95.items():
+        assert low <= getattr(row, name) <= high
+
+
+def test_where_full_attention_answers_nothing_retention_has_no_value():
+    full, row = summarise([_record("0", "full", 1.0), _record("0", "m", score=1.0)])
+    for one in (full, row):
+        assert (one.score_answerable, one.retention) == (None, None)
+        assert "retention" not in one.ci95
+    assert row.score == 1
+
+
+def test_prompts_hold_every_chunk_verbatim_behind_the_sink(make_engine, caplog):
+    kv = make_engine()
+    evaluate(kv, _data(), methods=["reuse"])
+    assert "head is not the text" not in caplog.text
+    for example in _data().examples:
+        messages = prompt(example)
+        text = kv.tokenizer.apply_chat_template(messages, tokenize=False)
+        assert text.startswith(kv.sink_from(template(example.task)) + chunk_texts(example)[0])
+        bare = prompt(example, chat=False)
+        assert isinstance(bare, str)
+        for chunk in chunk_texts(example):
+            assert chunk in messages[0]["content"]
+            assert chunk in bare
+        assert "{this}" in messages[0]["content"]  # braces in the data are left alone
+        assert bare.startswith(kv.sink_from(template(example.task, chat=False)))
+    assert chunk_texts(Example("i", "q", ("a",), (Chunk(" text\n"),), "summarization")) == ["text"]
+
+
+def test_a_base_model_is_given_the_bare_prompt(make_engine, monkeypatch):
+    kv = make_engine()
+    monkeypatch.setattr(kv.tokenizer, "chat_template", None)
+    found = evaluate(kv, _data(1), methods=["epic"], ratios=[1.0])
+    assert found.rows[1].kl < 1e-6

@@ -1,0 +1,206 @@
+"""What always holds (DESIGN.md 1, 2, 4): equality with an ordinary full prefill.
+
+The reference is transformers' own forward pass over the same token ids, on tiny random
+models of every supported family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tiny import FAMILIES, some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+
+Make = Callable[..., RagKV]
+TOLERANCE = 5e-5
+QUESTION = "\n\nWhat does the text say?"
+
+
+def ask(chunks: list[str], question: str = QUESTION) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "\n\n".join(chunks) + question}]
+
+
+def reference(engine: RagKV, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return engine.model(torch.tensor([ids])).logits[0, -1].float()
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_recomputed_is_full_prefill(
+    make_engine: Make, family: str, attention: str
+) -> None:
+    engine = make_engine(family, attention)
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), recompute_ratio=1.0)
+    assert out.report.recomputed_tokens > 100
+    assert out.report.reused_tokens == 0
+    assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_chunk_behind_the_sink_is_exact(make_engine: Make, family: str, attention: str) -> None:
+    engine = make_engine(family, attention)
+    chunks = some_chunks(1)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), recompute_ratio=0.0)
+    assert out.report.reused_tokens > 80
+    assert out.report.recomputed_tokens == 0
+    assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reuse_of_several_chunks_is_not_exact(make_engine: Make, family: str) -> None:
+    """Without this the two tests above could pass by never reusing anything."""
+    engine = make_engine(family)
+    chunks = some_chunks(3, words=25)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), recompute_ratio=0.0)
+    assert out.report.reused_tokens > 150
+    assert distance(out.logits, reference(engine, out.token_ids)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zero_known_chunks_is_full_prefill(make_engine: Make, family: str) -> None:
+    engine = make_engine(family)
+    out = engine.prefill(ask(some_chunks(2)))
+    assert out.report.fresh_tokens == out.report.prompt_tokens
+    assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefix_is_exact(make_engine: Make, family: str) -> None:
+    engine = make_engine(family)
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), method="prefix")
+    assert 80 < out.report.reused_tokens < 200
+    assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("method", ["query", "epic", "random", "reuse", "naive"])
+def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: str) -> None:
+    engine = make_engine()
+    chunks = some_chunks(3)
+    engine.precompute(chunks, method=method)
+    ours = engine.generate(ask(chunks), max_new_tokens=12, recompute_ratio=1.0, method=method)
+    assert ours.report.recomputed_tokens > 100
+    ids = torch.tensor([engine.prefill(ask(chunks), method="full").token_ids])
+    theirs = engine.model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert ours.token_ids == theirs[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
+def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -> None:
+    """The cache that prefill returns gives the same next logits as a longer full prefill."""
+    engine = make_engine(family)
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), recompute_ratio=1.0)
+    more = [7, 301, 44]
+    with torch.no_grad():
+        ours = engine.model(torch.tensor([more]), past_key_values=out.cache).logits[0, -1]
+    assert distance(ours, reference(engine, out.token_ids + more)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "naïve Ünïcode — “quotes” 你好 😀👨‍👩‍👧 combining e\u0301 end",
+        "  leading and trailing  \n\n\n",
+        "tabs\tand\r\nwindows\r\nlines",
+    ],
+)
+def test_token_ids_are_the_ordinary_ones_and_decode_to_the_prompt(
+    make_engine: Make, text: str
+) -> None:
+    engine = make_engine()
+    chunks = [f"{chunk} {text} {chunk[::-1]}" for chunk in some_chunks(2)]
+    engine.precompute(chunks)
+    prompt = f"Head {text}\n\n{chunks[1]}\n---\n{chunks[0]}\nQuestion: {text}?"
+    out = engine.prefill(prompt, recompute_ratio=0.5)
+    assert out.token_ids == engine.tokenizer(prompt)["input_ids"]
+    assert engine.tokenizer.decode(out.token_ids) == prompt
+    assert out.report.reused_tokens > 50
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.35, 1.0])
+@pytest.mark.parametrize("method", ["query", "epic", "random", "reuse"])
+def test_the_account_adds_up(make_engine: Make, method: str, ratio: float) -> None:
+    engine = make_engine()
+    chunks = some_chunks(4)
+    engine.precompute(chunks)
+    report = engine.prefill(ask(chunks), method=method, recompute_ratio=ratio).report
+    parts = (
+        report.sink_tokens,
+        report.reused_tokens,
+        report.recomputed_tokens,
+        report.fresh_tokens,
+    )
+    assert sum(parts) == report.prompt_tokens == len(report.positions)
+    assert np.bincount(list(report.positions), minlength=4).tolist() == list(parts)
+    cached = report.reused_tokens + report.recomputed_tokens
+    asked = 0.0 if method == "reuse" and ratio < 1 else ratio
+    assert report.recomputed_tokens == round(asked * cached)
+    assert report.effective_ratio == pytest.approx(report.recomputed_tokens / cached)
+    assert report.ttft_s == pytest.approx(sum(report.steps.values()))
+    assert all(seconds >= 0 for seconds in report.steps.values())
+
+
+def test_recomputing_more_comes_closer(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(4)
+    engine.precompute(chunks)
+    errors = []
+    for ratio in (0.0, 0.5, 0.9, 1.0):
+        out = engine.prefill(ask(chunks), recompute_ratio=ratio)
+        errors.append(distance(out.logits, reference(engine, out.token_ids)))
+    assert errors[-1] < TOLERANCE < errors[0]
+    assert errors[2] < errors[0]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
+def test_a_chunk_that_ends_the_prompt(make_engine: Make, ratio: float) -> None:
+    """The last prompt token is computed in any case: it gives the first logits."""
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    prompt = "Question first. " + "\n\n".join(chunks)
+    out = engine.prefill(prompt, recompute_ratio=ratio)
+    assert out.report.fresh_tokens >= 1
+    if ratio == 1.0:
+        assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+    assert len(engine.generate(prompt, max_new_tokens=3, recompute_ratio=ratio).token_ids) == 3
+
+
+def test_repeated_and_truncated_chunks(make_engine: Make) -> None:
+    engine = make_engine()
+    first, second = some_chunks(2)
+    engine.precompute([first, second])
+    prompt = f"{first}\n\n{second[:150]}\n\n{first}\n\nQuestion?"
+    half = engine.prefill(prompt, recompute_ratio=0.0)
+    assert [use.text for use in half.report.chunks] == [first, second, first]
+    whole = len(engine.tokenizer(second)["input_ids"])
+    assert 40 < half.report.chunks[1].reused < whole - 20
+    out = engine.prefill(prompt, recompute_ratio=1.0)
+    assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
+
+
+def test_bfloat16_stays_close() -> None:
+    model = tiny_model().to(torch.bfloat16)
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        chunks = some_chunks(3)
+        engine.precompute(chunks)
+        out = engine.prefill(ask(chunks), recompute_ratio=1.0)
+        assert distance(out.logits, reference(engine, out.token_ids)) < 0.15

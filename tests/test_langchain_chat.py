@@ -1,0 +1,419 @@
+"""ChatRagKV beyond langchain-tests: its settings, its account, its manners."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import cache
+
+import pytest
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.messages import (
+    AIMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.runnables import ConfigurableField
+from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
+from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv.messages import convert_messages
+from pydantic import ValidationError
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import pipeline
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+PROMPT = ChatPromptTemplate.from_messages(
+    [("system", 'Answer from the text, as {{"answer": ...}}.\n\n{context}'), ("human", "{input}")]
+)
+QUESTION = "What is a target list?"
+
+
+@cache
+def engine() -> RagKV:
+    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+    kv.precompute(some_chunks())
+    return kv
+
+
+def chat(**fields):
+    return ChatRagKV(kv=engine(), **{"max_tokens": 12, **fields})
+
+
+def prompt():
+    return "\n\n".join([*some_chunks(), QUESTION])
+
+
+def report(message):
+    return message.response_metadata["ragkv"]
+
+
+def test_the_account_of_an_answer():
+    answer = chat().invoke(prompt())
+    account = report(answer)
+    usage = answer.usage_metadata
+    assert usage["input_tokens"] == account["prompt_tokens"]
+    assert usage["output_tokens"] == account["completion_tokens"] == 12
+    assert usage["total_tokens"] == usage["input_tokens"] + 12
+    read = account["sink_tokens"] + account["reused_tokens"]
+    assert usage["input_token_details"] == {"cache_read": read, "cache_creation": 0}
+    assert read > 100
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert answer.response_metadata["model_name"] == engine().model_name
+
+
+def test_a_stream_gives_the_same_text_and_account():
+    answer, chunks = chat().invoke(prompt()), list(chat().stream(prompt()))
+    assert "".join(chunk.content for chunk in chunks) == answer.content
+    assert all(not chunk.usage_metadata and not chunk.response_metadata for chunk in chunks[:-1])
+    assert all(chunk.content for chunk in chunks[:-1])
+    assert chunks[-1].chunk_position == "last"
+    assert chunks[-1].usage_metadata == answer.usage_metadata
+    assert report(chunks[-1])["positions"] == report(answer)["positions"]
+    assert chunks[-1].response_metadata["finish_reason"] == "length"
+
+
+def test_settings_hold_per_model_per_call_and_bound():
+    assert report(chat(recompute_ratio=0.5, method="epic").invoke(prompt()))["method"] == "epic"
+    once = chat(recompute_ratio=0.5).invoke(prompt(), recompute_ratio=0, method="naive")
+    assert (report(once)["recompute_ratio"], report(once)["method"]) == (0, "naive")
+    assert report(once)["recomputed_tokens"] == 0
+    bound = chat().bind(recompute_ratio=1).invoke(prompt())
+    assert report(bound)["effective_ratio"] == 1
+    configurable = chat().configurable_fields(recompute_ratio=ConfigurableField(id="ratio"))
+    answer = configurable.with_config(configurable={"ratio": 0.75}).invoke(prompt())
+    assert report(answer)["recompute_ratio"] == 0.75
+    assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"recompute_ratio": 2}, {"method": "nonesuch"}, {"recompute_ration": 0.1}]
+)
+def test_a_wrong_setting_is_refused_at_once(wrong):
+    with pytest.raises(ValidationError):
+        chat(**wrong)
+    with pytest.raises(ConfigError):
+        chat().invoke(prompt(), **wrong)
+
+
+def test_sampling_follows_the_seed():
+    model = chat(temperature=1.0, top_p=0.9)
+    first = model.invoke(prompt(), seed=1).content
+    assert model.invoke(prompt(), seed=1).content == first
+    assert model.invoke(prompt(), seed=2).content != first
+    assert chat().invoke(prompt()).content == chat(temperature=0, seed=5).invoke(prompt()).content
+
+
+def test_an_answer_ends_before_a_stop_text():
+    whole = chat().invoke(prompt()).content
+    stop = whole[4:7]
+    for answer in (
+        chat().invoke(prompt(), stop=[stop]),
+        chat(stop=stop).invoke(prompt()),
+        chat(stop_sequences=[stop, "never"]).invoke(prompt()),
+    ):
+        assert answer.content == whole[: whole.index(stop)]
+        assert answer.response_metadata["finish_reason"] == "stop"
+    assert chat(stop=stop).invoke(prompt(), stop=["never"]).content == whole
+    assert (
+        "".join(c.content for c in chat(stop=stop).stream(prompt())) == whole[: whole.index(stop)]
+    )
+
+
+def test_a_late_answer_is_given_up():
+    with pytest.raises(TimeoutError, match="timeout=1e-09"):
+        chat(timeout=1e-9).invoke(prompt())
+    with pytest.raises(TimeoutError):
+        list(chat().stream(prompt(), timeout=1e-9))
+    assert chat(timeout=60).invoke(prompt()).content == chat().invoke(prompt()).content
+
+
+def test_batch_answers_each_prompt():
+    prompts = [prompt(), "Hello", prompt() + "!"]
+    together = [answer.content for answer in chat().batch(prompts)]
+    assert together == [chat().invoke(each).content for each in prompts]
+
+
+def test_streaming_tells_callbacks_every_piece():
+    class Listener(BaseCallbackHandler):
+        heard = ""
+
+        def on_llm_new_token(self, token, **kwargs):
+            self.heard += token
+
+    inner, outer = Listener(), Listener()
+    text = chat(streaming=True).invoke(prompt(), {"callbacks": [inner]}).content
+    list(chat().stream(prompt(), {"callbacks": [outer]}))
+    assert inner.heard == outer.heard == text == chat().invoke(prompt()).content
+
+
+def test_a_cache_of_answers_knows_the_settings():
+    cached = InMemoryCache()
+    first = chat(cache=cached, method="naive").invoke(prompt())
+    again = chat(cache=cached, method="naive").invoke(prompt())
+    assert report(first)["ttft_s"] == report(again)["ttft_s"]
+    assert report(chat(cache=cached, method="full").invoke(prompt()))["method"] == "full"
+
+
+def test_async_leaves_the_event_loop_free():
+    async def scenario() -> tuple[str, str]:
+        free, answered = threading.Event(), []
+
+        def occupy() -> None:
+            with engine()._lock:
+                held.set()
+                answered.append(free.wait(10))
+
+        held = threading.Event()
+        busy = threading.Thread(target=occupy)
+        busy.start()
+        held.wait()
+
+        async def streamed() -> str:
+            return "".join([chunk.content async for chunk in chat().astream(prompt())])
+
+        invoked, pieces = (
+            asyncio.create_task(each) for each in (chat().ainvoke(prompt()), streamed())
+        )
+        await asyncio.sleep(0.1)  # both wait for the model; the loop goes on
+        assert not invoked.done()
+        free.set()
+        text = (await invoked).content, await pieces
+        assert answered == [True]
+        busy.join()
+        return text
+
+    assert asyncio.run(scenario()) == (chat().invoke(prompt()).content,) * 2
+
+
+def test_abatch_answers_each_prompt():
+    answers = asyncio.run(chat().abatch([prompt(), "Hello"]))
+    assert [answer.content for answer in answers] == [
+        chat().invoke(each).content for each in (prompt(), "Hello")
+    ]
+
+
+@pytest.mark.parametrize("how", ["astream", "ainvoke"])
+def test_a_cancelled_task_ends_the_generation(how, monkeypatch):
+    streams, make = [], engine().stream
+    monkeypatch.setattr(
+        engine(), "stream", lambda *a, **k: streams.append(make(*a, **k)) or streams[-1]
+    )
+
+    async def scenario() -> None:
+        model = chat(max_tokens=3000)
+        if how == "astream":
+            async for _ in model.astream(prompt()):
+                break
+            return
+        task = asyncio.create_task(model.ainvoke(prompt()))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    (stream,) = streams
+    stream._thread.join(5)
+    assert not stream._thread.is_alive()
+    assert len(stream._completion.token_ids) < 2000
+
+
+def test_a_reader_who_leaves_ends_the_generation(monkeypatch):
+    streams, make = [], engine().stream
+    monkeypatch.setattr(
+        engine(), "stream", lambda *a, **k: streams.append(make(*a, **k)) or streams[-1]
+    )
+    for _ in chat(max_tokens=3000).stream(prompt()):
+        break
+    streams[0]._thread.join(5)
+    assert len(streams[0]._completion.token_ids) < 2000
+
+
+def test_messages_become_roles_and_text():
+    call = {"name": "add", "args": {"a": 1}, "id": "7"}
+    assert convert_messages(
+        [
+            SystemMessage("Be brief."),
+            HumanMessage([{"type": "text", "text": "How "}, "many?"], name="ann"),
+            AIMessage(
+                [{"type": "reasoning", "reasoning": "..."}, {"type": "text", "text": "One."}]
+            ),
+            AIMessage("", tool_calls=[call]),
+            ToolMessage("2", tool_call_id="7", name="add"),
+            ChatMessage("Go on.", role="critic"),
+        ]
+    ) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": "One."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+            ],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "7", "name": "add"},
+        {"role": "critic", "content": "Go on."},
+    ]
+    blocks = [SystemMessage([{"type": "text", "text": prompt()}])]
+    assert chat().invoke(blocks).content == chat().invoke([SystemMessage(prompt())]).content
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "audio", "file"])
+def test_what_is_not_text_is_refused(kind):
+    with pytest.raises(ConfigError, match=f"'{kind}' cannot be read by a text model"):
+        chat().invoke([HumanMessage([{"type": kind, "url": "..."}])])
+
+
+def test_messages_without_a_role_are_refused():
+    with pytest.raises(ConfigError, match="no role"):
+        convert_messages([FunctionMessage("2", name="add")])
+    with pytest.raises(ConfigError, match="At least one"):
+        convert_messages([])
+    with pytest.raises(NotImplementedError):
+        chat().bind_tools([])
+
+
+HEAD = '<|bos|><|im_start|>system\nAnswer from the text, as {"answer": ...}.\n\n'
+
+
+@pytest.mark.parametrize(
+    ("template", "head"),
+    [
+        (PROMPT, HEAD),
+        (PROMPT.partial(input="constant"), HEAD),
+        (
+            ChatPromptTemplate.from_messages([("system", "You are {name}. {context}")]).partial(
+                name="Ann"
+            ),
+            "<|bos|><|im_start|>system\nYou are Ann. ",
+        ),
+        (
+            ChatPromptTemplate.from_messages(
+                [("system", "S"), MessagesPlaceholder("past"), ("human", "{context}")]
+            ),
+            "<|bos|><|im_start|>system\nS<|im_end|>\n<|im_start|>user\n",
+        ),
+        (
+            PromptTemplate.from_template("Read:\n{context}\n{input}"),
+            "<|bos|><|im_start|>user\nRead:\n",
+        ),
+        (
+            PromptTemplate.from_template("Read:\n{{ context }}", template_format="jinja2"),
+            "<|bos|><|im_start|>user\nRead:\n",
+        ),
+    ],
+)
+def test_the_sink_is_the_prompt_templates_head(template, head):
+    assert chat(sink_from=template)._overrides()["sink"] == head
+
+
+def test_a_sink_from_the_template_covers_the_head_of_its_prompts(make_engine):
+    kv = make_engine()
+    model = ChatRagKV(kv=kv, sink_from=PROMPT, max_tokens=4)
+    documents = [Document(text) for text in some_chunks()]
+    assert model.precompute(documents).new == 3
+    assert model.precompute(documents).existing == 3
+    assert not kv.contains(documents[0].page_content)  # behind another sink
+    messages = PROMPT.format_messages(context="\n\n".join(some_chunks()), input=QUESTION)
+    account = report(model.invoke(messages))
+    head = kv.tokenizer(HEAD, add_special_tokens=False)["input_ids"]
+    assert account["sink_tokens"] >= len(head) - 1
+    assert account["misses"] == ()
+
+
+@pytest.mark.parametrize("template", ["{context}", PromptTemplate.from_template("no variable")])
+def test_a_sink_needs_a_template_with_a_variable(template):
+    with pytest.raises(ValidationError, match="sink_from"):
+        chat(sink_from=template)
+
+
+def pipe(**settings):
+    return pipeline(
+        "text-generation",
+        model=engine().model,
+        tokenizer=engine().tokenizer,
+        **{"max_new_tokens": 12, "do_sample": False, "return_full_text": False, **settings},
+    )
+
+
+@pytest.mark.parametrize(
+    "ours", [{"kv": True}, {"llm": HuggingFacePipeline}, {"llm": RagKVPipeline}]
+)
+def test_swapping_chat_hugging_face_changes_no_text(ours):
+    documents = [Document(text) for text in some_chunks()]
+    ordinary = ChatHuggingFace(
+        llm=HuggingFacePipeline(pipeline=pipe()), tokenizer=engine().tokenizer
+    )
+    if "kv" in ours:
+        swapped = chat(recompute_ratio=1)
+    else:
+        given = {"kv": engine()} if ours["llm"] is RagKVPipeline else {}
+        inner = ours["llm"](pipeline=pipe(), **given)
+        swapped = ChatRagKV(llm=inner, store=":memory:", recompute_ratio=1)
+    swapped.precompute(documents)
+    answers = [
+        create_stuff_documents_chain(model, PROMPT).invoke(
+            {"context": documents, "input": QUESTION}
+        )
+        for model in (ordinary, swapped)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]
+
+
+def test_settings_of_the_inner_pipeline_are_taken_over():
+    llm = HuggingFacePipeline(pipeline=pipe(max_new_tokens=5, do_sample=True, top_p=0.5))
+    model = ChatRagKV(llm=llm, store=":memory:", max_tokens=7)
+    assert (model.max_tokens, model.temperature, model.top_p) == (7, 0.7, 0.5)
+    assert model.kv.model is engine().model
+    inner = RagKVPipeline(pipeline=pipe(), kv=engine(), method="epic", recompute_ratio=0.3)
+    model = ChatRagKV(llm=inner, recompute_ratio=0.4)
+    assert (model.kv, model.method, model.recompute_ratio) == (engine(), "epic", 0.4)
+
+
+def test_a_model_is_loaded_by_its_folder(tmp_path):
+    engine().model.save_pretrained(tmp_path)
+    engine().tokenizer.save_pretrained(tmp_path)
+    keywords = {
+        "task": "text-generation",
+        "pipeline_kwargs": {"max_new_tokens": 12, "do_sample": False},
+    }
+    answers = [
+        ChatRagKV.from_model_id(str(tmp_path), store=":memory:", method="full", **settings).invoke(
+            prompt()
+        )
+        for settings in (
+            {"max_tokens": 12},
+            {**keywords, "device": -1, "batch_size": 4},
+            {**keywords, "model_kwargs": {"attn_implementation": "eager"}},
+        )
+    ]
+    assert len({answer.content for answer in answers}) == 1
+    assert answers[0].response_metadata["model_name"] == str(tmp_path)
+    sampled = ChatRagKV.from_model_id(str(tmp_path), store=":memory:", do_sample=True)
+    assert sampled.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": "summarization"},
+        {"backend": "endpoint"},
+        {"pipeline_kwargs": {"num_beams": 4}},
+        {"device": 0, "device_map": "auto"},
+    ],
+)
+def test_what_from_model_id_cannot_keep_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        ChatRagKV.from_model_id("nowhere", **wrong)

@@ -1,0 +1,192 @@
+"""RagKVRetriever and RagKVTransformer; the package without its frameworks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from functools import cache
+
+import langchain_ragkv
+import pytest
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
+from pydantic import ValidationError
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError, MissingDependencyError
+
+DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(5))]
+RENDERED = PromptTemplate.from_template("Page {page}: {page_content}")
+PROMPT = ChatPromptTemplate.from_messages([("system", "{context}"), ("human", "{input}")])
+
+
+@cache
+def engine() -> RagKV:
+    return RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """The texts that the engine was told of."""
+    texts: list[str] = []
+    monkeypatch.setattr(engine(), "prefetch", lambda found, **_: texts.extend(found))
+    return texts
+
+
+class Account(BaseCallbackHandler):
+    """Keeps the report of the last answer."""
+
+    def on_llm_end(self, response, **kwargs):
+        self.report = response.generations[0][0].message.response_metadata["ragkv"]
+
+
+class Fixed(BaseRetriever):
+    """Knows no number of documents."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return DOCUMENTS
+
+
+class WithField(Fixed):
+    """Has the number as a field, like the keyword retrievers."""
+
+    k: int = 1
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return DOCUMENTS[: self.k]
+
+
+class WithArgument(Fixed):
+    """Takes other arguments, and no number."""
+
+    def _get_relevant_documents(self, query, *, run_manager, tag="a"):
+        return [Document(tag + document.page_content) for document in DOCUMENTS]
+
+
+def vectors():
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=16))
+    store.add_documents(DOCUMENTS)
+    return store.as_retriever(search_kwargs={"k": 2})
+
+
+RETRIEVERS = {
+    "vectors": (vectors, 2),
+    "fixed": (Fixed, 5),
+    "field": (WithField, 1),
+    "argument": (WithArgument, 5),
+    "runnable": (lambda: RunnableLambda(lambda query: list(DOCUMENTS)), 5),
+}
+
+
+@pytest.mark.parametrize("kind", RETRIEVERS)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_any_retriever_names_what_it_found(kind, asynchronous, named):
+    make, count = RETRIEVERS[kind]
+
+    def invoke(retriever, **kwargs):
+        del named[:]
+        found = (
+            asyncio.run(retriever.ainvoke("what?", **kwargs))
+            if asynchronous
+            else retriever.invoke("what?", **kwargs)
+        )
+        assert named == [document.page_content for document in found]
+        return found
+
+    inner = make()
+    assert len(invoke(RagKVRetriever(retriever=inner, kv=engine()))) == count
+    assert len(invoke(RagKVRetriever(retriever=inner, kv=engine(), k=3))) == 3
+    assert len(invoke(RagKVRetriever(retriever=inner, kv=engine(), k=3), k=4)) == 4
+    assert len(inner.invoke("what?")) == count
+
+
+def test_other_arguments_reach_the_retriever(named):
+    found = RagKVRetriever(retriever=WithArgument(), kv=engine()).invoke("what?", tag="b", k=1)
+    assert found[0].page_content.startswith("b")
+
+
+def test_documents_are_named_as_the_chain_renders_them(named):
+    llm = ChatRagKV(kv=engine())
+    RagKVRetriever(retriever=Fixed(), llm=llm, k=1, document_prompt=RENDERED).invoke("what?")
+    assert named == ["Page 0: " + DOCUMENTS[0].page_content]
+
+
+@pytest.mark.parametrize("which", [{}, {"kv": 1, "llm": 1}])
+def test_one_engine_is_needed(which):
+    given = {"kv": engine(), "llm": ChatRagKV(kv=engine())}
+    given = {name: given[name] for name in which}
+    with pytest.raises(ValidationError, match="either llm"):
+        RagKVRetriever(retriever=Fixed(), **given)
+    with pytest.raises(ConfigError, match="either llm"):
+        RagKVTransformer(**given)
+
+
+def test_a_chunk_that_was_not_ingested_is_reused_by_the_second_prompt(make_engine):
+    kv = make_engine()
+    llm = ChatRagKV(kv=kv, max_tokens=4, sink_from=PROMPT)
+    retriever = RagKVRetriever(retriever=Fixed(), llm=llm, k=2)
+    chain = PROMPT | llm
+
+    def reused():
+        context = "\n\n".join(document.page_content for document in retriever.invoke("what?"))
+        answer = chain.invoke({"context": context, "input": "what?"})
+        kv.wait()
+        return answer.usage_metadata["input_token_details"]["cache_read"]
+
+    assert reused() < 20
+    assert reused() > 50
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_transformer_precomputes_and_changes_nothing(asynchronous, make_engine):
+    kv = make_engine()
+    step = RagKVTransformer(kv=kv)
+    before = [document.model_copy(deep=True) for document in DOCUMENTS]
+    if asynchronous:
+        after = asyncio.run(step.atransform_documents(DOCUMENTS))
+    else:
+        after = step.transform_documents(DOCUMENTS)
+    assert after is DOCUMENTS
+    assert before == DOCUMENTS
+    assert all(kv.contains(document.page_content) for document in DOCUMENTS)
+
+
+def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
+    kv = make_engine()
+    llm = ChatRagKV(kv=kv, max_tokens=4, sink_from=PROMPT)
+    RagKVTransformer(llm=llm, document_prompt=RENDERED).transform_documents(DOCUMENTS)
+    account = Account()
+    chain = create_stuff_documents_chain(llm, PROMPT, document_prompt=RENDERED)
+    chain.invoke({"context": DOCUMENTS, "input": "what?"}, {"callbacks": [account]})
+    texts = [f"Page {i}: {text}" for i, text in enumerate(some_chunks(5))]
+    assert [use["text"] for use in account.report["chunks"]] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "missing"),
+    [
+        ("RagKVPipeline", "pipeline", "langchain_huggingface"),
+        ("RagKVTransformer", "transformer", "langchain_core.documents"),
+    ],
+)
+def test_a_missing_framework_is_named_with_the_extra(name, module, missing, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"langchain_ragkv.{module}")
+    monkeypatch.setitem(sys.modules, missing, None)
+    framework = missing.partition(".")[0].replace("_", "-")
+    with pytest.raises(MissingDependencyError, match=f"{name} needs {framework}: pip install"):
+        getattr(langchain_ragkv, name)
+
+
+def test_importing_the_package_loads_no_framework():
+    code = "import sys, langchain_ragkv; print('langchain_core' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

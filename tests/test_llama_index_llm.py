@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT_TMPL
+from llama_index.llms.huggingface import HuggingFaceLLM
+from llama_index.llms.ragkv import RagKVLLM
+from llama_index.llms.ragkv.decoding import decode_arguments
+from tiny import some_chunks, tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from ragkv import RagKV, ReuseConfig
+from ragkv.errors import ConfigError
+
+SIZE = {"max_new_tokens": 12, "context_window": 2000}
+GREEDY = {"generate_kwargs": {"do_sample": False}}
+PROMPT = "Context:\n" + "\n\n".join(some_chunks()) + "\nWhat is a target?\nAnswer: "
+CHAT = [
+    ChatMessage(role=MessageRole.SYSTEM, content="Answer shortly."),
+    ChatMessage(role=MessageRole.USER, content=PROMPT),
+]
+
+
+@pytest.fixture
+def kv(make_engine):
+    return make_engine()
+
+
+def with_bos():
+    """Return a tokenizer that puts BOS before every text."""
+    tokenizer = deepcopy(tiny_tokenizer())
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
+    )
+    return tokenizer
+
+
+def make(kv, **kwargs):
+    llm = RagKVLLM(kv=kv, **{**SIZE, **GREEDY, **kwargs})
+    kv.precompute(some_chunks(), **{k: v for k, v in llm.reuse_overrides.items() if k == "sink"})
+    return llm
+
+
+def huggingface(kv, **kwargs):
+    return HuggingFaceLLM(model=kv.model, tokenizer=kv.tokenizer, **SIZE, **GREEDY, **kwargs)
+
+
+def test_it_takes_every_argument_of_huggingface_llm_in_the_same_order():
+    theirs = list(inspect.signature(HuggingFaceLLM.__init__).parameters)
+    assert list(inspect.signature(RagKVLLM.__init__).parameters)[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"query_wrapper_prompt": "Q: {query_str}\nA:"},
+        {
+            "query_wrapper_prompt": PromptTemplate("<{query_str}>"),
+            "completion_to_prompt": str.upper,
+        },
+    ],
+)
+def test_complete_at_ratio_1_gives_the_text_of_huggingface_llm(kv, settings):
+    theirs = huggingface(kv, **settings).complete(PROMPT)
+    ours = make(kv, recompute_ratio=1, **settings).complete(PROMPT)
+    assert ours.text == theirs.text != ""
+    if "completion_to_prompt" not in settings:  # upper case is no chunk's text
+        assert ours.additional_kwargs["recomputed_tokens"] > 0
+
+
+def test_formatted_prompts_are_taken_verbatim(kv):
+    wrapped = {"query_wrapper_prompt": "Q: {query_str}\nA:"}
+    theirs = huggingface(kv, **wrapped).complete(PROMPT, formatted=True)
+    assert (
+        make(kv, recompute_ratio=1, **wrapped).complete(PROMPT, formatted=True).text == theirs.text
+    )
+    assert make(kv, recompute_ratio=1).complete(PROMPT).text == theirs.text
+
+
+def test_stopping_ids_end_the_answer_as_in_huggingface_llm(kv):
+    ids = make(kv, recompute_ratio=1).complete(PROMPT).raw["token_ids"]
+    stop = [next(token for token in ids[3:] if token not in ids[:3])]
+    theirs = huggingface(kv, stopping_ids=stop).complete(PROMPT)
+    before = kv.model.generation_config.eos_token_id
+    ours = make(kv, recompute_ratio=1, stopping_ids=stop).complete(PROMPT)
+    assert ours.raw["token_ids"] == ids[: ids.index(stop[0]) + 1]
+    assert ours.text == theirs.text
+    assert kv.model.generation_config.eos_token_id == [before, *stop]
+
+
+def test_chat_at_ratio_1_gives_the_text_of_huggingface_llm(kv):
+    theirs = huggingface(kv, is_chat_model=True).chat(CHAT)
+    ours = make(kv, recompute_ratio=1, is_chat_model=True).chat(CHAT)
+    assert ours.message.content == theirs.message.content != ""
+
+
+def test_the_system_prompt_reaches_complete_and_stream(kv):
+    expected = make(kv).complete("Be short. " + PROMPT).text
+    llm = make(kv, system_prompt="Be short.")
+    assert llm.complete(PROMPT).text == expected
+    assert list(llm.stream_complete(PROMPT))[-1].text == expected
+
+
+def test_streaming_gives_complete_s_text_and_heeds_completion_to_prompt(kv):
+    llm = make(kv, completion_to_prompt=lambda text: f"Read this. {text}")
+    whole = llm.complete(PROMPT)
+    responses = list(llm.stream_complete(PROMPT))
+    assert "".join(response.delta for response in responses) == whole.text
+    assert [r.text for r in responses] == sorted((r.text for r in responses), key=len)
+    assert responses[-1].text == whole.text != make(kv).complete(PROMPT).text
+    assert responses[-1].raw["token_ids"] == whole.raw["token_ids"]
+    chat = list(make(kv).stream_chat(CHAT))
+    assert chat[-1].message.content == make(kv).chat(CHAT).message.content
+    assert chat[-1].raw["report"]["reused_tokens"] > 0
+
+
+def test_no_second_bos(make_engine):
+    tokenizer = with_bos()
+    kv = make_engine()
+    plain = len(tokenizer(PROMPT)["input_ids"])
+    with RagKV(kv.model, tokenizer, store=":memory:") as engine:
+        llm = RagKVLLM(kv=engine, **SIZE)
+        assert llm.complete(PROMPT).additional_kwargs["prompt_tokens"] == plain
+        assert llm.complete("<|bos|>" + PROMPT).additional_kwargs["prompt_tokens"] == plain
+        text = llm.messages_to_prompt(CHAT)
+        once = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        assert llm.chat(CHAT).additional_kwargs["prompt_tokens"] == once
+        tokenizer.chat_template = tokenizer.chat_template.replace("{{ bos_token }}", "")
+        assert llm.chat(CHAT).additional_kwargs["prompt_tokens"] == once - 1
+        tokenizer.chat_template = None
+        assert llm.messages_to_prompt(CHAT).startswith("system: Answer shortly.\nuser: ")
+        assert llm.chat(CHAT).message.content
+
+
+def test_own_chat_rendering(kv):
+    llm = make(kv, messages_to_prompt=lambda messages: messages[-1].content, is_chat_model=True)
+    assert llm.chat(CHAT).message.content == make(kv).complete(PROMPT).text
+
+    def plainly(messages):
+        return "\n".join(message.content for message in messages)
+
+    llm = RagKVLLM(kv=kv, is_chat_model=True, sink_from="default", messages_to_prompt=plainly)
+    assert llm.sink.startswith("You are an expert Q&A system")
+    assert llm.sink.endswith("---------------------\n")
+
+
+def test_a_copy_shares_the_engine(kv):
+    llm = make(kv)
+    assert deepcopy(llm).kv is kv
+
+
+def test_the_report_is_with_the_answer_and_not_in_the_chat_message(kv):
+    llm = make(kv)
+    answer = llm.complete(PROMPT)
+    assert answer.additional_kwargs["reused_tokens"] > 0
+    assert answer.raw["report"] == answer.additional_kwargs == llm.last_report.to_dict()
+    assert answer.raw["usage"]["completion_tokens"] == len(answer.raw["token_ids"]) > 0
+    reply = llm.chat(CHAT)
+    assert reply.additional_kwargs["reused_tokens"] > 0
+    assert reply.message.additional_kwargs == {}
+
+
+def test_settings_of_one_call(kv):
+    llm = make(kv, recompute_ratio=0.5, method="random")
+    assert llm.complete(PROMPT).additional_kwargs["recompute_ratio"] == 0.5
+    report = llm.complete(PROMPT, recompute_ratio=0.0, method="naive", max_new_tokens=3)
+    assert report.additional_kwargs["method"] == "naive"
+    assert report.additional_kwargs["recomputed_tokens"] == 0
+    assert len(report.raw["token_ids"]) <= 3
+    text = llm.complete(PROMPT).text
+    stop = text[4:6]
+    assert llm.complete(PROMPT, stop=stop).text == text[: text.index(stop)]
+    assert llm.complete(PROMPT, stop=[stop]).text == text[: text.index(stop)]
+    with pytest.raises(ConfigError, match="no_such"):
+        llm.complete(PROMPT, no_such=1)
+    llm.recompute_ratio = 0.0
+    assert llm.complete(PROMPT).additional_kwargs["recompute_ratio"] == 0.0
+
+
+def test_a_wrong_setting_is_refused_when_the_llm_is_made(kv):
+    with pytest.raises(ConfigError, match="recompute_ratio"):
+        RagKVLLM(kv=kv, recompute_ratio=2)
+    with pytest.raises(ConfigError, match="num_beams"):
+        RagKVLLM(kv=kv, generate_kwargs={"num_beams": 4})
+
+
+def test_a_window_beyond_the_model_s_is_clipped(kv, caplog):
+    assert RagKVLLM(kv=kv, context_window=100_000).metadata.context_window == 4096
+    assert "4096" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_async_does_not_block_the_event_loop(kv, monkeypatch, stream, chat):
+    """The answer cannot begin before another coroutine has run for a while."""
+    llm = make(kv)
+    expected = llm.chat(CHAT).message.content if chat else llm.complete(PROMPT).text
+    ticked = threading.Event()
+    name = "stream" if stream else "generate"
+    real = getattr(kv, name)
+
+    def waiting(*args, **kwargs):
+        assert ticked.wait(timeout=10), "the event loop stood still"
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(kv, name, waiting)
+
+    async def tick():
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        ticked.set()
+
+    async def answer():
+        if chat:
+            if not stream:
+                return (await llm.achat(CHAT)).message.content
+            pieces = [r async for r in await llm.astream_chat(CHAT)]
+            return pieces[-1].message.content
+        if not stream:
+            return (await llm.acomplete(PROMPT)).text
+        return [r async for r in await llm.astream_complete(PROMPT)][-1].text
+
+    async def both():
+        return (await asyncio.gather(answer(), tick()))[0]
+
+    assert asyncio.run(both()) == expected
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_leaving_a_stream_early_ends_the_generation(kv, monkeypatch, asynchronous):
+    opened = []
+    real = kv.stream
+    monkeypatch.setattr(kv, "stream", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1])
+    llm = make(kv, max_new_tokens=150)
+    whole = len(llm.complete(PROMPT).raw["token_ids"])
+
+    async def leave():
+        responses = await llm.astream_complete(PROMPT)
+        async for _ in responses:
+            break
+        await responses.aclose()
+
+    if asynchronous:
+        asyncio.run(leave())
+    else:
+        responses = llm.stream_complete(PROMPT)
+        next(responses)
+        responses.close()
+    (stream,) = opened
+    stream._thread.join(timeout=10)
+    assert not stream._thread.is_alive()
+    assert len(stream._completion.token_ids) < whole
+
+
+def test_the_sink_is_taken_from_the_template(kv):
+    head = DEFAULT_TEXT_QA_PROMPT_TMPL.partition("{context_str}")[0]
+    assert RagKVLLM(kv=kv, sink_from="default").sink == head
+    template = PromptTemplate(
+        "Read.\n{my_context}\n{query_str}", template_var_mappings={"context_str": "my_context"}
+    )
+    assert RagKVLLM(kv=kv, sink_from=template).sink == "Read.\n"
+    llm = RagKVLLM(kv=kv, sink_from="As {json}: {context_str}", system_prompt='Say {"a": 1}.')
+    assert llm.sink == 'Say {"a": 1}.\n\nAs {json}: '
+    chat = ChatPromptTemplate(
+        [
+            ChatMessage(role="system", content="S"),
+            ChatMessage(role="user", content="C: {context_str}"),
+        ]
+    )
+    llm = RagKVLLM(kv=kv, sink_from=chat, is_chat_model=True)
+    assert llm.sink == "<|bos|><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nC: "
+    with pytest.raises(ConfigError, match="context_str"):
+        RagKVLLM(kv=kv, sink_from="no field")
+    assert RagKVLLM(kv=kv).sink is None, "an engine's own setting stands"
+    assert RagKVLLM(kv=kv, sink="x", sink_from="default").sink == "x"
+
+
+@pytest.mark.parametrize("is_chat_model", [False, True])
+def test_a_prompt_begins_with_the_sink(kv, is_chat_model):
+    """Chunks behind the derived sink stand right behind it in the prompt: reuse is exact."""
+    from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+
+    llm = make(kv, sink_from="default", is_chat_model=is_chat_model, recompute_ratio=0.0)
+    (chunk,) = some_chunks(1)
+    answer = llm.predict(DEFAULT_TEXT_QA_PROMPT_SEL, context_str=chunk, query_str="What?")
+    report = llm.last_report
+    assert report.sink_tokens > 20
+    assert report.reused_tokens > 20
+    full = make(kv, sink_from="default", is_chat_model=is_chat_model, method="full")
+    assert answer == full.predict(DEFAULT_TEXT_QA_PROMPT_SEL, context_str=chunk, query_str="What?")
+
+
+def test_an_llm_makes_its_own_engine(kv, tmp_path):
+    kv.model.save_pretrained(tmp_path)
+    kv.tokenizer.save_pretrained(tmp_path)
+    llm = RagKVLLM(
+        model_name=str(tmp_path),
+        store=":memory:",
+        reuse=ReuseConfig(method="epic"),
+        **SIZE,
+        **GREEDY,
+    )
+    assert llm.complete(PROMPT).text == make(kv, method="full").complete(PROMPT).text
+    assert llm.metadata.model_name == str(tmp_path)
+    assert llm.last_report.method == "epic"
+    assert llm.sink.startswith("Context information is below."), "a reuse without a sink"
+    by_kwargs = RagKVLLM(
+        model_name=str(tmp_path),
+        store=":memory:",
+        model_kwargs={"attn_implementation": "eager"},
+        device_map="cpu",
+    )
+    assert by_kwargs.kv.model.config._attn_implementation == "eager"
+    assert by_kwargs.sink.startswith("Context information is below.")
+
+
+MODEL_S_OWN = SimpleNamespace(do_sample=True, temperature=0.7, top_p=None)
+
+
+@pytest.mark.parametrize(
+    ("generate_kwargs", "call", "config", "temperature", "top_p"),
+    [
+        ({}, {}, None, 0.0, None),
+        ({}, {}, MODEL_S_OWN, 0.7, 1.0),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 50}, {}, MODEL_S_OWN, 0.0, None),
+        ({"do_sample": True, "temperature": 0.3, "top_p": 0.9}, {}, None, 0.3, 0.9),
+        ({"temperature": 0.7, "top_k": 50, "top_p": 0.95}, {}, None, 0.0, None),
+        ({"do_sample": True}, {"temperature": 0}, None, 0.0, None),
+        ({}, {"temperature": 0.5}, None, 0.5, 1.0),
+    ],
+)
+def test_sampling_settings(generate_kwargs, call, config, temperature, top_p):
+    got = decode_arguments(generate_kwargs, call, max_new_tokens=5, generation_config=config)
+    assert got["temperature"] == temperature
+    assert got.get("top_p") == top_p
+    assert got["max_new_tokens"] == 5
+
+
+def test_lengths_and_reuse_settings():
+    got = decode_arguments(
+        {"max_new_tokens": 7, "pad_token_id": 0, "use_cache": True},
+        {"max_tokens": 9, "recompute_ratio": 0.5},
+        max_new_tokens=5,
+        generation_config=None,
+    )
+    assert got == {"max_new_tokens": 9, "recompute_ratio": 0.5, "temperature": 0.0, "stop": ()}

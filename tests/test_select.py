@@ -1,0 +1,192 @@
+"""Choosing tokens: budgets, windows, rules, mapping between tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import Grouping, RagKV
+from ragkv.errors import UnknownMethodError
+from ragkv.select import Method, Scene, get_method, method_names
+from ragkv.select.choose import choose
+from ragkv.select.mapping import map_scores
+from ragkv.select.method import FloatArray
+from ragkv.splice.layout import Layout, Origin
+
+Make = Callable[..., RagKV]
+
+
+def scene(origin: list[int]) -> Scene:
+    ids = np.zeros(len(origin), np.int32)
+    layout = Layout(ids, np.zeros((len(ids), 2), np.int32), 0, (), np.array(origin, np.uint8))
+
+    def never(*_: object) -> None:
+        raise AssertionError("this rule needs no model")
+
+    return Scene(layout, "", 4, probe=never, auxiliary=never)  # type: ignore[arg-type]
+
+
+def by_score(scores: list[float], grouping: Grouping | None = None) -> Method:
+    def score(_: Scene) -> FloatArray:
+        return np.array(scores, np.float32)
+
+    return Method("test", "test", score=score, grouping=grouping)
+
+
+CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
+
+
+def test_the_highest_scores_are_chosen() -> None:
+    where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
+    chosen = choose(by_score([0.1, 0.4, 0.3, 0.2]), where, 0.5, None)
+    assert chosen.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.0, []), (1.0, [1, 2, 4, 5])])
+def test_none_and_all_need_no_scores(ratio: float, expected: list[int]) -> None:
+    def explode(_: Scene) -> FloatArray:
+        raise AssertionError("no scores are needed")
+
+    where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
+    assert choose(Method("t", "t", score=explode), where, ratio, None).tolist() == expected
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(2, [8, 9, 10, 11]), (3, [])])
+def test_windows_need_more_than_the_threshold(threshold: int, expected: list[int]) -> None:
+    scores = np.zeros(16)
+    scores[[0, 1, 8, 9, 11]] = 1
+    grouping = Grouping(window=4, threshold=threshold)
+    where = scene([CACHED] * 16)
+    chosen = choose(by_score(scores.tolist(), grouping), where, 5 / 16, None)
+    assert chosen.tolist() == expected
+
+
+def test_windows_that_fill_the_budget() -> None:
+    scores = [0.0] * 16
+    scores[5], scores[9], scores[10] = 1.0, 0.7, 0.8
+    where = scene([CACHED] * 16)
+    grouping = Grouping(window=4, threshold=1, mode="fill")
+    chosen = choose(by_score(scores), where, 6 / 16, grouping)
+    assert chosen.tolist() == [4, 5, 8, 9, 10, 11]
+
+
+def test_every_method_has_a_file_and_a_source() -> None:
+    names = method_names()
+    assert {
+        "full", "prefix", "naive", "reuse", "epic", "random", "cacheclip", "query"
+    } <= set(names)  # fmt: skip
+    for name in names:
+        method = get_method(name)
+        assert method.name == name
+        assert method.source
+    with pytest.raises(UnknownMethodError, match=r"known: .*query"):
+        get_method("telepathy")
+
+
+def test_epic_takes_the_heads_of_later_chunks(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
+    report = engine.prefill(prompt, method="epic", recompute_ratio=0.1).report
+    first, *later = report.chunks
+    assert first.recomputed == 0
+    for use in later:
+        span = report.positions[use.start : use.end]
+        known = [origin for origin in span if origin != Origin.FRESH]
+        assert use.recomputed > 5
+        assert set(known[: use.recomputed]) == {Origin.RECOMPUTED}
+
+
+def test_random_follows_its_seed(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
+
+    def positions(seed: int) -> bytes:
+        return engine.prefill(prompt, method="random", seed=seed).report.positions
+
+    assert positions(1) == positions(1) != positions(2)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
+def test_query_scores_equal_the_attention_weights_of_transformers(
+    make_engine: Make, family: str
+) -> None:
+    """One chunk behind the sink is exact, so eager attention over the prompt is the reference."""
+    engine = make_engine(family)
+    chunk = some_chunks(1)[0]
+    engine.precompute([chunk])
+    prompt = [{"role": "user", "content": chunk + "\n\nWhat now?"}]
+    seen: list[FloatArray] = []
+    rule = get_method("query").score
+    assert rule is not None
+
+    def spy(where: Scene) -> FloatArray:
+        seen.append(rule(where))
+        return seen[-1]
+
+    layers = engine.model.config.num_hidden_layers
+    with pytest.MonkeyPatch.context() as patch:
+        method = Method("query", "test", score=spy)
+        patch.setattr("ragkv.select.rules.query.METHOD", method)
+        out = engine.prefill(prompt, recompute_ratio=0.5)
+    eager = tiny_model(family, "eager")
+    with torch.no_grad():
+        weights = eager(torch.tensor([out.token_ids]), output_attentions=True).attentions
+    first, last = layers // 3, max(layers * 5 // 6, layers // 3 + 1)
+    expected = sum(weights[layer][0, :, -1].mean(0) for layer in range(first, last))
+    cached = [at for at, origin in enumerate(out.report.positions) if origin in (1, 2)]
+    np.testing.assert_allclose(seen[0], expected[cached].numpy(), atol=1e-5)
+
+
+def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: object) -> None:
+    model, tokenizer = tiny_model("qwen2", seed=3), tiny_tokenizer()
+    folder = f"{tmp_path}/auxiliary"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    engine = make_engine()
+    chunks = some_chunks(3)
+    settings = {"method": "cacheclip", "auxiliary_model": folder}
+    engine.precompute(chunks, **settings)
+    prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
+    loose = Grouping(window=8, threshold=3)
+    report = engine.prefill(prompt, **settings, recompute_ratio=0.3, grouping=loose).report
+    assert 0 < report.recomputed_tokens < report.prompt_tokens / 2
+    windows: dict[int, set[int]] = {}
+    for at, origin in enumerate(report.positions):
+        if origin in (Origin.CACHED, Origin.RECOMPUTED):
+            windows.setdefault(at // 8, set()).add(origin)
+    assert all(len(kinds) == 1 for kinds in windows.values())
+
+
+def test_auxiliary_scores_equal_attention_over_chunk_and_query(make_engine: Make) -> None:
+    """Against eager attention of an ordinary forward pass over sink ++ chunk ++ query."""
+    engine = make_engine(attention="eager")
+    chunk, query = some_chunks(1)[0], " What is the answer?"
+    config = engine.reuse.override(auxiliary_model=engine.model_name)
+    ((scores, offsets),) = engine._auxiliary(config).score([chunk], query)
+    tokenizer = engine.tokenizer
+    head = tokenizer(engine.sink_from([{"role": "user", "content": "{x}"}]))["input_ids"]
+    body, tail = tokenizer(chunk)["input_ids"], tokenizer(query)["input_ids"]
+    with torch.no_grad():
+        out = engine.model(torch.tensor([head + body + tail]), output_attentions=True)
+    weights = out.attentions[-1][0, :, -len(tail) :, len(head) : len(head) + len(body)]
+    np.testing.assert_allclose(scores, weights.mean(dim=(0, 1)).numpy(), atol=1e-5)
+    assert len(offsets) == len(body)
+
+
+def test_scores_move_over_character_offsets() -> None:
+    source = np.array([[0, 4], [4, 8], [8, 9]], np.int32)
+    target = np.array([[0, 2], [2, 6], [6, 9]], np.int32)
+    scores = np.array([1.0, 3.0, 9.0], np.float32)
+    mapped = map_scores(scores, source, target)
+    np.testing.assert_allclose(mapped, [1.0, 2.0, (3 + 3 + 9) / 3], rtol=1e-6)
+    np.testing.assert_allclose(map_scores(scores, source, source), scores, rtol=1e-6)
+    gaps = np.array([[0, 1], [5, 6]], np.int32)
+    np.testing.assert_allclose(map_scores(scores[:2], gaps, target[:2]), [0.5, 0.75])
