@@ -160,6 +160,10 @@ class DecodeConfig:
         Texts at which generation ends; the answer does not contain them.
     seed
         Makes sampling repeatable; ``None`` draws from torch's global state.
+    top_k
+        Sample among this many most probable tokens; 0 is all.
+    stop_token_ids
+        Tokens that end the answer, besides the model's own end-of-sequence tokens.
     """
 
     max_new_tokens: int = 256
@@ -167,6 +171,8 @@ class DecodeConfig:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_number("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -178,3 +184,6 @@ class DecodeConfig:
             raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
         if self.seed is not None:
             _check_number("seed", self.seed, 0, 2**63 - 1)
+        _check_number("top_k", self.top_k, 0, 2**31)
+        for token in self.stop_token_ids:
+            _check_number("a stop token", token, 0, 2**31)

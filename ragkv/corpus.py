@@ -16,7 +16,8 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
-from ragkv.prompt.tokens import IntArray, Tokens, encode_behind
+from ragkv.prompt.render import Rendered, render_sink
+from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report import PrecomputeReport
 from ragkv.store.base import Lookup, Store
 
@@ -25,7 +26,7 @@ from ragkv.store.base import Lookup, Store
 class Sink:
     """The text that chunks are encoded behind, with its tokens, rows and fingerprint."""
 
-    text: str
+    rendered: Rendered
     ids: IntArray
     rows: ChunkKV | None
     fingerprint: Fingerprint
@@ -56,11 +57,12 @@ class Corpus:
         if text not in self._sinks:
             if self.loaded.fingerprint is None:
                 raise UnsupportedModelError(self.loaded.unsupported)
-            tokens, _ = encode_behind(text, "", self.loaded.tokenizer)
+            rendered = render_sink(text, self.loaded.tokenizer)
+            tokens = sink_tokens(rendered, self.loaded.tokenizer)
             with self._lock:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
             fingerprint = self.loaded.fingerprint.with_sink(tokens.ids.tolist())
-            self._sinks[text] = Sink(text, tokens.ids, rows, fingerprint)
+            self._sinks[text] = Sink(rendered, tokens.ids, rows, fingerprint)
         return self._sinks[text]
 
     def find(self, prompt: str) -> list[Span]:
@@ -146,7 +148,7 @@ class Corpus:
         )
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
-        return text, encode_behind(sink.text, text, self.loaded.tokenizer)[1]
+        return text, encode_behind(sink.rendered, text, self.loaded.tokenizer)[1]
 
 
 def _checked(texts: Iterable[str]) -> Sequence[str]:

@@ -120,7 +120,7 @@ class RagKV:
         """Remove a chunk from the store; return whether it was there."""
         return self._corpus.forget(text)
 
-    def prefetch(self, texts: Sequence[str]) -> None:
+    def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
 
         Those that are not stored are encoded after the next answer whose prompt
@@ -128,7 +128,7 @@ class RagKV:
         """
         if not self.supported:
             return
-        sink = self._sink(self.reuse)
+        sink = self._sink(self._configured(overrides))
         named = [text.strip() for text in texts]
         self._named.update(dict.fromkeys(named))
         for text in named:
@@ -166,6 +166,8 @@ class RagKV:
         top_p: float = 1.0,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        top_k: int = 0,
+        stop_token_ids: Sequence[int] = (),
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
@@ -174,7 +176,9 @@ class RagKV:
         """
         clock = Clock()
         config = self._configured(overrides)
-        decode = DecodeConfig(max_new_tokens, temperature, top_p, _stops(stop), seed)
+        decode = DecodeConfig(
+            max_new_tokens, temperature, top_p, _stops(stop), seed, top_k, tuple(stop_token_ids)
+        )
         return self._complete(prompt, config, decode, clock)
 
     def stream(
@@ -186,12 +190,16 @@ class RagKV:
         top_p: float = 1.0,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        top_k: int = 0,
+        stop_token_ids: Sequence[int] = (),
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece."""
         clock = Clock()
         config = self._configured(overrides)
-        decode = DecodeConfig(max_new_tokens, temperature, top_p, _stops(stop), seed)
+        decode = DecodeConfig(
+            max_new_tokens, temperature, top_p, _stops(stop), seed, top_k, tuple(stop_token_ids)
+        )
         return CompletionStream(
             lambda speak, cancelled: self._complete(
                 prompt, config, decode, clock, speak=speak, cancelled=cancelled

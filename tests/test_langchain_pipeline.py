@@ -185,8 +185,8 @@ def test_settings_hold_per_call():
     assert report()["recompute_ratio"] == 0.5
     assert report(recompute_ratio=0, method="naive")["recomputed_tokens"] == 0
     assert report(max_new_tokens=3)["completion_tokens"] == 3
-    with pytest.raises(ConfigError, match="unknown reuse setting top_k"):
-        swapped().invoke(prompt(), top_k=3)
+    with pytest.raises(ConfigError, match="unknown reuse setting typical"):
+        swapped().invoke(prompt(), typical=3)
 
 
 def test_from_model_id(tmp_path):
@@ -218,7 +218,7 @@ def test_an_engine_stands_for_a_pipeline():
 UNKNOWN = [
     {"num_beams": 2},
     {"repetition_penalty": 1.3},
-    {"do_sample": True, "top_k": 3},
+    {"do_sample": True, "typical_p": 0.3},
     {"prefix": "Once "},
     {"return_tensors": True},
 ]

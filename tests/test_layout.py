@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from tiny import some_chunks, tiny_tokenizer
+from tokenizers import Tokenizer, processors
 
 from ragkv.chunk.kv import ChunkKV
-from ragkv.prompt.render import Rendered, chat_head, template_head
-from ragkv.prompt.tokens import encode_behind, tokenize
+from ragkv.prompt.render import Rendered, chat_head, render, render_sink, template_head
+from ragkv.prompt.tokens import encode_behind, sink_tokens, tokenize
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 
 
 def entry(text: str, sink: str = "") -> ChunkKV:
-    tokens = encode_behind(sink, text, tiny_tokenizer())[1]
+    tokens = encode_behind(Rendered(sink, False), text, tiny_tokenizer())[1]
     rows = torch.zeros(1, 1, len(tokens), 2)
     return ChunkKV(text, tokens.ids, tokens.offsets, rows, rows)
 
 
 def laid(prompt: str, *chunks: str, sink: str = "") -> Layout:
     tokens = tokenize(Rendered(prompt, add_special_tokens=False), tiny_tokenizer())
-    sink_ids = encode_behind(sink, "", tiny_tokenizer())[0].ids
+    sink_ids = sink_tokens(Rendered(sink, False), tiny_tokenizer()).ids
     found = []
     for chunk in chunks:
         start = prompt.index(chunk)
@@ -79,7 +81,7 @@ def test_the_last_token_is_always_fresh() -> None:
 def test_sink_is_the_common_head() -> None:
     chunk = some_chunks(1)[0]
     layout = laid(f"The shared head\n{chunk}\nq", chunk, sink="The shared head\n")
-    assert layout.sink == len(encode_behind("The shared head\n", "", tiny_tokenizer())[0])
+    assert layout.sink == len(tokenize(Rendered("The shared head\n", False), tiny_tokenizer()))
     other = laid(f"The shared tail\n{chunk}\nq", chunk, sink="The shared head\n")
     assert 0 < other.sink < layout.sink
 
@@ -110,3 +112,34 @@ def test_heads_of_templates() -> None:
     assert head == (
         "<|bos|><|im_start|>system\nBe brief {really}.<|im_end|>\n<|im_start|>user\nUse this:\n"
     )
+
+
+def test_sinks_get_the_special_tokens_that_prompts_get() -> None:
+    plain = tiny_tokenizer()
+    raw = Tokenizer.from_str(plain.backend_tokenizer.to_str())
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
+    )
+    adds_bos = type(plain)(tokenizer_object=raw, bos_token="<|bos|>", eos_token="<|eos|>")
+    for template in (None, plain.chat_template):
+        adds_bos.chat_template = template
+        for text in ("", "Context information is below.\n", "<|bos|>Context:\n"):
+            sink = sink_tokens(render_sink(text, adds_bos), adds_bos).ids.tolist()
+            prompt = tokenize(render(text + "Then more", adds_bos), adds_bos).ids.tolist()
+            assert prompt[: len(sink)] == sink
+            assert sink.count(0) == (1 if text else 0)
+    head = chat_head(adds_bos)
+    messages = [{"role": "user", "content": "Then more"}]
+    sink = sink_tokens(render_sink(head, adds_bos), adds_bos).ids.tolist()
+    prompt = tokenize(render(messages, adds_bos), adds_bos).ids.tolist()
+    assert prompt[: len(sink)] == sink
+    assert sink.count(0) == 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\n---\n", " ", ":"])
+def test_a_sink_is_tokenised_as_it_reads_in_the_prompt(end: str) -> None:
+    tokenizer = tiny_tokenizer()
+    sink = Rendered("Use the passages" + end, add_special_tokens=False)
+    ids = sink_tokens(sink, tokenizer).ids
+    prompt = tokenize(Rendered(sink.text + "Some words", False), tokenizer).ids
+    assert np.array_equal(prompt[: len(ids)], ids)

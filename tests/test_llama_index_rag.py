@@ -241,7 +241,7 @@ def test_the_pipeline_s_cache_knows_the_step(kv, make_engine):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_retriever_names_what_it_found(kv, monkeypatch, asynchronous):
     named = []
-    monkeypatch.setattr(kv, "prefetch", named.extend)
+    monkeypatch.setattr(kv, "prefetch", lambda texts, **_: named.extend(texts))
     llm = RagKVLLM(kv=kv, **SIZE)
     inner = VectorStoreIndex(nodes(), embed_model=Words()).as_retriever(similarity_top_k=3)
     retriever = RagKVRetriever(retriever=inner, llm=llm)
@@ -267,7 +267,7 @@ def test_chunks_that_were_never_precomputed_are_made_up_after_an_answer(kv):
 
 def test_the_postprocessor_does_the_same_for_other_retrievers(kv, monkeypatch):
     named = []
-    monkeypatch.setattr(kv, "prefetch", named.extend)
+    monkeypatch.setattr(kv, "prefetch", lambda texts, **_: named.extend(texts))
     step = RagKVPostprocessor(llm=RagKVLLM(kv=kv, **SIZE))
     found = [NodeWithScore(node=node) for node in nodes(2)]
     assert step.postprocess_nodes(found, QueryBundle(QUESTION)) == found

@@ -25,7 +25,7 @@ from store_entries import (  # noqa: F401
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import DiskStore, MemoryStore, TieredStore, open_store
-from ragkv.store.catalog import Names
+from ragkv.store.catalog import Names, text_row_of
 from ragkv.store.disk import folder_name
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -100,11 +100,12 @@ def test_files_lie_where_the_format_says_and_are_private(store: DiskStore) -> No
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-def test_the_folder_of_a_namespace_stays(tmp_path: Path) -> None:
-    # a change here orphans the users' stores
-    name = "a-b-0ce4efc87e3a4fdd4a0c1ba1e8ac5d46"
-    assert folder_name("a/b")[:4] == name[:4]
-    assert len(folder_name("a/b")) == len(name)
+def test_names_on_disk_stay_what_they_are() -> None:
+    # a change here loses the users' stores: then it needs a new version
+    assert folder_name("a/b") == "a-b-0da3cfa5f8b7fae9def4d324da969d3a"
+    names = Names.within(text_row_of("a"), "f" * 32)
+    assert names.text_row == "text/17762fddd969a453925d65717ac3eea21320b66b54342fde15128d6caf21215f"
+    assert names.row == "entry/d0c79f7de5a402f631b747457d8525e5ac91f7cc63e7a2ef76f9df87c79279b9"
 
 
 def test_namespaces_are_kept_apart(tmp_path: Path) -> None:

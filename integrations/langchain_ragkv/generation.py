@@ -10,9 +10,11 @@ from transformers.pipelines.text_generation import ReturnType
 
 from ragkv.errors import ConfigError
 
-_ENGINE = {"max_new_tokens", "max_length", "do_sample", "temperature", "top_p"}
+_ENGINE = {"max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k"}
 _WITHOUT_EFFECT = {"pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
-_ONLY_WHEN_SAMPLING = {"top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+_ONLY_WHEN_SAMPLING = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+_TOP_K = 50
+"""What transformers samples among unless it is told otherwise."""
 _DECODING = ("skip_special_tokens", "clean_up_tokenization_spaces")
 _NEUTRAL = {
     "num_beams": 1,
@@ -20,7 +22,6 @@ _NEUTRAL = {
     "repetition_penalty": 1.0,
     "length_penalty": 1.0,
     "no_repeat_ngram_size": 0,
-    "top_k": 50,
     "typical_p": 1.0,
     "stop_strings": None,
 }
@@ -48,6 +49,7 @@ class PipelineSettings:
     max_length: int | None
     temperature: float
     top_p: float
+    top_k: int
     stop_strings: tuple[str, ...]
     full_text: bool
     decoding: dict[str, Any]
@@ -95,11 +97,20 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
         max_length=wanted.get("max_length"),
         temperature=wanted.get("temperature") or 1.0 if sampling else 0.0,
         top_p=wanted.get("top_p") or 1.0 if sampling else 1.0,
+        top_k=_top_k(wanted, pipeline.model.generation_config) if sampling else 0,
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
         full_text=after.get("return_type", ReturnType.FULL_TEXT) is ReturnType.FULL_TEXT,
         decoding={name: after[name] for name in _DECODING if name in after},
         unsupported=tuple(sorted(set(unsupported))),
     )
+
+
+def _top_k(wanted: dict[str, Any], own: GenerationConfig) -> int:
+    """Return how many tokens are sampled among: the first of the settings that says so."""
+    for value in (wanted.get("top_k"), getattr(own, "top_k", None), _TOP_K):
+        if value is not None:
+            return int(value)
+    return 0
 
 
 def _unsupported(wanted: dict[str, Any], own: GenerationConfig, *, sampling: bool) -> list[str]:

@@ -159,6 +159,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             "max_new_tokens": settings.answer_limit(prompt_tokens),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
+            "top_k": settings.top_k,
             "stop": (*settings.stop_strings, *(stop or ())),
             **self._overrides(changes),
         }

@@ -89,4 +89,4 @@ class ChunkReuse(BaseModel):
 
     def prefetch(self, texts: Sequence[str]) -> None:
         """Say which chunks the next prompt will hold: their loading starts at once."""
-        self.kv.prefetch(texts)
+        self.kv.prefetch(texts, **self._overrides())

@@ -113,14 +113,16 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         do_sample=sampling,
         temperature=config.temperature if sampling else None,
         top_p=config.top_p if sampling else None,
-        top_k=0 if sampling else None,
+        top_k=config.top_k if sampling else None,
         stop_strings=list(config.stop) or None,
         num_beams=1,
         use_cache=True,
         return_dict_in_generate=False,
     )
-    if base.pad_token_id is None:
-        eos = base.eos_token_id
-        base.pad_token_id = eos[0] if isinstance(eos, list) else eos
+    eos = base.eos_token_id
+    ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
+    base.eos_token_id = [*ends, *config.stop_token_ids] or None
+    if base.pad_token_id is None and ends:
+        base.pad_token_id = ends[0]
     config_out: GenerationConfig = base
     return config_out

@@ -14,6 +14,8 @@ from ragkv.errors import ConfigError
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 _MARK = "\ue000ragkv\ue000"
+_OPENING = 8
+"""Characters by which the head of a chat template is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,18 @@ def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
         return tokenizer.bos_token or ""
     message = {"role": "user", "content": _MARK}
     return _apply_template([message], tokenizer).partition(_MARK)[0]
+
+
+def render_sink(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+    """Give the sink the special tokens that a prompt beginning with it gets.
+
+    The head of a chat template holds them already; in front of other text the
+    tokenizer puts its own. No text is no sink.
+    """
+    plain = bool(text) and not _starts_with_bos(text, tokenizer)
+    if plain and tokenizer.chat_template:
+        plain = not text.startswith(chat_head(tokenizer)[:_OPENING] or "\0")
+    return Rendered(text, add_special_tokens=plain)
 
 
 def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:

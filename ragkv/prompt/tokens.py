@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ragkv.prompt.render import Rendered
 
 IntArray = npt.NDArray[np.int32]
+_SOME_TEXT = "The"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,28 +42,32 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     return Tokens(ids, np.asarray(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2))
 
 
+def sink_tokens(sink: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokenise a sink as it reads with text behind it.
+
+    Its last characters can tokenise differently there: blank lines before a word do.
+    """
+    if not sink.text:
+        return tokenize(sink, tokenizer)
+    both = tokenize(Rendered(sink.text + _SOME_TEXT, sink.add_special_tokens), tokenizer)
+    inside = both.offsets[:, 1] <= len(sink.text)
+    count = len(both) if inside.all() else int(np.argmin(inside))
+    return Tokens(both.ids[:count], both.offsets[:count])
+
+
 def encode_behind(
-    sink: str, text: str, tokenizer: PreTrainedTokenizerBase
+    sink: Rendered, text: str, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Tokens, Tokens]:
     """Tokenise a chunk as it reads right behind the sink; return both parts' tokens.
 
     Offsets count from each part's own start. Where a token would span the boundary,
     the chunk is tokenised by itself.
     """
-    head = tokenize(_sink_rendered(sink, tokenizer), tokenizer)
-    both = tokenize(_sink_rendered(sink + text, tokenizer), tokenizer)
-    count = len(head)
+    head = sink_tokens(sink, tokenizer)
+    both = tokenize(Rendered(sink.text + text, sink.add_special_tokens), tokenizer)
+    count, start = len(head), len(sink.text)
     if np.array_equal(both.ids[:count], head.ids) and (
-        len(both) == count or both.offsets[count:, 0].min() >= len(sink)
+        len(both) == count or both.offsets[count:, 0].min() >= start
     ):
-        return head, Tokens(both.ids[count:], both.offsets[count:] - np.int32(len(sink)))
+        return head, Tokens(both.ids[count:], both.offsets[count:] - np.int32(start))
     return head, tokenize(Rendered(text, add_special_tokens=False), tokenizer)
-
-
-def _sink_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    """A sink's text comes with its special tokens where it is a chat template's head."""
-    has_template = bool(tokenizer.chat_template)
-    return Rendered(
-        text,
-        add_special_tokens=not has_template and not text.startswith(tokenizer.bos_token or "\0"),
-    )

@@ -14,8 +14,20 @@ from ragkv.model.fingerprint import Fingerprint
 class Lookup:
     """Answer to :meth:`Store.get`: an entry, or the reason why there is none.
 
-    ``reason`` is one of ``absent``, ``fingerprint``, ``tokens``, ``checksum``,
-    ``format``, ``unreadable``; empty on a hit.
+    ``reason`` is empty on a hit, otherwise one of
+
+    ``absent``
+        The text is not stored.
+    ``fingerprint``
+        The text is stored, but for another model, sink, dtype or codec.
+    ``tokens``
+        The entry under this text's key is of another text, so of other tokens.
+    ``checksum``
+        The entry's bytes are not those that were written.
+    ``format``
+        It is an entry of a version that this ragkv does not read, or no entry.
+    ``unreadable``
+        Its file, or the store's index, cannot be read, is cut short or missing.
     """
 
     entry: ChunkKV | None
@@ -27,7 +39,9 @@ class Store(ABC):
 
     All methods may be called from several threads, and several processes may open
     the same place. ``get`` never raises for what it finds there: a torn, tampered,
-    foreign or unknown entry is a miss with its reason.
+    foreign or unknown entry is a miss with its reason. Where the store may write, an
+    entry that will never be readable is also removed, so that ``contains`` says False
+    and the next precompute puts it back.
     """
 
     @abstractmethod
@@ -38,12 +52,16 @@ class Store(ABC):
     def put(self, entry: ChunkKV, fingerprint: Fingerprint) -> int:
         """Write an entry atomically and return the bytes it takes.
 
+        An entry of the same text and fingerprint is replaced. The tensors may be views
+        and may lie on any device; entries come back on the CPU. The bytes are 0 where a
+        store that may forget entries has not kept this one.
+
         Raises
         ------
         StoreFullError
             The disk or the quota is full; nothing of the entry remains.
         StoreError
-            The place cannot be written.
+            The place cannot be written, or the entry does not fit its fingerprint.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments, stop_at
+from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments
 from llama_index.llms.ragkv.iteration import iterate_in_thread
 from llama_index.llms.ragkv.prompts import as_dicts, template_head
 from llama_index.llms.ragkv.responses import as_chat, as_completion
@@ -57,7 +57,7 @@ class RagKVLLM(CustomLLM):
     tokenizer_outputs_to_remove
         Accepted and without effect: the engine takes token ids alone.
     stopping_ids
-        Become end-of-sequence tokens in the model's ``generation_config``.
+        Tokens that end the answer, besides the model's own end-of-sequence tokens.
     recompute_ratio, method
         Overrides of ``reuse``; may be set on the object and given to each call.
     sink
@@ -186,8 +186,6 @@ class RagKVLLM(CustomLLM):
         if kv is None:
             engine.reuse = source.reuse
         self._arguments({})  # a wrong setting is said now, not by the first answer
-        if stopping_ids:
-            stop_at(stopping_ids, engine)
 
     @classmethod
     def class_name(cls) -> str:
@@ -216,7 +214,7 @@ class RagKVLLM(CustomLLM):
 
     def prefetch(self, texts: Sequence[str]) -> None:
         """Name chunks that were retrieved: they start loading, and what is missing is stored."""
-        self.kv.prefetch(texts)
+        self.kv.prefetch(texts, **self.reuse_overrides)
 
     @property
     def reuse_overrides(self) -> dict[str, Any]:
@@ -315,7 +313,7 @@ class RagKVLLM(CustomLLM):
     def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return decode_arguments(
             self.generate_kwargs,
-            {**self.reuse_overrides, **kwargs},
+            {**self.reuse_overrides, "stop_token_ids": self.stopping_ids, **kwargs},
             max_new_tokens=self.max_new_tokens,
             generation_config=getattr(self.kv.model, "generation_config", None),
         )

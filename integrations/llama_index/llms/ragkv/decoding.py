@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_DECODE = ("max_new_tokens", "temperature", "top_p", "stop", "seed")
+_DECODE = ("max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed")
 _WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
 _SAMPLING_ONLY = ("top_k", "min_p", "typical_p")
 _IGNORED = ("pad_token_id",)
@@ -44,7 +44,7 @@ def decode_arguments(
     if sampling is None:
         sampling = bool(getattr(generation_config, "do_sample", False))
     if sampling:
-        for name, neutral in (("temperature", 1.0), ("top_p", 1.0)):
+        for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 50)):
             default = getattr(generation_config, name, None)
             given.setdefault(name, neutral if default is None else default)
     else:
@@ -74,14 +74,6 @@ def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def stop_at(token_ids: Sequence[int], engine: RagKV) -> None:
-    """Add end-of-sequence tokens to the model's generation config."""
-    config = engine.model.generation_config
-    ends = config.eos_token_id
-    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    config.eos_token_id = list(dict.fromkeys([*known, *token_ids]))
 
 
 def clipped_window(context_window: int, engine: RagKV) -> int:
