@@ -148,7 +148,10 @@ def test_the_picture_has_one_line_a_method_and_no_text_over_text():
 
 def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
     full = Evaluation("m", "d", 1, _evaluation().rows[:1])
-    save_chart(full, tmp_path / "p.png")
+    save_chart(full, tmp_path / "p.svg")
+    assert [text.get_text() for axes in chart(full).axes for text in axes.texts] == [
+        "no figures"
+    ] * 2
     with pytest.raises(ConfigError, match="cannot be written"):
         save_chart(full, tmp_path / "p.docx")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -362,6 +363,34 @@ def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.Monke
                 store.put(make_entry("b"), FINGERPRINT)
             assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
             other.execute("ROLLBACK")
+
+
+def test_a_commit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "LOCK_TIMEOUT_S", 0.1)
+    with closing(DiskStore(tmp_path)) as store:
+        store.put(make_entry("a"), FINGERPRINT)
+        database = store.folder / "index" / "cache.db"
+        with closing(sqlite3.connect(database, isolation_level=None)) as other:
+            reading = other.execute("SELECT key FROM Cache")
+            assert reading.fetchone()
+            with pytest.raises(StoreError, match="locked by another process"):
+                store.put(make_entry("b"), FINGERPRINT)
+            reading.close()
+        assert len(files_of(store)) == 1
+        assert store.changes(0) == (1, ["a"])
+        store.put(make_entry("b"), FINGERPRINT)
+        assert same(store.get("b", FINGERPRINT).entry, make_entry("b"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux' /proc")
+def test_threads_leave_no_open_files(tmp_path: Path) -> None:
+    with closing(DiskStore(tmp_path, mapped=False)) as store:
+        with ThreadPoolExecutor(4) as pool:
+            for text in pool.map(str, range(12)):
+                pool.submit(store.put, make_entry(text), FINGERPRINT).result()
+                assert store.get(text, FINGERPRINT).entry is not None
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert len([link for link in links if link.is_relative_to(tmp_path)]) <= 1
 
 
 def test_random_damage_to_the_index(tmp_path: Path) -> None:

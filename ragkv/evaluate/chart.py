@@ -40,7 +40,7 @@ def chart(evaluation: Evaluation) -> Figure:
             "charts need matplotlib: pip install 'ragkv[bench]'"
         ) from error
     figure = Figure(figsize=(9.0, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharex=True)
     for (method, rows), style in zip(_lines(evaluation), _styles(), strict=False):
         _line(left, rows, "kl", method, style)
         _line(right, rows, "retention", method, style)
@@ -50,6 +50,8 @@ def chart(evaluation: Evaluation) -> Figure:
     right.set_ylabel("score kept, of what full attention answers")
     right.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     for axes in (left, right):
+        if not axes.containers:
+            axes.text(0.5, 0.5, "no figures", transform=axes.transAxes, ha="center", color="0.5")
         axes.set_xlabel("share of cached tokens recomputed")
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         axes.spines[["top", "right"]].set_visible(False)

@@ -47,7 +47,7 @@ class _Account(BaseCallbackHandler):
 
 
 class LangChainPipeline:
-    """Ingestion and one retrieval chain for each way of answering."""
+    """Ingestion, and retrieval chains that differ in the method alone."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class LangChainPipeline:
         self._llm = ChatRagKV(kv=kv, max_tokens=answer_tokens, sink_from=self._prompt)
         self._llm.precompute(chunks)
         store = InMemoryVectorStore.from_texts(list(chunks), _Embeddings(embedder))
-        self._retriever = RagKVRetriever(
-            retriever=store.as_retriever(search_kwargs={"k": top_k}), llm=self._llm
-        )
+        self._plain = store.as_retriever(search_kwargs={"k": top_k})
+        self._retriever = RagKVRetriever(retriever=self._plain, llm=self._llm)
 
     def ask(self, question: str, method: str) -> Answer:
         """Answer through a retrieval chain around the model with the given method."""
         answer = create_stuff_documents_chain(self._llm.bind(method=method), self._prompt)
-        chain = create_retrieval_chain(self._retriever, answer)
+        retriever = self._plain if method == "full" else self._retriever
+        chain = create_retrieval_chain(retriever, answer)
         account = _Account()
         text = chain.invoke({"input": question}, config={"callbacks": [account]})["answer"]
         return Answer.of(text, self._llm.kv.tokenizer, account.report)

@@ -42,7 +42,7 @@ class _Embedding(BaseEmbedding):
 
 
 class LlamaIndexPipeline:
-    """Ingestion and one query engine for each way of answering."""
+    """Ingestion, and query engines that differ in the method alone."""
 
     def __init__(
         self,
@@ -67,18 +67,19 @@ class LlamaIndexPipeline:
             nodes=[TextNode(text=chunk) for chunk in chunks]
         )
         index = VectorStoreIndex(nodes, embed_model=_Embedding(embedder))
-        self._engine = RetrieverQueryEngine(
-            retriever=RagKVRetriever(index.as_retriever(similarity_top_k=top_k), self._llm),
-            response_synthesizer=get_response_synthesizer(
-                llm=self._llm,
-                text_qa_template=template,
-                prompt_helper=RagKVPromptHelper.from_llm(self._llm),
-            ),
+        self._synthesizer = get_response_synthesizer(
+            llm=self._llm,
+            text_qa_template=template,
+            prompt_helper=RagKVPromptHelper.from_llm(self._llm),
         )
+        self._plain = index.as_retriever(similarity_top_k=top_k)
+        self._retriever = RagKVRetriever(self._plain, self._llm)
 
     def ask(self, question: str, method: str) -> Answer:
-        """Answer through the query engine."""
+        """Answer through a query engine around the model with the given method."""
         self._llm.method = method
-        text = str(self._engine.query(question))
+        retriever = self._plain if method == "full" else self._retriever
+        engine = RetrieverQueryEngine(retriever=retriever, response_synthesizer=self._synthesizer)
+        text = str(engine.query(question))
         report = self._llm.last_report
         return Answer.of(text, self._llm.kv.tokenizer, report.to_dict() if report else {})

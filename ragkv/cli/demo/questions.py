@@ -20,8 +20,12 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
 )
 
 WARM_UP = "Is Python case sensitive?"
-SYSTEM = "Answer the question in one or two sentences, using the Python documentation only."
-USER = "Documentation:\n\n{context}\n\nQuestion: {question}"
+# Small models quote better than they summarise.
+SYSTEM = "You answer questions about Python by quoting its documentation."
+USER = (
+    "Documentation:\n{context}\n\nQuestion: {question}\n"
+    "Quote the sentence from the documentation that answers the question."
+)
 
 
 def chosen_questions(topics: tuple[str, ...], limit: int | None) -> list[str]:
