@@ -40,4 +40,4 @@ class MissingDependencyError(RagKVError, ImportError):
 
 
 class PromptTooLongError(RagKVError, ValueError):
-    """Prompt and answer together exceed the positions that the model knows."""
+    """The prompt has more tokens than the model knows positions."""

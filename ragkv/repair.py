@@ -13,7 +13,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
@@ -121,6 +121,12 @@ class Repairer:
             tokens = tokenize(rendered, self._loaded.tokenizer)
             if not len(tokens):
                 raise ConfigError("the prompt is empty")
+            known = getattr(self._loaded.model.config, "max_position_embeddings", None)
+            if known is not None and len(tokens) > known:
+                raise PromptTooLongError(
+                    f"a prompt of {len(tokens)} tokens, and the model knows {known} positions: "
+                    "retrieve fewer or shorter chunks"
+                )
             ready = Repaired(rendered.text, tokens.ids)
             if method.reuse == "none" or self._loaded.architecture is None:
                 return ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.recompute.attention import attend
+from ragkv.recompute.attention import Rows, attend
 
 
 def dense(
@@ -39,19 +39,23 @@ def test_rows_see_exactly_their_keys(
     torch.manual_seed(0)
     query = torch.randn(2, heads, len(rows), 16)
     key, value = torch.randn(2, kv_heads, 30, 16), torch.randn(2, kv_heads, 30, 16)
-    ours = attend(query, key, value, torch.tensor(rows), window, 16**-0.5)
+    ours = attend(query, key, value, Rows(torch.tensor(rows)), window, 16**-0.5)
     torch.testing.assert_close(
         ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
     )
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])
 @pytest.mark.parametrize("window", [None, 100])
-def test_blocks_of_rows_join_without_seams(window: int | None) -> None:
+def test_blocks_of_rows_join_without_seams(
+    window: int | None, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.recompute.attention._KEPT_MASK_BYTES", kept)
     torch.manual_seed(0)
     rows = sorted(torch.randperm(600)[:300].tolist())
     query = torch.randn(1, 2, len(rows), 8)
     key, value = torch.randn(1, 1, 600, 8), torch.randn(1, 1, 600, 8)
-    ours = attend(query, key, value, torch.tensor(rows), window, 8**-0.5)
+    ours = attend(query, key, value, Rows(torch.tensor(rows)), window, 8**-0.5)
     torch.testing.assert_close(
         ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
     )

@@ -17,6 +17,7 @@ from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig
 from ragkv.errors import (
     ConfigError,
     ModelNotFoundError,
+    PromptTooLongError,
     StoreFullError,
     UnknownMethodError,
     UnsupportedModelError,
@@ -387,3 +388,10 @@ def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: M
             with torch.no_grad():
                 full = model(torch.tensor([out.token_ids])).logits[0, -1]
             torch.testing.assert_close(out.logits, full, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["full", "query"])
+def test_a_prompt_beyond_the_models_positions_is_refused(make_engine: Make, method: str) -> None:
+    engine = make_engine()
+    with pytest.raises(PromptTooLongError, match="4096"):
+        engine.generate("word " * 5000, method=method)

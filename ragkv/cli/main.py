@@ -13,6 +13,7 @@ from ragkv.cli.console import err
 from ragkv.cli.demo.command import demo
 from ragkv.cli.precompute import precompute
 from ragkv.errors import RagKVError
+from ragkv.evaluate.command import evaluate_command
 
 
 class _Commands(TyperGroup):
@@ -37,3 +38,4 @@ app.command()(demo)
 app.command()(precompute)
 app.command()(ask)
 app.command()(check)
+app.command("eval")(evaluate_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,13 +15,72 @@ from ragkv.select.observe import LayerCall, Observer
 
 NAME = "ragkv"
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 128, 1024
+_KEPT_MASK_BYTES = 256 << 20
+"""Masks above this are made anew in every layer."""
+
+
+class Rows:
+    """The rows of one pass, in blocks, each with the keys that its rows may see.
+
+    Parameters
+    ----------
+    positions
+        ``[rows]`` int64, strictly increasing: position of each query row.
+    """
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+        self._bounds: list[int] = positions.tolist()
+        self._blocks: dict[int | None, list[Block]] = {}
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def blocks(self, window: int | None, dtype: torch.dtype) -> Iterable[Block]:
+        """Return the blocks for one window; small masks are kept for all layers."""
+        if window in self._blocks:
+            return self._blocks[window]
+        made = self._make(window, dtype)
+        if len(self) * (self._bounds[-1] + 1) * dtype.itemsize > _KEPT_MASK_BYTES:
+            return made
+        self._blocks[window] = list(made)
+        return self._blocks[window]
+
+    def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
+        device = self.positions.device
+        size = _ROW_BLOCK_CPU if device.type == "cpu" else _ROW_BLOCK_GPU
+        for first in range(0, len(self), size):
+            last = min(first + size, len(self))
+            high = self._bounds[last - 1] + 1
+            low = 0 if window is None else max(0, self._bounds[first] - window + 1)
+            keys = torch.arange(low, high, device=device)
+            limit = self.positions[first:last, None]
+            hidden = keys > limit
+            if window is not None:
+                hidden |= keys <= limit - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            yield Block(first, last, low, high, mask.masked_fill_(hidden, float("-inf")))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows ``first`` to ``last`` see keys ``low`` to ``high`` under an additive mask.
+
+    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf.
+    """
+
+    first: int
+    last: int
+    low: int
+    high: int
+    mask: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
     """One subset pass: the rows it computes, the layers' windows, and who looks on."""
 
-    rows: torch.Tensor
+    rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
 
@@ -30,7 +89,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    rows: torch.Tensor,
+    rows: Rows,
     window: int | None,
     scaling: float,
 ) -> torch.Tensor:
@@ -43,7 +102,7 @@ def attend(
     key, value
         ``[batch, kv_heads, tokens, head_dim]``; key j stands at position j.
     rows
-        ``[rows]`` int64, strictly increasing: position of each query row.
+        The query rows' positions.
     window
         Keys that a row sees, itself included; None is no limit.
 
@@ -53,28 +112,17 @@ def attend(
         ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
         keys that one of its rows may see.
     """
-    count = rows.shape[0]
-    if window is None and count == key.shape[2]:
+    if window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-    positions = torch.arange(key.shape[2], device=key.device)
-    bounds = rows.tolist()
-    block = _ROW_BLOCK_CPU if key.device.type == "cpu" else _ROW_BLOCK_GPU
     out = torch.empty_like(query)
-    for first in range(0, count, block):
-        last = min(first + block, count)
-        high = bounds[last - 1] + 1
-        low = 0 if window is None else max(0, bounds[first] - window + 1)
-        limit = rows[first:last, None]
-        seen = positions[None, low:high] <= limit
-        if window is not None:
-            seen &= positions[None, low:high] > limit - window
-        out[:, :, first:last] = functional.scaled_dot_product_attention(
-            query[:, :, first:last],
-            key[:, :, low:high],
-            value[:, :, low:high],
-            attn_mask=seen,
+    for block in rows.blocks(window, query.dtype):
+        out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
+            query[:, :, block.first : block.last],
+            key[:, :, block.low : block.high],
+            value[:, :, block.low : block.high],
+            attn_mask=block.mask,
             scale=scaling,
             enable_gqa=True,
         )
@@ -98,7 +146,9 @@ def _attention_function(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = ragkv_pass.windows[layer]
     if ragkv_pass.observer is not None:
-        ragkv_pass.observer(LayerCall(layer, query, key, value, ragkv_pass.rows, window, scaling))
+        ragkv_pass.observer(
+            LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
+        )
     out = attend(query, key, value, ragkv_pass.rows, window, scaling)
     return out.transpose(1, 2).contiguous(), None
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.model.load import LoadedModel
-from ragkv.recompute.attention import Pass, subset_attention
+from ragkv.recompute.attention import Pass, Rows, subset_attention
 from ragkv.select.observe import Observer, StopPass
 from ragkv.splice.buffer import SplicedCache
 
@@ -50,7 +50,7 @@ def subset_forward(
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
-                ragkv_pass=Pass(where, loaded.architecture.windows, observer),
+                ragkv_pass=Pass(Rows(where), loaded.architecture.windows, observer),
             )
     except StopPass:
         return None
