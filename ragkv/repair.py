@@ -22,7 +22,7 @@ from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Scene, get_method
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import choose
-from ragkv.select.observe import Observer
+from ragkv.select.observe import LayerCall, Observer, StopPass
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 from ragkv.splice.place import splice
@@ -170,12 +170,18 @@ class Repairer:
         rows = np.union1d(ready.layout.fresh, ready.chosen)
         if hold_last:
             rows = rows[:-1]
+        stop = self._stop_at_the_last_layer if hold_last else None
         logits = None
         if len(rows):
-            logits = subset_forward(self._loaded, ready.ids, rows, ready.cache)
+            logits = subset_forward(self._loaded, ready.ids, rows, ready.cache, stop)
         if hold_last:
             ready.cache.truncate(len(ready.ids) - 1)
         return logits
+
+    def _stop_at_the_last_layer(self, call: LayerCall) -> None:
+        """End a pass whose outputs nobody reads: all keys and values are written by then."""
+        if self._loaded.architecture and call.layer == self._loaded.architecture.layers - 1:
+            raise StopPass
 
     def _load(
         self, spans: Sequence[Span], sink: Sink, ready: Repaired

@@ -229,6 +229,7 @@ def test_opening_sweeps_what_crashed_writers_left(store: DiskStore) -> None:
     os.utime(old, (time.time() - 3700,) * 2)
     with closing(DiskStore(store.folder.parent, read_only=True)):
         assert orphan.exists()
+        assert old.exists()
     with closing(DiskStore(store.folder.parent)) as again:
         assert not orphan.exists()
         assert not old.exists()

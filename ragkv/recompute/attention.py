@@ -14,7 +14,7 @@ from ragkv.model.architecture import backbone_of
 from ragkv.select.observe import LayerCall, Observer
 
 NAME = "ragkv"
-_ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 128, 1024
+_ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 _KEPT_MASK_BYTES = 256 << 20
 """Masks above this are made anew in every layer."""
 

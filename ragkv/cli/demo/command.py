@@ -43,7 +43,7 @@ def demo(
     ] = None,
     top_k: TopK = 6,
     chunk_tokens: ChunkTokens = 400,
-    max_new_tokens: AnswerTokens = 48,
+    max_new_tokens: AnswerTokens = 24,
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
     model: ModelName = None,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 QUESTIONS: tuple[tuple[str, str], ...] = (
-    ("comparisons", "Can comparisons be chained, and how often is each operand evaluated?"),
-    ("comparisons", "How does the operator `in` work for classes that define __contains__?"),
-    ("assignment", "What is assigned to a starred target in an assignment?"),
+    ("comparisons", "What do the operators `is` and `is not` test?"),
+    ("comparisons", "What do the operators `in` and `not in` test?"),
+    ("assignment", "What is an augmented assignment?"),
     ("execmodel", "When is UnboundLocalError raised?"),
     ("strings", "What does the prefix r do to a string literal?"),
-    ("import", "Which names does `from module import *` bind if __all__ is defined?"),
-    ("calls", "What happens if a call passes the same keyword argument twice?"),
-    ("typesmapping", "What does dict.setdefault return?"),
-    ("string-methods", "What is the difference between str.removeprefix and str.lstrip?"),
-    ("formatstrings", "What does the option '=' force in a format specification?"),
-    ("types", "Which special attributes does a user-defined function have?"),
+    ("import", "What are the two steps of the import statement?"),
+    ("raise", "What does a raise statement without an expression do?"),
+    ("global", "What does the global statement mean?"),
+    ("typesmapping", "What does dict.setdefault do?"),
     ("compound", "When is the else clause of a for loop executed?"),
-    ("compound", "In which order are __enter__ and __exit__ called in a with statement?"),
-    ("specialnames", "What is the difference between __new__ and __init__?"),
+    ("compound", "What does the finally clause of a try statement do?"),
+    ("customization", "What is the difference between __new__ and __init__?"),
 )
 
 WARM_UP = "Is Python case sensitive?"
