@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,7 +22,8 @@ from ragkv.corpus import Corpus, Sink
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import draw
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ConfigError, StoreError
+from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
+from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
@@ -63,7 +65,7 @@ class RagKV:
 
     def __init__(
         self,
-        model: str | Path | PreTrainedModel | None = None,
+        model: str | Path | PreTrainedModel | LoadedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         store: str | Path | StoreConfig | None = None,
@@ -81,6 +83,8 @@ class RagKV:
         self._loaded = load_model(
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
+        if not isinstance(model, LoadedModel) and self.supported:
+            self._loaded = _verified(self._loaded, on_unsupported)
         self._lock = threading.RLock()
         self._store = open_store(store, namespace)
         self._corpus = Corpus(self._loaded, self._store, self._lock)
@@ -336,6 +340,24 @@ class RagKV:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
+    """Prove the invariants on a family that the test suite does not cover."""
+    if loaded.model.config.model_type in VERIFIED:
+        return loaded
+    from ragkv.evaluate.check import verify_model
+
+    _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
+    wrong = verify_model(loaded)
+    if not wrong:
+        return loaded
+    if on_unsupported == "raise":
+        raise UnsupportedModelError(
+            f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
+            "on_unsupported='full' to serve it by ordinary full prefill."
+        )
+    return replace(loaded, architecture=None, rotary=None, fingerprint=None, unsupported=wrong)
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:

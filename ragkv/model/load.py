@@ -57,7 +57,7 @@ class LoadedModel:
 
 
 def load_model(
-    model: str | Path | PreTrainedModel | None,
+    model: str | Path | PreTrainedModel | LoadedModel | None,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     device: str | torch.device | None = None,
@@ -73,6 +73,8 @@ def load_model(
     UnsupportedModelError
         Its caches cannot be reused exactly and ``on_unsupported`` is ``"raise"``.
     """
+    if isinstance(model, LoadedModel):
+        return model
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
     loaded, tokens, name = _resolve(model, tokenizer, _dtype(dtype))
