@@ -153,8 +153,7 @@ class RagKV:
             logits: torch.Tensor | None = None
             cache: Cache | None = ready.cache
             if cache is not None:
-                with clock.step("recompute"):
-                    logits = self._repairer.recompute(ready, hold_last=False)
+                logits = self._repairer.recompute(ready, clock)
             if cache is None or logits is None:
                 logits, cache = full_prefill(self._loaded, ready.ids)
             report = ready.report(config, clock, time.perf_counter())
@@ -223,17 +222,15 @@ class RagKV:
         pieces = TextPieces(self.tokenizer, decode.stop)
         with self._turn(clock):
             ready = self._repairer.prepare(prompt, config, self._sink, clock)
-            if ready.cache is not None:
-                with clock.step("recompute"):
-                    self._repairer.recompute(ready, hold_last=True)
-            drawn = draw(
-                self._loaded,
-                ready.ids,
-                ready.cache,
-                decode,
-                on_token=lambda token: speak(pieces.feed(token)),
-                cancelled=cancelled,
-            )
+            with self._repairer.recomputing_first(ready, clock):
+                drawn = draw(
+                    self._loaded,
+                    ready.ids,
+                    ready.cache,
+                    decode,
+                    on_token=lambda token: speak(pieces.feed(token)),
+                    cancelled=cancelled,
+                )
             report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
         speak(pieces.finish())
         self._after(ready, config)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,12 +18,12 @@ from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.recompute.forward import subset_forward
+from ragkv.recompute.forward import subset_as_first_call, subset_forward
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Scene, get_method
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import choose
-from ragkv.select.observe import LayerCall, Observer, StopPass
+from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 from ragkv.splice.place import splice
@@ -48,6 +49,12 @@ class Repaired:
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Positions to compute, sorted: the chosen and the fresh, the prompt's last included."""
+        fresh = self.layout.fresh if self.layout is not None else np.arange(len(self.ids))
+        return np.union1d(fresh, self.chosen)
 
     @property
     def origin(self) -> npt.NDArray[np.uint8]:
@@ -159,29 +166,34 @@ class Repairer:
             ready.chosen = choose(method, scene, config.recompute_ratio, config.grouping)
         return ready
 
-    def recompute(self, ready: Repaired, *, hold_last: bool) -> torch.Tensor | None:
+    def recompute(self, ready: Repaired, clock: Clock) -> torch.Tensor | None:
         """Compute the chosen and the fresh tokens in the real prompt, into the cache.
 
-        With ``hold_last`` the prompt's last token is left to the generation that
-        follows; otherwise the next token's logits ``[vocab]`` are returned.
+        Returns
+        -------
+        torch.Tensor or None
+            The next token's logits ``[vocab]``.
         """
         if ready.layout is None or ready.cache is None:
             raise ValueError("recompute() needs a spliced prompt")
-        rows = np.union1d(ready.layout.fresh, ready.chosen)
-        if hold_last:
-            rows = rows[:-1]
-        stop = self._stop_at_the_last_layer if hold_last else None
-        logits = None
-        if len(rows):
-            logits = subset_forward(self._loaded, ready.ids, rows, ready.cache, stop)
-        if hold_last:
-            ready.cache.truncate(len(ready.ids) - 1)
-        return logits
+        with clock.step("recompute"):
+            return subset_forward(self._loaded, ready.ids, ready.rows, ready.cache)
 
-    def _stop_at_the_last_layer(self, call: LayerCall) -> None:
-        """End a pass whose outputs nobody reads: all keys and values are written by then."""
-        if self._loaded.architecture and call.layer == self._loaded.architecture.layers - 1:
-            raise StopPass
+    @contextmanager
+    def recomputing_first(self, ready: Repaired, clock: Clock) -> Iterator[None]:
+        """Do the same inside the first step of the generation in the block."""
+        if ready.cache is None:
+            yield
+            return
+        ready.cache.truncate(len(ready.ids) - 1)
+        with subset_as_first_call(
+            self._loaded,
+            ready.ids,
+            ready.rows,
+            ready.cache,
+            lambda seconds: clock.add("recompute", seconds),
+        ):
+            yield
 
     def _load(
         self, spans: Sequence[Span], sink: Sink, ready: Repaired

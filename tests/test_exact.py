@@ -100,6 +100,30 @@ def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: 
     assert ours.token_ids == theirs[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
+def test_generation_begins_with_the_logits_of_prefill(
+    make_engine: Make, family: str, ratio: float
+) -> None:
+    """generate() repairs inside its first step, prefill() in a pass of its own."""
+    engine = make_engine(family)
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    out = engine.prefill(ask(chunks), recompute_ratio=ratio)
+    ids = torch.tensor([out.token_ids])
+    drawn = engine.generate(ask(chunks), recompute_ratio=ratio, max_new_tokens=4)
+    expected = [int(out.logits.argmax())]
+    with torch.no_grad():
+        while len(expected) < 4:
+            step = engine.model(torch.tensor([expected[-1:]]), past_key_values=out.cache)
+            expected.append(int(step.logits[0, -1].argmax()))
+    assert drawn.token_ids == expected
+    assert ids.shape[1] == drawn.report.prompt_tokens
+    assert not engine.model._forward_pre_hooks
+    assert not engine.model._forward_hooks
+    assert engine.model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
 def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -> None:
     """The cache that prefill returns gives the same next logits as a longer full prefill."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ragkv.model.load import LoadedModel
+from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.attention import Pass, Rows, subset_attention
 from ragkv.select.observe import Observer, StopPass
 from ragkv.splice.buffer import SplicedCache
@@ -15,7 +21,7 @@ from ragkv.splice.buffer import SplicedCache
 @torch.no_grad()
 def subset_forward(
     loaded: LoadedModel,
-    ids: npt.NDArray[np.int32],
+    ids: IntArray,
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
     observer: Observer | None = None,
@@ -37,23 +43,83 @@ def subset_forward(
         Logits after the last row, ``[vocab]`` float32; None if the observer stopped
         the pass.
     """
+    try:
+        with _subset(loaded, ids, rows, cache, observer) as arguments:
+            out = loaded.model(**arguments)
+    except StopPass:
+        return None
+    return torch.as_tensor(out.logits[0, -1].float())
+
+
+@contextmanager
+def subset_as_first_call(
+    loaded: LoadedModel,
+    ids: IntArray,
+    rows: npt.NDArray[np.int64],
+    cache: SplicedCache,
+    took: Callable[[float], None],
+) -> Iterator[None]:
+    """Make the model's next call, whatever it is given, the pass over ``rows``.
+
+    For transformers' ``generate``, whose first call would compute the prompt's last
+    token over the cache: so the repair gives the first token's logits, and that token
+    is not computed twice. The calls after it are ordinary.
+
+    Parameters
+    ----------
+    rows
+        ``[rows]`` sorted; the last is the prompt's last token.
+    took
+        Is given the seconds that the pass took.
+    """
+    running = ExitStack()
+    started = 0.0
+
+    def before(_: object, __: object, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        nonlocal started
+        started = time.perf_counter()
+        enter.remove()
+        arguments = running.enter_context(_subset(loaded, ids, rows, cache, None))
+        return (), {**given, "attention_mask": None, **arguments}
+
+    def after(*_: object) -> None:
+        leave.remove()
+        running.close()
+        took(time.perf_counter() - started)
+
+    enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
+    leave = loaded.model.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        enter.remove()
+        leave.remove()
+        running.close()
+
+
+@contextmanager
+def _subset(
+    loaded: LoadedModel,
+    ids: IntArray,
+    rows: npt.NDArray[np.int64],
+    cache: SplicedCache,
+    observer: Observer | None,
+) -> Iterator[dict[str, Any]]:
+    """Prepare model and cache for a pass over the rows; give the call's arguments."""
     if loaded.architecture is None:
-        raise ValueError("subset_forward() needs a supported model")
+        raise ValueError("a subset pass needs a supported model")
     where = torch.from_numpy(rows).to(loaded.device)
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
     cache.write_at(where)
     try:
         with subset_attention(loaded.model):
-            out = loaded.model(
-                input_ids=chosen[None],
-                position_ids=where[None],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-                ragkv_pass=Pass(Rows(where), loaded.architecture.windows, observer),
-            )
-    except StopPass:
-        return None
+            yield {
+                "input_ids": chosen[None],
+                "position_ids": where[None],
+                "past_key_values": cache,
+                "use_cache": True,
+                "logits_to_keep": 1,
+                "ragkv_pass": Pass(Rows(where), loaded.architecture.windows, observer),
+            }
     finally:
         cache.write_at(None)
-    return torch.as_tensor(out.logits[0, -1].float())

@@ -102,11 +102,17 @@ class SplicedCache(Cache):
             for keys, values in zip(self.keys, self.values, strict=True)
         ]
         super().__init__(layers=list(layers))
+        self._prompt = length
 
     def write_at(self, slots: torch.Tensor | None) -> None:
-        """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again."""
+        """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again.
+
+        While slots are set, the whole prompt counts as there.
+        """
         for layer in self.layers:
             layer.slots = slots
+            if slots is not None:
+                layer.length = self._prompt
 
     def truncate(self, length: int) -> None:
         """Forget the rows from ``length`` on."""
