@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV
-from ragkv.errors import ConfigError, UnsupportedModelError
+from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
@@ -20,6 +21,8 @@ from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report import PrecomputeReport
 from ragkv.store.base import Lookup, Store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +101,10 @@ class Corpus:
                     encode_chunks([self._tokenized(text, sink)], sink.rows, self.loaded)
                 )
             if keep:
-                self.store.put(entry, sink.fingerprint)
+                try:
+                    self.store.put(entry, sink.fingerprint)
+                except StoreError as error:  # an answer never fails for want of storage
+                    _log.warning("a chunk was not stored: %s", error)
         return entry
 
     def encode(

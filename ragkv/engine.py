@@ -87,6 +87,7 @@ class RagKV:
             self._loaded = _verified(self._loaded, on_unsupported)
         self._lock = threading.RLock()
         self._store = open_store(store, namespace)
+        self._read_only = isinstance(store, StoreConfig) and store.read_only
         self._corpus = Corpus(self._loaded, self._store, self._lock)
         self._repairer = Repairer(self._corpus, self._auxiliary)
         self._auxiliaries: dict[str, tuple[Corpus, Sink]] = {}
@@ -241,7 +242,7 @@ class RagKV:
         missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
         for text in missed:
             self._named.pop(text, None)
-        if missed and config.on_miss == "store" and self.supported:
+        if missed and config.on_miss == "store" and self.supported and not self._read_only:
             self._background.submit(self._heal, missed, self._sink(config))
 
     def _heal(self, texts: list[str], sink: Sink) -> None:

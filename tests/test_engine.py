@@ -395,3 +395,34 @@ def test_a_prompt_beyond_the_models_positions_is_refused(make_engine: Make, meth
     engine = make_engine()
     with pytest.raises(PromptTooLongError, match="4096"):
         engine.generate("word " * 5000, method=method)
+
+
+def test_a_store_that_is_read_only_serves_and_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunks = some_chunks(3)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks[:2])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    store = StoreConfig(path=tmp_path, read_only=True)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.prefetch(chunks)
+        assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+        engine.wait()
+        assert not engine.contains(chunks[2])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "not stored" not in caplog.text
+
+
+def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) -> None:
+    folder, chunks = tmp_path / "auxiliary", some_chunks(3)
+    tiny_model("qwen2").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
+        engine.precompute(chunks)
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    store = StoreConfig(path=tmp_path / "store", disk_bytes=used)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        settings = {"method": "cacheclip", "auxiliary_model": str(folder)}
+        out = engine.generate(ask(chunks), max_new_tokens=2, **settings)
+        assert len(out.report.chunks) == 3
