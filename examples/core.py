@@ -11,7 +11,7 @@ from typing import Any
 
 from ragkv import RagKV, ReuseConfig
 
-TOPICS = ("raise", "with", "global", "lambda")
+TOPICS = ("with", "global", "lambda", "power")
 QUESTION = "When is the __exit__ method called?"
 
 

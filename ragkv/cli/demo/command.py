@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -43,13 +44,14 @@ def demo(
     ] = None,
     top_k: TopK = 6,
     chunk_tokens: ChunkTokens = 400,
-    max_new_tokens: AnswerTokens = 24,
+    max_new_tokens: AnswerTokens = 20,
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
     model: ModelName = None,
     store: StorePath = None,
 ) -> None:
     """Answer questions on the Python language reference, by full prefill and by ragkv."""
+    start = time.perf_counter()
     from ragkv import ReuseConfig
     from ragkv.cli.demo.run import FRAMEWORKS, DemoSettings, run_demo
     from ragkv.cli.demo.show import show_summary
@@ -67,6 +69,7 @@ def demo(
     with open_engine(model, store=store, namespace="demo", reuse=reuse) as kv:
         result = run_demo(kv, settings)
     show_summary(result)
+    err.print(f"All in all {time.perf_counter() - start:.0f} s.", highlight=False)
     if json_path is not None:
         json_path.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
         err.print(f"Figures written to {json_path}.", highlight=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# About 52,000 tokens: two minutes of precomputing on two slow cores. The topics do not contain
+# About 45,000 tokens: two minutes of precomputing on two slow cores. The topics do not contain
 # one another ("for", "with" and "try", say, are sections of "compound"); the shorter ones come
 # first, for `--topics`.
 TOPICS = (
@@ -30,7 +30,6 @@ TOPICS = (
     "integers",
     "typesmapping",
     "customization",
-    "string-methods",
     "formatstrings",
     "compound",
 )

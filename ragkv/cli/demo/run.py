@@ -28,7 +28,7 @@ class DemoSettings:
     questions: int | None = None
     chunk_tokens: int = 400
     top_k: int = 6
-    answer_tokens: int = 24
+    answer_tokens: int = 20
 
 
 @dataclass(frozen=True, slots=True)
