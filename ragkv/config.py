@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -169,17 +170,17 @@ class DecodeConfig:
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     seed: int | None = None
     top_k: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _check_number("max_new_tokens", self.max_new_tokens, 1, 2**31)
         _check_number("temperature", self.temperature, 0.0, 100.0)
         _check_number("top_p", self.top_p, 0.0, 1.0)
-        if not isinstance(self.stop, tuple) or not all(
-            isinstance(text, str) and text for text in self.stop
+        if not isinstance(self.stop, Sequence) or not all(
+            isinstance(text, str) and text for text in self.stops
         ):
             raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
         if self.seed is not None:
@@ -187,3 +188,8 @@ class DecodeConfig:
         _check_number("top_k", self.top_k, 0, 2**31)
         for token in self.stop_token_ids:
             _check_number("a stop token", token, 0, 2**31)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, whichever way it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -154,7 +154,7 @@ class Corpus:
         )
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
-        return text, encode_behind(sink.rendered, text, self.loaded.tokenizer)[1]
+        return text, encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
 
 
 def _checked(texts: Iterable[str]) -> Sequence[str]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,7 +24,7 @@ from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
 from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
-from ragkv.model.load import LoadedModel, load_model
+from ragkv.model.load import LoadedModel, load_model, served_in_full
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import subset_forward
 from ragkv.repair import Repaired, Repairer
@@ -180,9 +179,7 @@ class RagKV:
         """
         clock = Clock()
         config = self._configured(overrides)
-        decode = DecodeConfig(
-            max_new_tokens, temperature, top_p, _stops(stop), seed, top_k, tuple(stop_token_ids)
-        )
+        decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         return self._complete(prompt, config, decode, clock)
 
     def stream(
@@ -201,9 +198,7 @@ class RagKV:
         """Answer like :meth:`generate`, piece by piece."""
         clock = Clock()
         config = self._configured(overrides)
-        decode = DecodeConfig(
-            max_new_tokens, temperature, top_p, _stops(stop), seed, top_k, tuple(stop_token_ids)
-        )
+        decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         return CompletionStream(
             lambda speak, cancelled: self._complete(
                 prompt, config, decode, clock, speak=speak, cancelled=cancelled
@@ -220,7 +215,7 @@ class RagKV:
         speak: Speak = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Completion:
-        pieces = TextPieces(self.tokenizer, decode.stop)
+        pieces = TextPieces(self.tokenizer, decode.stops)
         with self._turn(clock):
             ready = self._repairer.prepare(prompt, config, self._sink, clock)
             with self._repairer.recomputing_first(ready, clock):
@@ -355,8 +350,4 @@ def _verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
             f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
             "on_unsupported='full' to serve it by ordinary full prefill."
         )
-    return replace(loaded, architecture=None, rotary=None, fingerprint=None, unsupported=wrong)
-
-
-def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)

@@ -15,7 +15,9 @@ from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 
 
 def entry(text: str, sink: str = "") -> ChunkKV:
-    tokens = encode_behind(Rendered(sink, False), text, tiny_tokenizer())[1]
+    head = Rendered(sink, False)
+    ids = sink_tokens(head, tiny_tokenizer()).ids
+    tokens = encode_behind(head, ids, text, tiny_tokenizer())
     rows = torch.zeros(1, 1, len(tokens), 2)
     return ChunkKV(text, tokens.ids, tokens.offsets, rows, rows)
 

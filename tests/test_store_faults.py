@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import diskcache
@@ -352,34 +352,37 @@ def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
         store.put(make_entry("large", tokens=4000), FINGERPRINT)
 
 
-def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def held_for_writing(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    yield
+    database.execute("ROLLBACK")
+
+
+@contextmanager
+def held_for_reading(database: sqlite3.Connection) -> Iterator[None]:
+    reading = database.execute("SELECT key FROM Cache")
+    assert reading.fetchone()
+    yield
+    reading.close()
+
+
+@pytest.mark.parametrize("held", [held_for_writing, held_for_reading])
+def test_a_database_that_is_never_free(
+    held: Callable[[sqlite3.Connection], AbstractContextManager[None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(index_module, "LOCK_TIMEOUT_S", 0.1)
     with closing(DiskStore(tmp_path)) as store:
         store.put(make_entry("a"), FINGERPRINT)
         database = store.folder / "index" / "cache.db"
-        with closing(sqlite3.connect(database, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(database, isolation_level=None)) as other, held(other):
             with pytest.raises(StoreError, match="locked by another process"):
                 store.put(make_entry("b"), FINGERPRINT)
             assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
-            other.execute("ROLLBACK")
-
-
-def test_a_commit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "LOCK_TIMEOUT_S", 0.1)
-    with closing(DiskStore(tmp_path)) as store:
-        store.put(make_entry("a"), FINGERPRINT)
-        database = store.folder / "index" / "cache.db"
-        with closing(sqlite3.connect(database, isolation_level=None)) as other:
-            reading = other.execute("SELECT key FROM Cache")
-            assert reading.fetchone()
-            with pytest.raises(StoreError, match="locked by another process"):
-                store.put(make_entry("b"), FINGERPRINT)
-            reading.close()
         assert len(files_of(store)) == 1
         assert store.changes(0) == (1, ["a"])
-        store.put(make_entry("b"), FINGERPRINT)
-        assert same(store.get("b", FINGERPRINT).entry, make_entry("b"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux' /proc")

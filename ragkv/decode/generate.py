@@ -97,7 +97,7 @@ def draw(
             past_key_values=cache,
             generation_config=_generation_config(loaded, config),
             stopping_criteria=StoppingCriteriaList([stop]),
-            **({"tokenizer": loaded.tokenizer} if config.stop else {}),
+            **({"tokenizer": loaded.tokenizer} if config.stops else {}),
             streamer=listener,
         )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
@@ -114,7 +114,7 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         temperature=config.temperature if sampling else None,
         top_p=config.top_p if sampling else None,
         top_k=config.top_k if sampling else None,
-        stop_strings=list(config.stop) or None,
+        stop_strings=list(config.stops) or None,
         num_beams=1,
         use_cache=True,
         return_dict_in_generate=False,

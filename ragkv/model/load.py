@@ -91,11 +91,18 @@ def load_model(
     except UnsupportedModelError as reason:
         if on_unsupported == "raise":
             raise
-        _log.warning("%s is served by full prefill: %s", name, reason)
-        return LoadedModel(loaded, tokens, name, None, None, None, unsupported=str(reason))
+        return served_in_full(loaded, tokens, name, str(reason))
     rotary = RotaryTables(backbone_of(loaded).rotary_emb)
     fingerprint = fingerprint_of(loaded, tokens)
     return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint)
+
+
+def served_in_full(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, reason: str
+) -> LoadedModel:
+    """Describe a model whose caches cannot be reused, and say so in the log."""
+    _log.warning("%s is served by full prefill: %s", name, reason)
+    return LoadedModel(model, tokenizer, name, None, None, None, unsupported=reason)
 
 
 def _resolve(

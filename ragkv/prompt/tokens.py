@@ -56,18 +56,17 @@ def sink_tokens(sink: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
 
 
 def encode_behind(
-    sink: Rendered, text: str, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Tokens, Tokens]:
-    """Tokenise a chunk as it reads right behind the sink; return both parts' tokens.
+    sink: Rendered, sink_ids: IntArray, text: str, tokenizer: PreTrainedTokenizerBase
+) -> Tokens:
+    """Tokenise a chunk as it reads right behind the sink; offsets count from its own start.
 
-    Offsets count from each part's own start. Where a token would span the boundary,
-    the chunk is tokenised by itself.
+    ``sink_ids`` are the ids of :func:`sink_tokens`. Where a token would span the
+    boundary, the chunk is tokenised by itself.
     """
-    head = sink_tokens(sink, tokenizer)
     both = tokenize(Rendered(sink.text + text, sink.add_special_tokens), tokenizer)
-    count, start = len(head), len(sink.text)
-    if np.array_equal(both.ids[:count], head.ids) and (
+    count, start = len(sink_ids), len(sink.text)
+    if np.array_equal(both.ids[:count], sink_ids) and (
         len(both) == count or both.offsets[count:, 0].min() >= start
     ):
-        return head, Tokens(both.ids[count:], both.offsets[count:] - np.int32(start))
-    return head, tokenize(Rendered(text, add_special_tokens=False), tokenizer)
+        return Tokens(both.ids[count:], both.offsets[count:] - np.int32(start))
+    return tokenize(Rendered(text, add_special_tokens=False), tokenizer)
