@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from ragkv.errors import ConfigError
 
@@ -56,6 +56,35 @@ class Grouping:
         _check_choice("grouping mode", self.mode, ("threshold", "fill"))
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A method made of pieces: a :class:`ragkv.select.Method`."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRatio:
+    """How ``recompute_ratio="auto"`` chooses, request by request.
+
+    The smallest set of tokens that holds ``target`` of the attention which the query
+    pays to the cached tokens, but no less than ``floor`` and no more than ``ceiling``
+    of them.
+    """
+
+    target: float = 0.8
+    floor: float = 0.05
+    ceiling: float = 0.4
+
+    def __post_init__(self) -> None:
+        _check_number("auto target", self.target, 0.0, 1.0)
+        _check_number("auto floor", self.floor, 0.0, 1.0)
+        _check_number("auto ceiling", self.ceiling, self.floor, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ReuseConfig:
     """How cached chunks are reused and how much of them is recomputed.
@@ -63,11 +92,14 @@ class ReuseConfig:
     Parameters
     ----------
     method
-        Name of a method: see :func:`ragkv.select.method_names`.
+        Name of a method, see :func:`ragkv.select.method_names`; or a
+        :class:`ragkv.select.Method` of your own.
     recompute_ratio
         Share of the cached chunk tokens that is recomputed, from 0 (plain
         reuse) to 1 (exactly full prefill). Tokens that are not cached are
-        always computed and do not count.
+        always computed and do not count. ``"auto"`` chooses for each request.
+    auto
+        How ``"auto"`` chooses.
     sink
         The text that chunks are encoded behind. ``"auto"`` is what the chat
         template puts before the first user text. The closer to the real
@@ -84,8 +116,9 @@ class ReuseConfig:
         Seed of the ``random`` method.
     """
 
-    method: str = "query"
-    recompute_ratio: float = 0.2
+    method: str | Named = "query"
+    recompute_ratio: float | Literal["auto"] = 0.2
+    auto: AutoRatio = AutoRatio()
     sink: str = "auto"
     grouping: Grouping | None = None
     auxiliary_model: str | None = None
@@ -93,8 +126,12 @@ class ReuseConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_text("method", self.method)
-        _check_number("recompute_ratio", self.recompute_ratio, 0.0, 1.0)
+        if not isinstance(self.method, str | Named):
+            raise ConfigError(f"method must be a name or a Method, not {self.method!r}")
+        if self.recompute_ratio != "auto":
+            _check_number("recompute_ratio (or 'auto')", self.recompute_ratio, 0.0, 1.0)
+        if not isinstance(self.auto, AutoRatio):
+            raise ConfigError(f"auto must be an AutoRatio, not {self.auto!r}")
         _check_text("sink", self.sink)
         if self.grouping is not None and not isinstance(self.grouping, Grouping):
             raise ConfigError(f"grouping must be a Grouping or None, not {self.grouping!r}")

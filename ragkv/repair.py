@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ from ragkv.recompute.forward import subset_as_first_call, subset_forward
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Scene, get_method
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import choose
+from ragkv.select.choose import Choice, choose
 from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
@@ -45,7 +47,7 @@ class Repaired:
     ids: IntArray
     layout: Layout | None = None
     cache: SplicedCache | None = None
-    chosen: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -54,7 +56,7 @@ class Repaired:
     def rows(self) -> npt.NDArray[np.int64]:
         """Positions to compute, sorted: the chosen and the fresh, the prompt's last included."""
         fresh = self.layout.fresh if self.layout is not None else np.arange(len(self.ids))
-        return np.union1d(fresh, self.chosen)
+        return np.union1d(fresh, self.choice.positions)
 
     @property
     def origin(self) -> npt.NDArray[np.uint8]:
@@ -62,7 +64,7 @@ class Repaired:
         if self.layout is None:
             return np.full(len(self.ids), Origin.FRESH, dtype=np.uint8)
         origin = self.layout.origin.copy()
-        origin[self.chosen] = Origin.RECOMPUTED
+        origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
 
     def report(
@@ -74,7 +76,7 @@ class Repaired:
         ttft = first_token_at - clock.started
         rest = ttft - sum(clock.steps.values())
         return ReuseReport(
-            method=config.method,
+            method=get_method(config.method).name,
             prompt_tokens=len(self.ids),
             sink_tokens=sink,
             reused_tokens=reused,
@@ -82,6 +84,7 @@ class Repaired:
             fresh_tokens=fresh,
             recompute_ratio=config.recompute_ratio,
             effective_ratio=recomputed / max(1, reused + recomputed),
+            choice=self.choice.reason,
             ttft_s=ttft,
             steps={**clock.steps, "first_token": rest},
             chunks=self._uses(origin),
@@ -159,11 +162,12 @@ class Repairer:
                 layout=layout,
                 text=rendered.text,
                 layers=self._loaded.architecture.layers,
-                probe=lambda observer: self._probe(ready, layout, observer),
+                cache=ready.cache,
+                probe=partial(self._probe, layout, ready.cache),
                 auxiliary=lambda: self._auxiliary(config),
                 seed=config.seed,
             )
-            ready.chosen = choose(method, scene, config.recompute_ratio, config.grouping)
+            ready.choice = choose(method, scene, config)
         return ready
 
     def recompute(self, ready: Repaired, clock: Clock) -> torch.Tensor | None:
@@ -209,10 +213,19 @@ class Repairer:
                 ready.missed.append(span.text)
         return found
 
-    def _probe(self, ready: Repaired, layout: Layout, observer: Observer) -> None:
-        """Run the tokens that are not cached over the unrepaired cache."""
-        if ready.cache is not None:
-            subset_forward(self._loaded, ready.ids, layout.fresh, ready.cache, observer)
+    def _probe(
+        self,
+        layout: Layout,
+        cache: SplicedCache,
+        observer: Observer,
+        *,
+        rows: Literal["fresh", "all"] = "fresh",
+        on_copy: bool = False,
+    ) -> None:
+        """Run tokens over the unrepaired cache, see :class:`ragkv.select.method.Probe`."""
+        chosen = layout.fresh if rows == "fresh" else np.arange(len(layout))
+        where = cache.copy() if on_copy else cache
+        subset_forward(self._loaded, layout.ids, chosen, where, observer)
 
     def _warn_of_head(self, layout: Layout, sink: Sink, ready: Repaired) -> None:
         """Say once that the prompt's head is not the sink."""

@@ -54,7 +54,9 @@ class ReuseReport:
     fresh_tokens
         Tokens that were not cached: query, text between chunks, misses.
     recompute_ratio, effective_ratio
-        The share asked for, and ``recomputed / (reused + recomputed)``.
+        The share asked for (or ``"auto"``), and ``recomputed / (reused + recomputed)``.
+    choice
+        What ``"auto"`` saw and chose.
     ttft_s
         Seconds from the call to the first token's logits or text, everything inside.
     steps
@@ -73,7 +75,7 @@ class ReuseReport:
     reused_tokens: int
     recomputed_tokens: int
     fresh_tokens: int
-    recompute_ratio: float
+    recompute_ratio: float | str
     effective_ratio: float
     ttft_s: float
     steps: dict[str, float] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class ReuseReport:
     positions: bytes = b""
     warnings: tuple[str, ...] = ()
     completion_tokens: int = 0
+    choice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types; ``positions`` becomes a string of digits."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import Grouping, RagKV
-from ragkv.errors import UnknownMethodError
+from ragkv import Grouping, RagKV, ReuseConfig
+from ragkv.config import AutoRatio
+from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Method, Scene, get_method, method_names
 from ragkv.select.choose import choose
 from ragkv.select.mapping import map_scores
 from ragkv.select.method import FloatArray
-from ragkv.splice.layout import Layout, Origin
+from ragkv.splice.layout import Layout, Origin, Placed
 
 Make = Callable[..., RagKV]
 
@@ -27,14 +30,29 @@ def scene(origin: list[int]) -> Scene:
     def never(*_: object) -> None:
         raise AssertionError("this rule needs no model")
 
-    return Scene(layout, "", 4, probe=never, auxiliary=never)  # type: ignore[arg-type]
+    return Scene(layout, "", 4, None, probe=never, auxiliary=never)  # type: ignore[arg-type]
 
 
-def by_score(scores: list[float], grouping: Grouping | None = None) -> Method:
+def two_chunks() -> Scene:
+    """Sink, chunk, gap, chunk, query: 1, 4, 1, 4 and 1 tokens."""
+    where = scene([Origin.SINK, *[CACHED] * 4, FRESH, *[CACHED] * 4, FRESH])
+    rows = np.arange(4)
+    placed = tuple(Placed(None, rows, rows + at, at, at + 4) for at in (1, 6))  # type: ignore[arg-type]
+    return replace(where, layout=replace(where.layout, placed=placed))
+
+
+def by_score(scores: list[float], **pieces: Any) -> Method:
     def score(_: Scene) -> FloatArray:
         return np.array(scores, np.float32)
 
-    return Method("test", "test", score=score, grouping=grouping)
+    return Method("test", "test", score=score, **pieces)
+
+
+def chosen_of(
+    method: Method, where: Scene, ratio: float | Literal["auto"], **more: Any
+) -> list[int]:
+    config = ReuseConfig(method=method, recompute_ratio=ratio, **more)
+    return choose(method, where, config).positions.tolist()
 
 
 CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
@@ -42,8 +60,7 @@ CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
 
 def test_the_highest_scores_are_chosen() -> None:
     where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
-    chosen = choose(by_score([0.1, 0.4, 0.3, 0.2]), where, 0.5, None)
-    assert chosen.tolist() == [2, 4]
+    assert chosen_of(by_score([0.1, 0.4, 0.3, 0.2]), where, 0.5) == [2, 4]
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, []), (1.0, [1, 2, 4, 5])])
@@ -52,7 +69,7 @@ def test_none_and_all_need_no_scores(ratio: float, expected: list[int]) -> None:
         raise AssertionError("no scores are needed")
 
     where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
-    assert choose(Method("t", "t", score=explode), where, ratio, None).tolist() == expected
+    assert chosen_of(Method("t", "t", score=explode), where, ratio) == expected
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(2, [8, 9, 10, 11]), (3, [])])
@@ -61,8 +78,8 @@ def test_windows_need_more_than_the_threshold(threshold: int, expected: list[int
     scores[[0, 1, 8, 9, 11]] = 1
     grouping = Grouping(window=4, threshold=threshold)
     where = scene([CACHED] * 16)
-    chosen = choose(by_score(scores.tolist(), grouping), where, 5 / 16, None)
-    assert chosen.tolist() == expected
+    method = by_score(scores.tolist(), grouping=grouping)
+    assert chosen_of(method, where, 5 / 16) == expected
 
 
 def test_windows_that_fill_the_budget() -> None:
@@ -70,8 +87,48 @@ def test_windows_that_fill_the_budget() -> None:
     scores[5], scores[9], scores[10] = 1.0, 0.7, 0.8
     where = scene([CACHED] * 16)
     grouping = Grouping(window=4, threshold=1, mode="fill")
-    chosen = choose(by_score(scores), where, 6 / 16, grouping)
-    assert chosen.tolist() == [4, 5, 8, 9, 10, 11]
+    chosen = chosen_of(by_score(scores), where, 6 / 16, grouping=grouping)
+    assert chosen == [4, 5, 8, 9, 10, 11]
+
+
+def test_smoothing_averages_neighbours() -> None:
+    scores = [0.0, 0.0, 0.9, 0.0, 0.0, 0.6, 0.5, 0.6, 0.0]
+    where = scene([CACHED] * 9)
+    assert chosen_of(by_score(scores), where, 1 / 9) == [2]
+    assert chosen_of(by_score(scores, smoothing=3), where, 1 / 9) == [6]
+
+
+def test_smoothing_does_not_reach_across_what_is_not_cached() -> None:
+    where = scene([CACHED, CACHED, *[FRESH] * 6, CACHED, CACHED])
+    assert chosen_of(by_score([0.0, 1.0, 0.1, 0.0], smoothing=3), where, 0.5) == [0, 1]
+
+
+def test_a_budget_for_every_chunk() -> None:
+    scores = [0.9, 0.8, 0.7, 0.6, 0.1, 0.4, 0.3, 0.2]
+    assert chosen_of(by_score(scores), two_chunks(), 0.5) == [1, 2, 3, 4]
+    assert chosen_of(by_score(scores, budget="chunk"), two_chunks(), 0.5) == [1, 2, 7, 8]
+
+
+def test_heads_of_later_chunks_come_first() -> None:
+    scores = [0.9, 0.8, 0.7, 0.6, 0.1, 0.4, 0.3, 0.2]
+    assert chosen_of(by_score(scores, heads=2), two_chunks(), 0.5) == [1, 2, 6, 7]
+
+
+def test_auto_takes_the_smallest_set_that_holds_the_target() -> None:
+    where = scene([CACHED] * 10)
+    method = by_score([0.5, 0.2, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02, 0.02], mass=True)
+    choice = choose(method, where, ReuseConfig(recompute_ratio="auto", auto=AutoRatio(0.75)))
+    assert choice.positions.tolist() == [0, 1, 2]
+    assert "30.0% of the cached tokens hold 75%" in choice.reason
+    low = AutoRatio(0.1, floor=0.2, ceiling=0.4)
+    assert chosen_of(method, where, "auto", auto=low) == [0, 1]
+    high = AutoRatio(1.0, floor=0.2, ceiling=0.4)
+    assert chosen_of(method, where, "auto", auto=high) == [0, 1, 2, 3]
+
+
+def test_auto_needs_a_method_that_looks_at_attention() -> None:
+    with pytest.raises(ConfigError, match="'query'"):
+        chosen_of(by_score([1.0, 2.0]), scene([CACHED] * 2), "auto")
 
 
 def test_every_method_has_a_file_and_a_source() -> None:

@@ -1,45 +1,118 @@
-"""From scores to positions: the budget, and windows that stay whole."""
+"""From scores to positions: pieces that stand in every method, budgets and windows."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.config import Grouping
+from ragkv.config import AutoRatio, Grouping, ReuseConfig
+from ragkv.errors import ConfigError
 from ragkv.select.method import FloatArray, Method, Scene
+from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
 
 
-def choose(method: Method, scene: Scene, ratio: float, grouping: Grouping | None) -> Positions:
-    """Return the cached positions to recompute, sorted.
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What is recomputed, and why.
 
-    Parameters
+    Attributes
     ----------
-    ratio
-        Share of the cached tokens. 0 chooses none and 1 all, without scoring.
-    grouping
-        Overrides the method's own grouping.
+    positions
+        Prompt positions to recompute, sorted.
+    scores
+        ``[cached]`` float32: what the positions were ranked by; None where nothing was
+        scored.
+    reason
+        What ``"auto"`` saw and did, in one sentence; empty for a given ratio.
+    """
+
+    positions: Positions
+    scores: FloatArray | None = None
+    reason: str = ""
+
+
+def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
+    """Choose the cached positions to recompute.
+
+    ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
+    without scoring. ``config.grouping`` overrides the method's own.
+
+    Raises
+    ------
+    ConfigError
+        The ratio is ``"auto"`` and the method's scores are not shares of attention.
     """
     cached = scene.layout.cached
-    budget = round(ratio * len(cached))
-    if budget >= len(cached):
-        return cached
-    if budget == 0 or method.score is None:
-        return cached[:0]
+    ratio = config.recompute_ratio
+    if ratio == "auto" and not method.mass:
+        raise ConfigError(
+            f"recompute_ratio='auto' needs a method that looks at the query's attention, such "
+            f"as 'query'; {method.name!r} does not"
+        )
+    if ratio != "auto" and round(ratio * len(cached)) >= len(cached):
+        return Choice(cached)
+    if not len(cached) or ratio == 0 or method.score is None:
+        return Choice(cached[:0])
     scores = method.score(scene)
-    windows = grouping or method.grouping
+    if method.smoothing > 1:
+        scores = smooth(scores, cached, method.smoothing)
+    reason = ""
+    if ratio == "auto":
+        ratio, reason = ratio_for(scores, config.auto)
+    ranks = ranked(scores, scene.layout, method)
+    budget = round(ratio * len(cached))
+    windows = config.grouping or method.grouping
     if windows is None:
-        return np.sort(cached[top(scores, budget)])
-    if windows.mode == "fill":
-        return _fill_windows(cached, scores, budget, windows.window)
-    return _whole_windows(cached, top(scores, budget), windows)
+        positions = np.sort(cached[ranks[:budget]])
+    elif windows.mode == "fill":
+        positions = _fill_windows(cached, scores, budget, windows.window)
+    else:
+        positions = _whole_windows(cached, ranks[:budget], windows)
+    return Choice(positions, scores, reason)
 
 
-def top(scores: FloatArray, count: int) -> Positions:
-    """Return the indices of the ``count`` highest scores, in no order; ties by index."""
-    order: Positions = np.argsort(-scores, kind="stable")
-    return order[:count]
+def smooth(scores: FloatArray, cached: Positions, width: int) -> FloatArray:
+    """Average scores over ``width`` neighbouring positions; those not cached count 0."""
+    dense = np.zeros(int(cached[-1]) + 1 + width, dtype=np.float64)
+    dense[cached] = scores
+    means = np.convolve(dense, np.full(width, 1 / width), mode="same")
+    return means[cached].astype(np.float32)
+
+
+def ratio_for(scores: FloatArray, auto: AutoRatio) -> tuple[float, str]:
+    """Return the smallest share of tokens whose scores hold the target share of all."""
+    mass = np.cumsum(np.sort(scores.astype(np.float64))[::-1])
+    share = mass / max(mass[-1], 1e-30)
+    needed = (int(np.searchsorted(share, auto.target)) + 1) / len(scores)
+    ratio = min(max(needed, auto.floor), auto.ceiling)
+    held = share[max(0, round(ratio * len(scores)) - 1)]
+    bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"
+    return ratio, (
+        f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
+        f"them; {ratio:.1%} chosen{bound}, holding {held:.0%}"
+    )
+
+
+def ranked(scores: FloatArray, layout: Layout, method: Method) -> Positions:
+    """Return indices into ``layout.cached``, first those to recompute first; ties by index."""
+    keys: list[npt.NDArray[np.float64]] = [-scores.astype(np.float64)]
+    if method.budget == "chunk":
+        order = [np.argsort(-part, kind="stable") for part in _by_chunk(scores, layout)]
+        keys.append(np.concatenate([np.argsort(part) / len(part) for part in order]))
+    if method.heads:
+        place = [np.arange(len(piece.slots)) for piece in layout.placed]
+        later = [np.full(len(piece.slots), n > 0) for n, piece in enumerate(layout.placed)]
+        keys.append(~((np.concatenate(place) < method.heads) & np.concatenate(later)) * 1.0)
+    return np.lexsort(keys)
+
+
+def _by_chunk(scores: FloatArray, layout: Layout) -> list[FloatArray]:
+    ends = np.cumsum([len(piece.slots) for piece in layout.placed])
+    return np.split(scores, ends[:-1])
 
 
 def _whole_windows(cached: Positions, chosen: Positions, grouping: Grouping) -> Positions:

@@ -6,19 +6,39 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.config import Grouping
+from ragkv.config import Grouping, Named
 from ragkv.errors import UnknownMethodError
 from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.observe import Observer
+from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
 
 FloatArray = npt.NDArray[np.float32]
+
+
+class Probe(Protocol):
+    """A pass through the primary model over the spliced, unrepaired cache."""
+
+    def __call__(
+        self,
+        observer: Observer,
+        *,
+        rows: Literal["fresh", "all"] = "fresh",
+        on_copy: bool = False,
+    ) -> None:
+        """Run rows; the observer is called in every layer before its attention.
+
+        ``"fresh"`` are the tokens that are not cached, the query among them. What the
+        pass computes stays in the cache, in the layers up to the one where the observer
+        stops it, unless it runs on a copy.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +53,11 @@ class Scene:
         The prompt's text.
     layers
         Number of the primary model's layers.
+    cache
+        The spliced cache, keys rotated: ``keys`` and ``values`` ``[layers, kv_heads,
+        capacity, head_dim]``; row j belongs to position j.
     probe
-        Runs the tokens that are not cached, the query among them, over the spliced,
-        unrepaired cache through the primary model; calls the observer in every layer.
+        Runs tokens through the primary model over the cache.
     auxiliary
         Loads the auxiliary model on first use.
     seed
@@ -45,7 +67,8 @@ class Scene:
     layout: Layout
     text: str
     layers: int
-    probe: Callable[[Observer], None]
+    cache: SplicedCache
+    probe: Probe
     auxiliary: Callable[[], Auxiliary]
     seed: int = 0
 
@@ -63,6 +86,16 @@ class Method:
     score
         Returns ``[cached]`` float32, higher is recomputed first, in the order of
         ``scene.layout.cached``. None recomputes nothing below ratio 1.
+    mass
+        Whether scores are shares of the query's attention: ``recompute_ratio="auto"``
+        can then stop at a target share.
+    smoothing
+        Scores are averaged over this many neighbouring positions (odd; 1 is none).
+    heads
+        Tokens at the head of every chunk after the first that come before all others.
+    budget
+        ``global``: the ratio is spent wherever scores are highest; ``chunk``: every
+        chunk gets the same share.
     reuse
         ``chunks``: all known chunks; ``prefix``: only what is an exact prefix of the
         prompt; ``none``: nothing, an ordinary prefill.
@@ -77,6 +110,10 @@ class Method:
     name: str
     source: str
     score: Callable[[Scene], FloatArray] | None = None
+    mass: bool = False
+    smoothing: int = 1
+    heads: int = 0
+    budget: Literal["global", "chunk"] = "global"
     reuse: Literal["chunks", "prefix", "none"] = "chunks"
     sink: bool = True
     grouping: Grouping | None = None
@@ -88,14 +125,16 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))
 
 
-def get_method(name: str) -> Method:
-    """Return the method of that name.
+def get_method(name: str | Named) -> Method:
+    """Return the method of that name; a :class:`Method` is returned as it is.
 
     Raises
     ------
     UnknownMethodError
         There is no such method; the message lists those that there are.
     """
+    if isinstance(name, Method):
+        return name
     if name not in method_names():
         raise UnknownMethodError(f"no method {name!r}; known: {', '.join(method_names())}")
     method = importlib.import_module(f"{rules.__name__}.{name}").METHOD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -113,6 +114,16 @@ class SplicedCache(Cache):
             layer.slots = slots
             if slots is not None:
                 layer.length = self._prompt
+
+    def copy(self) -> SplicedCache:
+        """Return a cache of its own with the same prompt rows."""
+        other = copy.copy(self)
+        other.keys, other.values = self.keys.clone(), self.values.clone()
+        other.layers = [
+            SplicedLayer(keys[None], values[None], self._prompt)
+            for keys, values in zip(other.keys, other.values, strict=True)
+        ]
+        return other
 
     def truncate(self, length: int) -> None:
         """Forget the rows from ``length`` on."""

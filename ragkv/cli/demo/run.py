@@ -12,6 +12,7 @@ from ragkv.cli.demo.corpus import TOPICS, corpus_chunks
 from ragkv.cli.demo.questions import SYSTEM, USER, WARM_UP, chosen_questions
 from ragkv.cli.demo.show import show_figures, show_pair
 from ragkv.cli.retrieval import Embedder
+from ragkv.select import get_method
 
 if TYPE_CHECKING:
     from ragkv import PrecomputeReport, RagKV
@@ -66,7 +67,7 @@ def run_demo(kv: RagKV, settings: DemoSettings) -> DemoResult:
     for name in settings.frameworks:
         with err.status(f"{name}: setting up the pipeline …"):
             pipeline = _pipeline(name, kv, chunks, embedder, settings)
-        frameworks[name] = _answer(name, pipeline, questions, kv.reuse.method)
+        frameworks[name] = _answer(name, pipeline, questions, get_method(kv.reuse.method).name)
         show_figures(name, frameworks[name])
     return DemoResult(kv.model_name, len(chunks), len(questions), precompute, frameworks)
 
