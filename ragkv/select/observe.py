@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+
+_ROW_BLOCK = 256
+"""Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""
 
 
 class StopPass(Exception):  # noqa: N818  a signal, not an error
@@ -52,15 +55,60 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to one.
     """
-    query = call.query[0, :, -count:].float()
-    key = call.key[0].float()
-    rows = call.rows[-count:]
-    kv_heads, tokens, head_dim = key.shape
+    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1, 2))
+
+
+def attention_received(call: LayerCall) -> torch.Tensor:
+    """Return what each token receives from all rows together, mean over heads.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[tokens]`` float32; sums to the number of rows.
+    """
+    received = torch.zeros(call.key.shape[2], dtype=torch.float32, device=call.key.device)
+    for _, weights in _blocks(call):
+        received[: weights.shape[1]] += weights.sum(dim=0)
+    return received
+
+
+def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
+    """Return what each row pays to each group of tokens, mean over heads.
+
+    Parameters
+    ----------
+    member
+        ``[tokens, groups]`` float32: 1 where the token is in the group, else 0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, groups]`` float32.
+    """
+    paid = member.new_empty(len(call.rows), member.shape[1])
+    for block, weights in _blocks(call):
+        paid[block] = weights @ member[: weights.shape[1]]
+    return paid
+
+
+def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield blocks of rows and their weights ``[rows, keys up to the last row]``."""
+    for first in range(0, len(call.rows), _ROW_BLOCK):
+        block = slice(first, first + _ROW_BLOCK)
+        seen = int(call.rows[block][-1]) + 1
+        yield block, _weights(call, block, seen).mean(dim=(0, 1))
+
+
+def _weights(call: LayerCall, block: slice, seen: int) -> torch.Tensor:
+    """Return ``[kv_heads, heads / kv_heads, rows, seen]``: a block's weights on the first keys."""
+    query = call.query[0, :, block].float()
+    key = call.key[0, :, :seen].float()
+    rows = call.rows[block]
+    kv_heads, _, head_dim = key.shape
     grouped = query.reshape(kv_heads, -1, head_dim) * call.scaling
-    scores = torch.matmul(grouped, key.transpose(1, 2)).view(kv_heads, -1, len(rows), tokens)
-    positions = torch.arange(tokens, device=key.device)
+    scores = torch.matmul(grouped, key.transpose(1, 2)).view(kv_heads, -1, len(rows), seen)
+    positions = torch.arange(seen, device=key.device)
     hidden = positions[None] > rows[:, None]
     if call.window is not None:
         hidden |= positions[None] <= rows[:, None] - call.window
-    scores.masked_fill_(hidden, float("-inf"))
-    return torch.softmax(scores, dim=-1).mean(dim=(0, 1, 2))
+    return torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1)

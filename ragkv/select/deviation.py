@@ -1,0 +1,47 @@
+"""How far a layer's cached rows are from the rows of the real prompt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ragkv.select.method import FloatArray, Scene
+from ragkv.select.observe import LayerCall, StopPass
+
+CHECK_LAYER = 1
+"""The first layer whose keys and values depend on more than the token itself."""
+
+
+def deviation(scene: Scene, states: Literal["keys", "values"]) -> FloatArray:
+    """Compute all tokens up to the check layer and compare its rows with the cached ones.
+
+    The fresh keys and values of the layers up to the check layer stay in the cache, those
+    of the sink and of the tokens that are not recomputed later included. A model with
+    one layer is compared there.
+
+    Parameters
+    ----------
+    states
+        What is compared: ``"values"``, or ``"keys"`` after rotation.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[cached]`` float32: the squared difference, summed over KV heads and head_dim.
+    """
+    layer = min(CHECK_LAYER, scene.layers - 1)
+    held = scene.cache.keys if states == "keys" else scene.cache.values
+    cached = torch.from_numpy(scene.layout.cached).to(held.device)
+    before = held[layer, :, cached].float()
+    distance = np.zeros(len(cached), dtype=np.float32)
+
+    def observe(call: LayerCall) -> None:
+        if call.layer == layer:
+            fresh = (call.key if states == "keys" else call.value)[0, :, cached].float()
+            distance[:] = (fresh - before).square().sum(dim=(0, 2)).cpu().numpy()
+            raise StopPass
+
+    scene.probe(observe, rows="all")
+    return distance
