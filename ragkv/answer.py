@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -25,13 +26,26 @@ class Prefilled:
     token_ids
         The prompt's tokens.
     cache
-        A transformers Cache over all prompt tokens.
+        A transformers Cache over all prompt tokens. Run the model on it inside
+        ``with prefilled.decoding():``.
+    enter
+        Makes the context of :meth:`decoding`.
     """
 
     logits: torch.Tensor
     token_ids: list[int]
     cache: Cache
     report: ReuseReport
+    enter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Let the model run on ``cache`` in the block.
+
+        Only a method that changes positions or attention (``ape``) needs it: the block
+        then holds the model, and passes over the cache follow the method. For all others
+        it does nothing.
+        """
+        return self.enter()
 
 
 @dataclass(frozen=True, slots=True)

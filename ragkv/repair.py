@@ -16,19 +16,22 @@ import torch
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
+from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.recompute.forward import subset_as_first_call, subset_forward
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
-from ragkv.select import Scene, get_method
+from ragkv.select import Scene, method_of
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import Choice, choose
+from ragkv.select.choose import Choice, choose, takes_all
 from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
+from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
+from ragkv.trace import Trace
 
 _log = logging.getLogger(__name__)
 _SPARE_ROWS = 256
@@ -45,6 +48,7 @@ class Repaired:
 
     text: str
     ids: IntArray
+    offsets: IntArray
     layout: Layout | None = None
     cache: SplicedCache | None = None
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
@@ -75,8 +79,9 @@ class Repaired:
         sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
         ttft = first_token_at - clock.started
         rest = ttft - sum(clock.steps.values())
+        method = method_of(config)
         return ReuseReport(
-            method=get_method(config.method).name,
+            method=method.name,
             prompt_tokens=len(self.ids),
             sink_tokens=sink,
             reused_tokens=reused,
@@ -92,7 +97,15 @@ class Repaired:
             positions=origin.tobytes(),
             warnings=tuple(self.warnings),
             completion_tokens=completion_tokens,
+            trace=Trace(self.text, self.offsets, self._scores(), attention=method.mass),
         )
+
+    def _scores(self) -> npt.NDArray[np.float32]:
+        """``[tokens]``: what the cached tokens were ranked by, NaN elsewhere."""
+        scores = np.full(len(self.ids), np.nan, dtype=np.float32)
+        if self.layout is not None and self.choice.scores is not None:
+            scores[self.layout.cached] = self.choice.scores
+        return scores
 
     def _uses(self, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
         placed = self.layout.placed if self.layout is not None else ()
@@ -125,7 +138,7 @@ class Repairer:
         clock: Clock,
     ) -> Repaired:
         """Find, load, splice and select; nothing is recomputed yet."""
-        method = get_method(config.method)
+        method = method_of(config)
         with clock.step("find"):
             rendered = render(prompt, self._loaded.tokenizer)
             tokens = tokenize(rendered, self._loaded.tokenizer)
@@ -137,7 +150,7 @@ class Repairer:
                     f"a prompt of {len(tokens)} tokens, and the model knows {known} positions: "
                     "retrieve fewer or shorter chunks"
                 )
-            ready = Repaired(rendered.text, tokens.ids)
+            ready = Repaired(rendered.text, tokens.ids, tokens.offsets)
             if method.reuse == "none" or self._loaded.architecture is None:
                 return ready
             spans = self._corpus.find(rendered.text)
@@ -156,7 +169,10 @@ class Repairer:
                 return ready
             self._warn_of_head(layout, sink, ready)
             ready.layout = layout
-            ready.cache = splice(layout, sink.rows, self._loaded, _SPARE_ROWS)
+            overlap = None
+            if method.parallel is not None and layout.placed and not takes_all(layout, config):
+                overlap = overlap_of(layout, method.parallel, self._loaded.device)
+            ready.cache = splice(layout, sink.rows, self._loaded, _SPARE_ROWS, overlap)
         with clock.step("select"):
             scene = Scene(
                 layout=layout,
@@ -189,13 +205,16 @@ class Repairer:
         if ready.cache is None:
             yield
             return
-        ready.cache.truncate(len(ready.ids) - 1)
-        with subset_as_first_call(
-            self._loaded,
-            ready.ids,
-            ready.rows,
-            ready.cache,
-            lambda seconds: clock.add("recompute", seconds),
+        ready.cache.crop(-1)
+        with (
+            overlapping(self._loaded, ready.cache),
+            subset_as_first_call(
+                self._loaded,
+                ready.ids,
+                ready.rows,
+                ready.cache,
+                lambda seconds: clock.add("recompute", seconds),
+            ),
         ):
             yield
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from ragkv.errors import ConfigError
+from ragkv.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class ReuseReport:
     warnings
         What the user should know, said once per engine: such as a prompt whose head
         is not the sink.
+    trace
+        The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
+        without a part in equality.
     """
 
     method: str
@@ -85,12 +91,38 @@ class ReuseReport:
     warnings: tuple[str, ...] = ()
     completion_tokens: int = 0
     choice: str = ""
+    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
-        out = asdict(self)
+        out = asdict(replace(self, trace=None))
+        del out["trace"]
         out["positions"] = "".join(map(str, self.positions))
         return out
+
+    def to_html(self, *, question: str = "", model: str = "", answer: str = "") -> str:
+        """Return a page that shows the prompt, each token marked by where it came from.
+
+        One file without scripts that refers to nothing outside; write it as UTF-8.
+
+        Parameters
+        ----------
+        question, model, answer
+            What to say above the figures; left out where empty.
+
+        Raises
+        ------
+        ConfigError
+            The report has no trace: it was not made by an engine.
+        """
+        if self.trace is None:
+            raise ConfigError(
+                "this report has no trace of its prompt: call to_html() on the report that the "
+                "engine returned, not on one made again from its dictionary"
+            )
+        from ragkv.explain.page import page
+
+        return page(self, self.trace, question=question, model=model, answer=answer)
 
 
 @dataclass(frozen=True, slots=True)

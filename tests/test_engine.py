@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
 from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig
+from ragkv.config import AutoRatio
 from ragkv.errors import (
     ConfigError,
     ModelNotFoundError,
@@ -22,6 +25,8 @@ from ragkv.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
+from ragkv.select import Method, Scene
+from ragkv.select.method import FloatArray
 
 Make = Callable[..., RagKV]
 
@@ -254,8 +259,6 @@ def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None
 
 
 def test_the_report_is_plain_data(make_engine: Make) -> None:
-    import json
-
     engine = make_engine()
     chunks = some_chunks(2)
     engine.precompute(chunks)
@@ -264,6 +267,32 @@ def test_the_report_is_plain_data(make_engine: Make) -> None:
     assert again["completion_tokens"] == 3
     assert len(again["positions"]) == again["prompt_tokens"]
     assert set(again["steps"]) >= {"find", "load", "splice", "select", "recompute", "first_token"}
+
+
+def test_auto_says_what_it_chose(make_engine: Make) -> None:
+    engine = make_engine(reuse=ReuseConfig(recompute_ratio="auto"))
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    report = engine.prefill(ask(chunks), auto=AutoRatio(0.5)).report
+    assert report.recompute_ratio == "auto"
+    assert "hold 50% of the query's attention" in report.choice
+    more = engine.prefill(ask(chunks), auto=AutoRatio(0.7, ceiling=1.0)).report
+    assert report.effective_ratio < more.effective_ratio
+    assert json.loads(json.dumps(report.to_dict()))["choice"] == report.choice
+
+
+def test_a_method_made_of_pieces(make_engine: Make) -> None:
+    def backwards(scene: Scene) -> FloatArray:
+        return np.arange(len(scene.layout.cached), dtype=np.float32)
+
+    engine = make_engine()
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    mine = Method("mine", "this test", score=backwards, heads=2, grouping=Grouping(4, 3))
+    report = engine.prefill(ask(chunks), method=mine).report
+    assert report.method == "mine"
+    assert report.chunks[0].recomputed == 0
+    assert report.chunks[2].recomputed > report.chunks[1].recomputed
 
 
 # ---- bad input
@@ -277,7 +306,9 @@ def test_the_report_is_plain_data(make_engine: Make) -> None:
         ({"recompute_ratio": "much"}, "number"),
         ({"recompute_ratio": True}, "number"),
         ({"recompute_ratio": float("nan")}, "between 0 and 1"),
-        ({"method": 3}, "string"),
+        ({"method": 3}, "name or a Method"),
+        ({"auto": 0.9}, "AutoRatio"),
+        ({"recompute_ratio": "auto", "method": "epic"}, "'query'"),
         ({"on_miss": "explode"}, "store, skip"),
         ({"grouping": 8}, "Grouping"),
         ({"sinks": "x"}, "unknown reuse setting"),

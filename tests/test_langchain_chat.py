@@ -91,6 +91,7 @@ def test_settings_hold_per_model_per_call_and_bound():
     configurable = chat().configurable_fields(recompute_ratio=ConfigurableField(id="ratio"))
     answer = configurable.with_config(configurable={"ratio": 0.75}).invoke(prompt())
     assert report(answer)["recompute_ratio"] == 0.75
+    assert "attention" in report(chat(recompute_ratio="auto").invoke(prompt()))["choice"]
     assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
 
 

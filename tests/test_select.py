@@ -14,7 +14,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import Grouping, RagKV, ReuseConfig
 from ragkv.config import AutoRatio
 from ragkv.errors import ConfigError, UnknownMethodError
-from ragkv.select import Method, Scene, get_method, method_names
+from ragkv.select import Method, Scene, get_method, method_names, method_of
 from ragkv.select.choose import choose
 from ragkv.select.mapping import map_scores
 from ragkv.select.method import FloatArray
@@ -128,7 +128,7 @@ def test_auto_takes_the_smallest_set_that_holds_the_target() -> None:
 
 def test_auto_needs_a_method_that_looks_at_attention() -> None:
     with pytest.raises(ConfigError, match="'query'"):
-        chosen_of(by_score([1.0, 2.0]), scene([CACHED] * 2), "auto")
+        method_of(ReuseConfig(method=by_score([1.0, 2.0]), recompute_ratio="auto"))
 
 
 def test_every_method_has_a_file_and_a_source() -> None:

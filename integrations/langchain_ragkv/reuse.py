@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.prompt_head import prompt_head
 from ragkv import PrecomputeReport, RagKV, StoreConfig
-from ragkv.select import get_method
+from ragkv.select import method_of
 
 
 class ChunkReuse(BaseModel):
@@ -24,9 +24,9 @@ class ChunkReuse(BaseModel):
 
     kv: RagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
     """The engine. Made from the other fields unless it is given."""
-    recompute_ratio: float | None = None
-    """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill.
-    None is the engine's own."""
+    recompute_ratio: float | Literal["auto"] | None = None
+    """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill,
+    "auto" chosen for each request. None is the engine's own."""
     method: str | None = None
     """How the tokens to recompute are chosen. None is the engine's own."""
     sink_from: Any = Field(default=None, exclude=True, repr=False)
@@ -49,7 +49,7 @@ class ChunkReuse(BaseModel):
             self.kv = self._make_engine()
         if self.sink_from is not None:
             self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
-        get_method(self.kv.reuse.override(**self._overrides()).method)  # errors are due now
+        method_of(self.kv.reuse.override(**self._overrides()))  # errors are due now
         return self
 
     @abstractmethod

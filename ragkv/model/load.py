@@ -51,6 +51,13 @@ class LoadedModel:
         return self.model.device
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation configuration's and the tokenizer's."""
+        found = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = found if isinstance(found, list) else [found, self.tokenizer.eos_token_id]
+        return frozenset(token for token in ids if token is not None)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of keys and values."""
         return self.model.dtype

@@ -11,7 +11,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from ragkv.model.architecture import backbone_of
+from ragkv.recompute.overlap import attend_overlapping
 from ragkv.select.observe import LayerCall, Observer
+from ragkv.splice.overlap import Overlap
 
 NAME = "ragkv"
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
@@ -78,11 +80,12 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One subset pass: the rows it computes, the layers' windows, and who looks on."""
+    """One pass: its rows, the layers' windows, who looks on, and how chunks overlap."""
 
     rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
+    overlap: Overlap | None = None
 
 
 def attend(
@@ -142,14 +145,20 @@ def _attention_function(
 ) -> tuple[torch.Tensor, None]:
     """Entry point that transformers calls under the name ``ragkv``."""
     if ragkv_pass is None or attention_mask is not None:
-        raise RuntimeError("the 'ragkv' attention runs inside subset_forward() only")
+        raise RuntimeError("the 'ragkv' attention runs inside ragkv's own passes only")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = ragkv_pass.windows[layer]
     if ragkv_pass.observer is not None:
         ragkv_pass.observer(
             LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
         )
-    out = attend(query, key, value, ragkv_pass.rows, window, scaling)
+    rows, overlap = ragkv_pass.rows, ragkv_pass.overlap
+    if overlap is None:
+        out = attend(query, key, value, rows, window, scaling)
+    else:
+        out = attend_overlapping(
+            query, key, value, rows.positions, overlap=overlap, window=window, scaling=scaling
+        )
     return out.transpose(1, 2).contiguous(), None
 
 

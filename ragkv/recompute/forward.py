@@ -16,6 +16,7 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.attention import Pass, Rows, subset_attention
 from ragkv.select.observe import Observer, StopPass
 from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.overlap import OverlappedCache
 
 
 @torch.no_grad()
@@ -110,16 +111,18 @@ def _subset(
         raise ValueError("a subset pass needs a supported model")
     where = torch.from_numpy(rows).to(loaded.device)
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
+    overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
+    positions = where if overlap is None else overlap.at(where)
     cache.write_at(where)
     try:
         with subset_attention(loaded.model):
             yield {
                 "input_ids": chosen[None],
-                "position_ids": where[None],
+                "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
                 "logits_to_keep": 1,
-                "ragkv_pass": Pass(Rows(where), loaded.architecture.windows, observer),
+                "ragkv_pass": Pass(Rows(where), loaded.architecture.windows, observer, overlap),
             }
     finally:
         cache.write_at(None)

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ragkv.config import AutoRatio, Grouping, ReuseConfig
-from ragkv.errors import ConfigError
 from ragkv.select.method import FloatArray, Method, Scene
 from ragkv.splice.layout import Layout
 
@@ -35,25 +34,21 @@ class Choice:
     reason: str = ""
 
 
+def takes_all(layout: Layout, config: ReuseConfig) -> bool:
+    """Whether the ratio chooses every cached token: an ordinary full prefill."""
+    ratio, count = config.recompute_ratio, len(layout.cached)
+    return ratio != "auto" and round(ratio * count) >= count
+
+
 def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     """Choose the cached positions to recompute.
 
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
     without scoring. ``config.grouping`` overrides the method's own.
-
-    Raises
-    ------
-    ConfigError
-        The ratio is ``"auto"`` and the method's scores are not shares of attention.
     """
     cached = scene.layout.cached
     ratio = config.recompute_ratio
-    if ratio == "auto" and not method.mass:
-        raise ConfigError(
-            f"recompute_ratio='auto' needs a method that looks at the query's attention, such "
-            f"as 'query'; {method.name!r} does not"
-        )
-    if ratio != "auto" and round(ratio * len(cached)) >= len(cached):
+    if takes_all(scene.layout, config):
         return Choice(cached)
     if not len(cached) or ratio == 0 or method.score is None:
         return Choice(cached[:0])

@@ -11,13 +11,14 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.config import Grouping, Named
-from ragkv.errors import UnknownMethodError
+from ragkv.config import Grouping, Named, ReuseConfig
+from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
+from ragkv.splice.overlap import Parallel
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -105,6 +106,9 @@ class Method:
         Windows that are recomputed whole, or None.
     auxiliary
         Whether ingestion encodes the chunks for the auxiliary model too.
+    parallel
+        All chunks begin at one position, and none sees another: how much attention they
+        get. Nothing is recomputed below ratio 1. None places them one behind the other.
     """
 
     name: str
@@ -118,6 +122,33 @@ class Method:
     sink: bool = True
     grouping: Grouping | None = None
     auxiliary: bool = False
+    parallel: Parallel | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallel is not None and self.score is not None:
+            raise ConfigError(
+                "chunks in parallel do not see each other, so computing their tokens again "
+                "changes nothing: leave out score or parallel"
+            )
+
+
+def method_of(config: ReuseConfig) -> Method:
+    """Return the method that a configuration names.
+
+    Raises
+    ------
+    UnknownMethodError
+        There is no such method.
+    ConfigError
+        The ratio is ``"auto"`` and the method's scores are not shares of attention.
+    """
+    method = get_method(config.method)
+    if config.recompute_ratio == "auto" and not method.mass:
+        raise ConfigError(
+            "recompute_ratio='auto' needs a method that looks at the query's attention, such as "
+            f"'query'; {method.name!r} does not"
+        )
+    return method
 
 
 def method_names() -> tuple[str, ...]:

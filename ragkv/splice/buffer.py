@@ -66,6 +66,10 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Unbounded: the buffer grows."""
         return -1
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget rows at the end; their number is given below zero, as transformers does."""
+        self.length += tokens_to_remove
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys that the next ``query_length`` rows see."""
         return self.length + query_length, 0
@@ -124,8 +128,3 @@ class SplicedCache(Cache):
             for keys, values in zip(other.keys, other.values, strict=True)
         ]
         return other
-
-    def truncate(self, length: int) -> None:
-        """Forget the rows from ``length`` on."""
-        for layer in self.layers:
-            layer.length = min(layer.length, length)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,9 +14,16 @@ from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import rotate
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
+from ragkv.splice.overlap import Overlap, OverlappedCache
 
 
-def splice(layout: Layout, sink: ChunkKV | None, loaded: LoadedModel, spare: int) -> SplicedCache:
+def splice(
+    layout: Layout,
+    sink: ChunkKV | None,
+    loaded: LoadedModel,
+    spare: int,
+    overlap: Overlap | None = None,
+) -> SplicedCache:
     """Return a cache with the sink's and the chunks' rows at their places.
 
     Rows that are neither are zero until the subset pass computes them. Keys come
@@ -25,13 +35,16 @@ def splice(layout: Layout, sink: ChunkKV | None, loaded: LoadedModel, spare: int
         The shared sink's rows, encoded from position 0; None where there is none.
     spare
         Rows to keep free for generated tokens.
+    overlap
+        How the chunks overlap; None is one behind the other, as they stand in the prompt.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     if architecture is None or rotary is None:
         raise ValueError("splice() needs a supported model")
-    cache = SplicedCache(
-        architecture, len(layout), dtype=loaded.dtype, device=loaded.device, spare=spare
+    make: Callable[..., SplicedCache] = (
+        SplicedCache if overlap is None else partial(OverlappedCache, overlap=overlap)
     )
+    cache = make(architecture, len(layout), dtype=loaded.dtype, device=loaded.device, spare=spare)
     pieces = list(layout.placed)
     if sink is not None and layout.sink:
         head = np.arange(layout.sink)
@@ -43,6 +56,8 @@ def splice(layout: Layout, sink: ChunkKV | None, loaded: LoadedModel, spare: int
     if pieces:
         end = max(int(piece.slots[-1]) for piece in pieces) + 1
         positions = torch.arange(end, device=loaded.device)
+        if overlap is not None:
+            positions = overlap.at(positions)
         tables = rotary.tables(architecture.rope_kinds, positions)
         for keys, kind in zip(cache.keys, architecture.rope_kinds, strict=True):
             keys[:, :end] = rotate(keys[:, :end], tables[kind])

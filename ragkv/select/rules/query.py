@@ -1,11 +1,12 @@
-"""What the prompt's last tokens attend to, over the spliced, unrepaired cache.
+"""What the prompt's last token attends to, over the spliced, unrepaired cache.
 
 In the line of ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the
 primary model itself, about to answer, says which context matters to it. Only the
-tokens that are not cached run, up to the last layer that is looked at.
+tokens that are not cached run, up to the last layer that is looked at. Scores are
+averaged over three neighbours: a token that matters brings the rest of its word along.
 """
 
-import numpy as np
+import torch
 
 from ragkv.select.method import FloatArray, Method, Scene
 from ragkv.select.observe import LayerCall, StopPass, attention_of_last_rows
@@ -17,16 +18,19 @@ LAST_ROWS = 1
 def score(scene: Scene) -> FloatArray:
     """Return ``[cached]`` attention received, summed over the layers L/3 to 5L/6."""
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
-    total = np.zeros(len(scene.layout), dtype=np.float32)
+    total = torch.zeros(len(scene.layout), device=scene.cache.keys.device)
 
     def observe(call: LayerCall) -> None:
         if call.layer >= first:
-            total[:] += attention_of_last_rows(call, LAST_ROWS).cpu().numpy()
+            total.add_(attention_of_last_rows(call, LAST_ROWS))
         if call.layer >= last - 1:
             raise StopPass
 
     scene.probe(observe)
-    return total[scene.layout.cached]
+    scores: FloatArray = total.cpu().numpy()[scene.layout.cached]
+    return scores
 
 
-METHOD = Method("query", source="ragkv; after ProphetKV and InfoFlow", score=score)
+METHOD = Method(
+    "query", source="ragkv; after ProphetKV and InfoFlow", score=score, smoothing=3, mass=True
+)

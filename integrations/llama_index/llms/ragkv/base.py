@@ -94,7 +94,7 @@ class RagKVLLM(CustomLLM):
     stopping_ids: list[int] = Field(default_factory=list)
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     is_chat_model: bool = False
-    recompute_ratio: float | None = None
+    recompute_ratio: float | Literal["auto"] | None = None
     method: str | None = None
     sink: str | None = Field(default=None, description="Text that chunks are encoded behind.")
 
@@ -126,7 +126,7 @@ class RagKVLLM(CustomLLM):
         pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.DEFAULT,
         output_parser: BaseOutputParser | None = None,
         *,
-        recompute_ratio: float | None = None,
+        recompute_ratio: float | Literal["auto"] | None = None,
         method: str | None = None,
         sink: str | None = None,
         sink_from: BasePromptTemplate | str | None = None,

@@ -1,0 +1,66 @@
+"""Decoding over chunks that overlap (APE, arXiv 2502.05431)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from ragkv.model.architecture import backbone_of
+from ragkv.model.load import LoadedModel
+from ragkv.recompute.attention import Pass, Rows, subset_attention
+from ragkv.splice.overlap import OverlappedCache
+
+_TAKEN = (
+    "The model decodes over chunks that overlap: leave `with prefilled.decoding():` before it "
+    "runs on anything else."
+)
+
+
+@contextmanager
+def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
+    """Make the model's passes over the cache in the block attend to overlapping chunks.
+
+    Nothing happens where the chunks of the cache do not overlap. Otherwise rows appended
+    to it get the positions that its overlap gives them, whatever ``position_ids`` the
+    call has. Subset passes look after themselves.
+
+    Raises
+    ------
+    RuntimeError
+        From a pass without this cache inside the block.
+    """
+    if not isinstance(cache, OverlappedCache) or loaded.architecture is None:
+        yield
+        return
+    ours, windows = cache, loaded.architecture.windows
+    backbone = backbone_of(loaded.model)
+
+    def before(
+        _: object, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if "ragkv_pass" in given:
+            return None
+        if given.get("past_key_values") is not ours:
+            raise RuntimeError(_TAKEN)
+        fresh = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+        length = ours.get_seq_length()
+        rows = torch.arange(length, length + fresh.shape[1], device=fresh.device)
+        return args, {
+            **given,
+            "attention_mask": None,
+            "position_ids": ours.overlap.at(rows)[None],
+            "ragkv_pass": Pass(Rows(rows), windows, overlap=ours.overlap),
+        }
+
+    hook = backbone.register_forward_pre_hook(before, with_kwargs=True)
+    ours.open = True
+    try:
+        with subset_attention(loaded.model):
+            yield
+    finally:
+        ours.open = False
+        hook.remove()
