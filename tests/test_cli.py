@@ -157,6 +157,7 @@ def test_a_missing_model_is_one_line(texts, tmp_path):
 
 def test_ratio_out_of_range_is_refused(texts):
     assert run("ask", "What?", "--path", texts, "--recompute-ratio", 1.5).exit_code == 2
+    assert run("ask", "What?", "--path", texts, "--recompute-ratio", "much").exit_code == 2
 
 
 def test_split_keeps_every_word_and_the_limit():

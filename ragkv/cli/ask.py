@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ragkv.cli.console import err, out
+from ragkv.cli.asking import From, Question, account, messages, retrieve, reuse_config
+from ragkv.cli.console import out
 from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
@@ -22,16 +19,10 @@ from ragkv.cli.options import (
     TopK,
 )
 
-if TYPE_CHECKING:
-    from ragkv import ReuseReport
-
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to answer.", show_default=False)],
-    path: Annotated[
-        list[Path],
-        typer.Option(help="File or folder to answer from; may be repeated.", show_default=False),
-    ],
+    question: Question,
+    path: From,
     top_k: TopK = 6,
     chunk_tokens: ChunkTokens = 400,
     max_new_tokens: AnswerTokens = 128,
@@ -43,21 +34,11 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Retrieve from PATH and answer; chunks that `precompute` stored are reused."""
-    from ragkv import ReuseConfig
-    from ragkv.cli.retrieval import Embedder
-    from ragkv.cli.texts import read_chunks
-
-    chosen = {} if method is None else {"method": method}
-    reuse = ReuseConfig(recompute_ratio=recompute_ratio).override(**chosen)
+    reuse = reuse_config(method, recompute_ratio)
     with open_engine(model, store=store, namespace=namespace, reuse=reuse) as kv:
-        chunks = read_chunks(path, kv.tokenizer, chunk_tokens)
-        with err.status(f"Looking through {len(chunks)} chunks …"):
-            found = Embedder().top(question, chunks, top_k)
+        found = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
         kv.prefetch(found)
-        # The context comes first: the head of the prompt is then the sink "auto", that of
-        # `ragkv precompute`.
-        text = "\n\n".join([*found, f"Answer from the text above. Question: {question}"])
-        stream = kv.stream([{"role": "user", "content": text}], max_new_tokens=max_new_tokens)
+        stream = kv.stream(messages(question, found), max_new_tokens=max_new_tokens)
         for piece in stream:
             if not as_json:
                 out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
@@ -67,14 +48,3 @@ def ask(
         out.print_json(json.dumps({**answer, "report": completion.report.to_dict()}))
         return
     out.print(f"\n\n{account(completion.report)}", style="dim", highlight=False)
-
-
-def account(report: ReuseReport) -> str:
-    """Say in one paragraph when the first token came and where the prompt's tokens came from."""
-    steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.steps.items())
-    missed = f"; {len(report.misses)} chunks not stored yet" if report.misses else ""
-    return (
-        f"First token after {report.ttft_s:.2f} s ({steps}). Of {report.prompt_tokens} prompt "
-        f"tokens {report.sink_tokens} sink, {report.reused_tokens} reused, "
-        f"{report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh{missed}."
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,8 +27,22 @@ StorePath = Annotated[
 Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are never seen.")]
 ChunkTokens = Annotated[int, typer.Option(min=16, help="Longest chunk, in the model's tokens.")]
 Method = Annotated[str | None, typer.Option(help="How tokens to recompute are chosen.")]
+
+
+def _ratio(text: str) -> float | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor 'auto'") from None
+
+
 Ratio = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Share of the cached tokens to recompute.")
+    Any,
+    typer.Option(
+        parser=_ratio,
+        metavar="NUMBER|auto",
+        help="Share of the cached tokens to recompute, 0 to 1.",
+    ),
 ]
 TopK = Annotated[int, typer.Option(min=1, help="Chunks to retrieve for a question.")]
 AnswerTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]

@@ -1,0 +1,69 @@
+"""What `ask` and `explain` have in common: retrieve, ask, account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ragkv.cli.console import err
+
+if TYPE_CHECKING:
+    from ragkv import RagKV, ReuseConfig, ReuseReport
+
+Question = Annotated[str, typer.Argument(help="What to answer.", show_default=False)]
+From = Annotated[
+    list[Path],
+    typer.Option(
+        "--path", help="File or folder to answer from; may be repeated.", show_default=False
+    ),
+]
+
+
+def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -> ReuseConfig:
+    """Return the options as a ReuseConfig; without a method its own default."""
+    from ragkv import ReuseConfig
+
+    chosen = {} if method is None else {"method": method}
+    return ReuseConfig(recompute_ratio=recompute_ratio).override(**chosen)
+
+
+def retrieve(
+    kv: RagKV, question: str, path: Sequence[Path], *, chunk_tokens: int, top_k: int
+) -> list[str]:
+    """Return the chunks under ``path`` that are nearest to the question, nearest first.
+
+    Raises
+    ------
+    ConfigError
+        A path does not exist, or there is no text under any of them.
+    """
+    from ragkv.cli.retrieval import Embedder
+    from ragkv.cli.texts import read_chunks
+
+    chunks = read_chunks(path, kv.tokenizer, chunk_tokens)
+    with err.status(f"Looking through {len(chunks)} chunks …"):
+        return Embedder().top(question, chunks, top_k)
+
+
+def messages(question: str, chunks: Sequence[str]) -> list[dict[str, str]]:
+    """Return the prompt as chat messages.
+
+    The context comes first: the head of the prompt is then the sink "auto", that of
+    `ragkv precompute`.
+    """
+    text = "\n\n".join([*chunks, f"Answer from the text above. Question: {question}"])
+    return [{"role": "user", "content": text}]
+
+
+def account(report: ReuseReport) -> str:
+    """Say in one paragraph when the first token came and where the prompt's tokens came from."""
+    steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.steps.items())
+    missed = f"; {len(report.misses)} chunks not stored yet" if report.misses else ""
+    return (
+        f"First token after {report.ttft_s:.2f} s ({steps}). Of {report.prompt_tokens} prompt "
+        f"tokens {report.sink_tokens} sink, {report.reused_tokens} reused, "
+        f"{report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh{missed}."
+    )

@@ -1,0 +1,58 @@
+"""``ragkv explain``: answer one question and show where the prompt's tokens came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ragkv.cli.asking import From, Question, account, messages, retrieve, reuse_config
+from ragkv.cli.console import err, out
+from ragkv.cli.opening import open_engine
+from ragkv.cli.options import (
+    AnswerTokens,
+    ChunkTokens,
+    Method,
+    ModelName,
+    Namespace,
+    Ratio,
+    StorePath,
+    TopK,
+)
+
+
+def explain(
+    question: Question,
+    path: From,
+    out_path: Annotated[Path, typer.Option("--out", help="Where to write the page.")] = Path(
+        "ragkv-explain.html"
+    ),
+    top_k: TopK = 6,
+    chunk_tokens: ChunkTokens = 400,
+    max_new_tokens: AnswerTokens = 128,
+    recompute_ratio: Ratio = 0.2,
+    method: Method = None,
+    model: ModelName = None,
+    store: StorePath = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Answer as `ask` does and write a page that shows where every prompt token came from.
+
+    Retrieved chunks that are not stored yet are stored first.
+    """
+    from ragkv.errors import ConfigError
+
+    reuse = reuse_config(method, recompute_ratio)
+    with open_engine(model, store=store, namespace=namespace, reuse=reuse) as kv:
+        chunks = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
+        with err.status(f"Answering from {len(chunks)} chunks …"):
+            kv.precompute(chunks)
+            answer = kv.generate(messages(question, chunks), max_new_tokens=max_new_tokens)
+        page = answer.report.to_html(question=question, model=kv.model_name, answer=answer.text)
+    try:
+        out_path.write_text(page, encoding="utf-8", newline="")
+    except OSError as error:
+        raise ConfigError(f"the page cannot be written to {out_path}: {error}") from error
+    out.print(account(answer.report), style="dim", highlight=False)
+    out.print(f"Wrote {out_path}.", markup=False, highlight=False, soft_wrap=True)

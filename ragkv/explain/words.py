@@ -1,0 +1,42 @@
+"""How the page writes numbers and texts."""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def safe(text: str) -> str:
+    """Escape a text so that a browser shows exactly its characters.
+
+    A browser would read a bare carriage return as a line feed. A null character cannot
+    stand in a page; its picture stands for it.
+    """
+    return escape(text).replace("\r", "&#13;").replace("\0", "\u2400")
+
+
+def seconds(value: float) -> str:
+    """``97.8 s``, ``1.44 s``, ``27 ms``, ``0.3 ms``."""
+    if value >= 0.0995:
+        return f"{value:.{2 if value < 9.995 else 1}f}\u00a0s"
+    digits = 0 if value >= 0.00095 or not value else 1
+    return f"{1000 * value:.{digits}f}\u00a0ms"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """``57 %``, ``5.7 %``, ``0.57 %``; with fewer digits behind the point at most ``digits``."""
+    value = 100 * share
+    if 0 < value < 0.5 * 10**-digits:
+        return f"<{10**-digits:g}\u00a0%"
+    places = min(digits, 0 if value >= 9.95 or not value else 1 if value >= 0.995 else 2)
+    return f"{value:.{places}f}\u00a0%"
+
+
+def count(number: int, thing: str) -> str:
+    """``1 token``, ``2,013 tokens``."""
+    return f"{number:,}\u00a0{thing}{'' if number == 1 else 's'}"
+
+
+def head(text: str, length: int = 90) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else f"{line[:length].rstrip()}\u2026"
