@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,6 +12,9 @@ from ragkv.errors import ConfigError
 
 MEMORY = ":memory:"
 """Store location that keeps everything in memory and nothing on disk."""
+
+PROFILE_FORMAT = 1
+"""Version of the profiles that ``ragkv calibrate`` writes."""
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
@@ -114,6 +118,9 @@ class ReuseConfig:
         stored, after the answer; ``"skip"`` does not.
     seed
         Seed of the ``random`` method.
+    calibrated_for
+        Fingerprint of the model that the ratio was calibrated for; any other is refused.
+        ``None`` fits all.
     """
 
     method: str | Named = "query"
@@ -124,6 +131,7 @@ class ReuseConfig:
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
     seed: int = 0
+    calibrated_for: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str | Named):
@@ -139,6 +147,30 @@ class ReuseConfig:
             _check_text("auxiliary_model", self.auxiliary_model)
         _check_choice("on_miss", self.on_miss, ("store", "skip"))
         _check_number("seed", self.seed, 0, 2**63 - 1)
+        if self.calibrated_for is not None:
+            _check_text("calibrated_for", self.calibrated_for)
+
+    @classmethod
+    def from_profile(cls, path: str | Path, **overrides: Any) -> Self:
+        """Return the settings of a profile that ``ragkv calibrate`` wrote.
+
+        They are for the profile's model alone; ``calibrated_for=None`` lifts that.
+        ``overrides`` are other fields.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, is not such a profile, or an override is wrong.
+        """
+        try:
+            config = cls(**_profile_fields(json.loads(Path(path).read_text(encoding="utf-8"))))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is not a profile by `ragkv calibrate`: {error}") from error
+        return config.override(**overrides)
 
     def override(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed; unknown names raise ConfigError."""
@@ -149,6 +181,24 @@ class ReuseConfig:
                 f"unknown reuse setting {', '.join(unknown)}; known: {', '.join(sorted(known))}"
             )
         return replace(self, **changes)
+
+
+def _profile_fields(profile: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of ReuseConfig that a profile sets."""
+    if profile["format"] != PROFILE_FORMAT:
+        raise ConfigError(
+            f"a profile of format {profile['format']!r}, and this ragkv reads {PROFILE_FORMAT}: "
+            "calibrate again"
+        )
+    _check_text("fingerprint", profile["fingerprint"])
+    grouping = profile["grouping"]
+    return {
+        "method": profile["method"],
+        "recompute_ratio": profile["recompute_ratio"],
+        "grouping": None if grouping is None else Grouping(**grouping),
+        "auxiliary_model": profile["auxiliary_model"],
+        "calibrated_for": profile["fingerprint"],
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +21,7 @@ from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import draw
+from ragkv.decode.overlap import overlapping
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
 from ragkv.model.architecture import VERIFIED
@@ -29,8 +31,9 @@ from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import subset_forward
 from ragkv.repair import Repaired, Repairer
 from ragkv.report import Clock, PrecomputeReport
-from ragkv.select import get_method
+from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
+from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
 
 _log = logging.getLogger(__name__)
@@ -76,7 +79,7 @@ class RagKV:
     ) -> None:
         if not isinstance(reuse, ReuseConfig):
             raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
-        get_method(reuse.method)
+        method_of(reuse)
         self.reuse = reuse
         self.namespace = namespace
         self._loaded = load_model(
@@ -84,6 +87,7 @@ class RagKV:
         )
         if not isinstance(model, LoadedModel) and self.supported:
             self._loaded = _verified(self._loaded, on_unsupported)
+        _check_calibration(reuse, self._loaded)
         self._lock = threading.RLock()
         self._store = open_store(store, namespace)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
@@ -110,7 +114,7 @@ class RagKV:
             return PrecomputeReport()
         chunks = texts if isinstance(texts, str) else list(texts)
         report = self._corpus.encode(chunks, self._sink(config), show_progress=show_progress)
-        if get_method(config.method).auxiliary:
+        if method_of(config).auxiliary:
             corpus, sink = self._auxiliary_corpus(config)
             corpus.encode(chunks, sink, show_progress=show_progress)
         return report
@@ -158,7 +162,10 @@ class RagKV:
                 logits, cache = full_prefill(self._loaded, ready.ids)
             report = ready.report(config, clock, time.perf_counter())
         self._after(ready, config)
-        return Prefilled(logits, ready.ids.tolist(), cache, report)
+        ids = ready.ids.tolist()
+        if isinstance(cache, OverlappedCache):
+            return Prefilled(logits, ids, cache, report, partial(self._overlapping, cache))
+        return Prefilled(logits, ids, cache, report)
 
     def generate(
         self,
@@ -256,6 +263,12 @@ class RagKV:
         finally:
             self._lock.release()
 
+    @contextmanager
+    def _overlapping(self, cache: OverlappedCache) -> Iterator[None]:
+        """Hold the model, which decodes over overlapping chunks."""
+        with self._lock, overlapping(self._loaded, cache):
+            yield
+
     # ---- what is configured
 
     def sink_from(self, template: str | Sequence[Message]) -> str:
@@ -263,14 +276,14 @@ class RagKV:
         return template_head(template, self.tokenizer)
 
     def _sink(self, config: ReuseConfig) -> Sink:
-        if not get_method(config.method).sink:
+        if not method_of(config).sink:
             return self._corpus.sink("")
         text = chat_head(self.tokenizer) if config.sink == "auto" else config.sink
         return self._corpus.sink(text)
 
     def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse
-        get_method(config.method)
+        method_of(config)
         return config
 
     def _auxiliary(self, config: ReuseConfig) -> Auxiliary:
@@ -333,6 +346,17 @@ class RagKV:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_calibration(reuse: ReuseConfig, loaded: LoadedModel) -> None:
+    """Refuse a ratio that was calibrated for another model."""
+    wanted, found = reuse.calibrated_for, loaded.fingerprint
+    if wanted is not None and found is not None and wanted != found.digest:
+        raise ConfigError(
+            f"recompute_ratio {reuse.recompute_ratio} was calibrated for another model or dtype "
+            f"than {loaded.name} in {found.dtype}: run `ragkv calibrate` for this one, or give "
+            "calibrated_for=None to take the ratio all the same"
+        )
 
 
 def _verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:

@@ -40,21 +40,22 @@ def _run(*arguments):
 def test_data_to_table_json_and_picture(tmp_path):
     path, out, plot = tmp_path / "d.jsonl", tmp_path / "e.json", tmp_path / "p.png"
     write_data(path, _data(3).examples)
-    result = _run("--data", path, "--methods", "reuse, epic", "--ratio", "0.1,0.2", "--limit", 2,
+    result = _run("--data", path, "--methods", "reuse, epic, query", "--ratio", "0.1,auto", "--limit", 2,
                   "--json", out, "--plot", plot)  # fmt: skip
     assert result.exit_code == 0
-    for words in ("on d, 2 examples", "epic 0.1", "epic 0.2", "reuse", str(plot.name)):
+    for words in ("on d, 2 examples", "epic 0.1", "query auto", "reuse", str(plot.name)):
         assert words in result.output
-    assert [row["method"] for row in json.loads(out.read_text())["rows"]] == [
-        "full",
-        "reuse",
-        "epic",
-        "epic",
+    assert [(row["method"], row["ratio"]) for row in json.loads(out.read_text())["rows"]] == [
+        ("full", 1),
+        ("reuse", 0),
+        ("epic", 0.1),
+        ("query", 0.1),
+        ("query", "auto"),
     ]
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "e.rows.jsonl").exists()
     again = _run("--chart", out, "--plot", tmp_path / "p.svg")
-    assert "epic 0.2" in again.output
+    assert "query auto" in again.output
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 
@@ -144,6 +145,15 @@ def test_the_picture_has_one_line_a_method_and_no_text_over_text():
         assert not any(one.overlaps(other) for other in boxes[i + 1 :])
         assert figure.bbox.contains(one.x0, one.y0)
         assert figure.bbox.contains(one.x1, one.y1)
+
+
+def test_auto_is_one_marker_in_the_picture():
+    rows = [Row("m", r, 0.5, 0.5, 0.9, k, 0.9, share, 1.0, 2.0)
+            for r, share, k in ((0.1, 0.1, 0.4), ("auto", 0.17, 0.2), (0.3, 0.3, 0.1))]  # fmt: skip
+    left, _ = chart(Evaluation("m", "d", 1, tuple(rows))).axes
+    handles, labels = left.get_legend_handles_labels()
+    assert labels == ["m", "m auto"]
+    assert [list(handle.lines[0].get_xdata()) for handle in handles] == [[0.1, 0.3], [0.17]]
 
 
 def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):

@@ -245,6 +245,26 @@ def test_bad_settings_are_refused_before_anything_runs(make_engine):
     ]
 
 
+def test_auto_is_a_ratio_of_methods_that_can_choose(make_engine, tmp_path):
+    kv, path = make_engine(), tmp_path / "r.jsonl"
+    assert grid(["query", "epic", "reuse"], [0.1, "auto"]) == [
+        ("full", 1.0),
+        ("query", 0.1),
+        ("query", "auto"),
+        ("epic", 0.1),
+        ("reuse", 0.0),
+    ]
+    with pytest.raises(ConfigError, match="epic needs at least one ratio: it cannot choose"):
+        grid(["epic"], ["auto"])
+    found = evaluate(kv, _data(1), methods=["query"], ratios=["auto", 1], records=path)
+    assert [row.ratio for row in found.rows] == [1, "auto", 1]
+    assert 0.05 <= found.rows[1].share_recomputed <= 0.41  # the floor and ceiling of "auto"
+    found.save(tmp_path / "e.json")
+    assert Evaluation.load(tmp_path / "e.json") == found
+    again = evaluate(kv, _data(1), methods=["query"], ratios=["auto", 1], records=path, resume=True)
+    assert again == found  # "auto" is taken up from the file, times included
+
+
 def test_a_summary_worked_out_by_hand():
     records = []
     for i, (full, method, ttft) in enumerate([(1, 0.5, 1), (0, 1, 2), (0.5, 0.5, 4)]):

@@ -25,8 +25,9 @@ _TITLE = 80
 def chart(evaluation: Evaluation) -> Figure:
     """Draw KL (log scale) and retention over the share recomputed, one line a method.
 
-    Methods differ in colour, marker and dashes; bars are 95 % bootstrap intervals. What
-    equals full attention (KL under 1e-6) is left out: it has no place on a log scale.
+    Methods differ in colour, marker and dashes; bars are 95 % bootstrap intervals. Ratio
+    ``"auto"`` is a point of its own. What equals full attention (KL under 1e-6) is left
+    out: it has no place on a log scale.
 
     Raises
     ------
@@ -84,12 +85,13 @@ def save_chart(evaluation: Evaluation, path: str | Path) -> None:
 
 def _lines(evaluation: Evaluation) -> Iterator[tuple[str, list[Row]]]:
     """Yield every method that is not exact with its rows, by share recomputed."""
-    for method in dict.fromkeys(row.method for row in evaluation.rows):
-        rows = [
-            row for row in evaluation.rows if row.method == method and (row.kl or 0.0) >= _EXACT_KL
-        ]
-        if rows:
-            yield method, sorted(rows, key=lambda row: row.share_recomputed or 0.0)
+    lines: dict[str, list[Row]] = {}
+    for row in evaluation.rows:
+        if (row.kl or 0.0) >= _EXACT_KL:
+            name = f"{row.method} auto" if row.ratio == "auto" else row.method
+            lines.setdefault(name, []).append(row)
+    for name, rows in lines.items():
+        yield name, sorted(rows, key=lambda row: row.share_recomputed or 0.0)
 
 
 def _styles() -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ragkv.evaluate.data import DataSet
+    from ragkv.evaluate.records import Ratio
     from ragkv.evaluate.summary import Evaluation
 
 DEFAULT_METHODS = "query,cacheclip,epic,random,reuse"
@@ -28,7 +29,9 @@ def evaluate_command(
         str | None, typer.Option(help="Hub name or folder; default: the embedded model.")
     ] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = DEFAULT_METHODS,
-    ratio: Annotated[str, typer.Option(help="Comma-separated shares to recompute.")] = "0.2",
+    ratio: Annotated[
+        str, typer.Option(help="Comma-separated shares to recompute, or auto.")
+    ] = "0.2",
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
     seed: Annotated[int, typer.Option(help="Draws examples, needles and intervals.")] = 0,
     json_path: Annotated[
@@ -88,7 +91,7 @@ def evaluate_command(
     from ragkv import RagKV, ReuseConfig
     from ragkv.evaluate.run import evaluate
 
-    examples = _read(data, strict=strict) if data is not None else None
+    examples = read_examples(data, strict=strict) if data is not None else None
     with RagKV(
         model,
         store=":memory:",
@@ -111,7 +114,7 @@ def evaluate_command(
                 kv,
                 examples.pick(limit, seed) if data is not None else examples,
                 methods=_split(methods),
-                ratios=_numbers(ratio),
+                ratios=ratios_of(ratio),
                 seed=seed,
                 records=json_path.with_suffix(".rows.jsonl") if json_path else None,
                 resume=resume,
@@ -142,7 +145,8 @@ def _check_options(
             raise ConfigError(f"there is no folder {path.absolute().parent}")
 
 
-def _read(path: Path, *, strict: bool) -> DataSet:
+def read_examples(path: Path, *, strict: bool) -> DataSet:
+    """Read a data set; the lines that are left out are named on the standard error."""
     from ragkv.evaluate.data import read_data
 
     data = read_data(path, strict=strict)
@@ -194,8 +198,9 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _numbers(text: str) -> list[float]:
+def ratios_of(text: str) -> list[Ratio]:
+    """Return the ratios of a comma-separated option."""
     try:
-        return [float(part) for part in _split(text)]
+        return ["auto" if part == "auto" else float(part) for part in _split(text)]
     except ValueError as error:
-        raise ConfigError(f"--ratio takes numbers such as 0.1,0.2, not {text!r}") from error
+        raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error

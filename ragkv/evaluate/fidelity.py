@@ -53,7 +53,7 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
 
     Stops behind an end-of-text token, or after ``tokens`` tokens.
     """
-    ends = _end_tokens(kv)
+    ends = kv.loaded.end_tokens
     token_ids: list[int] = []
     rows = [prefilled.logits]
     while True:
@@ -87,15 +87,10 @@ def _continue(
     ids = torch.tensor([list(token_ids)], device=device)
     start = len(prefilled.token_ids) + done
     positions = torch.arange(start, start + ids.shape[1], device=device)[None]
-    out = kv.model(input_ids=ids, position_ids=positions, past_key_values=prefilled.cache)
+    with prefilled.decoding():
+        out = kv.model(input_ids=ids, position_ids=positions, past_key_values=prefilled.cache)
     return out.logits[0].float()  # type: ignore[no-any-return]
 
 
 def _log_probs(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits.cpu().double(), dim=-1)
-
-
-def _end_tokens(kv: RagKV) -> frozenset[int]:
-    configured = getattr(kv.model.generation_config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured, kv.tokenizer.eos_token_id]
-    return frozenset(token for token in ids if token is not None)

@@ -8,19 +8,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ragkv.config import DecodeConfig
+from ragkv.decode.generate import draw
 from ragkv.evaluate.data import Example
 from ragkv.evaluate.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
-from ragkv.evaluate.records import Record
+from ragkv.evaluate.records import Ratio, Record
 from ragkv.evaluate.scores import score
 from ragkv.evaluate.tasks import TASKS
 from ragkv.select import get_method
+from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
     from ragkv import Prefilled, RagKV, ReuseReport
 
 FULL = "full"
-Setting = tuple[str, float]
+Setting = tuple[str, Ratio]
 """A method and its ratio."""
 
 
@@ -47,44 +52,40 @@ class Subject:
         self._sink = kv.sink_from(template(example.task, chat=chat))
         self._reference: Reference | None = None
         self._ttft_full_s: float | None = None
+        self._tokens = 0
 
-    def key(self, method: str, ratio: float) -> str:
+    def key(self, method: str, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
-        reuse = self._kv.reuse.override(method=method, recompute_ratio=ratio, sink=self._sink)
+        reuse = self._kv.reuse.override(calibrated_for=None, **self._overrides(method, ratio))
         dtype = str(self._kv.model.dtype)
         parts = [self._kv.model_name, dtype, asdict(self._example), self._prompt, asdict(reuse)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
-    def measure(self, method: str, ratio: float) -> Record:
-        """Prefill, compare with full attention, then answer as a user would be answered."""
+    def measure(self, method: str, ratio: Ratio) -> Record:
+        """Prefill, compare with full attention, then answer from the same prefill."""
         against = self._against()
         ttft_full_s = self._full_ttft()
         near, share, ttft_s = Fidelity(kl=0.0, agreement=1.0), 1.0, ttft_full_s
+        prefilled: Prefilled | None = None
         if method != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
             share = self._share(method, prefilled.report)
             near = fidelity(self._kv, prefilled, against)
-            del prefilled
-        completion = self._kv.generate(
-            self._prompt,
-            max_new_tokens=TASKS[self._example.task].length(self._example.id),
-            temperature=0.0,
-            **self._overrides(method, ratio),
-        )
-        scored = score(self._example, completion.text)
+        answer = self._answer(method, ratio, prefilled)
+        scored = score(self._example, answer)
         return Record(
             key=self.key(method, ratio),
             id=self._example.id,
             method=method,
             ratio=ratio,
-            answer=completion.text,
+            answer=answer,
             score=scored.value,
             exact_match=scored.exact_match,
             kl=near.kl,
             agreement=near.agreement,
             share_recomputed=share,
-            prompt_tokens=completion.report.prompt_tokens,
+            prompt_tokens=self._tokens,
             ttft_s=ttft_s,
             ttft_full_s=ttft_full_s,
         )
@@ -98,6 +99,7 @@ class Subject:
                     self._kv.precompute(texts, sink=self._sink, method=method)
             prefilled = self._prefill(FULL, 1.0)
             self._ttft_full_s = prefilled.report.ttft_s
+            self._tokens = len(prefilled.token_ids)
             self._reference = reference(self._kv, prefilled)
         return self._reference
 
@@ -109,10 +111,26 @@ class Subject:
         self._ttft_full_s = None if self._time_in_turn else seconds
         return seconds
 
-    def _prefill(self, method: str, ratio: float) -> Prefilled:
+    def _answer(self, method: str, ratio: Ratio, prefilled: Prefilled | None) -> str:
+        """Answer greedily, from the prefill where its cache is a spliced one.
+
+        Such a cache gives the rows back that were fed on it since; an ordinary one may
+        not (sliding windows), and the prompt is prefilled again.
+        """
+        length, kv = TASKS[self._example.task].length(self._example.id), self._kv
+        if prefilled is None or not isinstance(prefilled.cache, SplicedCache):
+            overrides = self._overrides(method, ratio)
+            return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
+        ids = np.asarray(prefilled.token_ids, dtype=np.int32)
+        prefilled.cache.crop(len(ids) - 1 - prefilled.cache.get_seq_length())
+        with prefilled.decoding():
+            drawn = draw(kv.loaded, ids, prefilled.cache, DecodeConfig(length))
+        return str(kv.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
+
+    def _prefill(self, method: str, ratio: Ratio) -> Prefilled:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
 
-    def _overrides(self, method: str, ratio: float) -> dict[str, Any]:
+    def _overrides(self, method: str, ratio: Ratio) -> dict[str, Any]:
         return {"method": method, "recompute_ratio": ratio, "sink": self._sink}
 
     def _share(self, method: str, report: ReuseReport) -> float:

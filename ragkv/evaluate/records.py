@@ -7,12 +7,19 @@ import logging
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ragkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _END = {"complete": True}
+
+Ratio = float | Literal["auto"]
+
+
+def ratio_name(ratio: Ratio) -> str:
+    """Return how a ratio is shown: ``0.2``, ``auto``."""
+    return ratio if isinstance(ratio, str) else f"{ratio:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Record:
     key: str
     id: str
     method: str
-    ratio: float
+    ratio: Ratio
     answer: str
     score: float
     exact_match: float | None
@@ -123,6 +130,6 @@ def _read(path: Path) -> tuple[list[Record], bool]:
         else:
             raise ConfigError(
                 f"{path}:{number} is not a record of `ragkv eval`: remove the file or choose"
-                " another --json"
+                " another name"
             )
     return records, complete

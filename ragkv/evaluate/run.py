@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.evaluate.data import DataSet
 from ragkv.evaluate.measure import FULL, Setting, Subject
-from ragkv.evaluate.records import Record, RecordFile
+from ragkv.evaluate.records import Ratio, Record, RecordFile, ratio_name
 from ragkv.evaluate.summary import Evaluation, summarise
 from ragkv.select import get_method
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def grid(methods: Sequence[str], ratios: Sequence[float]) -> list[Setting]:
+def grid(methods: Sequence[str], ratios: Sequence[Ratio]) -> list[Setting]:
     """Return the (method, ratio) pairs to measure: ``full`` first, each once.
 
     A method that chooses no tokens stands once: at 1 if it reuses nothing, else at 0.
+    ``"auto"`` stands at the methods that can choose how many.
 
     Raises
     ------
     UnknownMethodError
         A method does not exist.
     ConfigError
-        No method is named, or one needs a ratio and none is given.
+        No method is named, or one needs a ratio and none that it can use is given.
     """
     if not methods:
         raise ConfigError("name at least one method to evaluate")
@@ -41,10 +42,14 @@ def grid(methods: Sequence[str], ratios: Sequence[float]) -> list[Setting]:
         method = get_method(name)
         if method.score is None:
             out.append((name, 1.0 if method.reuse == "none" else 0.0))
-        elif not ratios:
-            raise ConfigError(f"method {name} needs at least one ratio")
-        else:
-            out.extend((name, float(ratio)) for ratio in ratios)
+            continue
+        usable = [ratio for ratio in ratios if ratio != "auto" or method.mass]
+        if not usable:
+            raise ConfigError(
+                f"method {name} needs at least one ratio"
+                + (": it cannot choose for 'auto'" if ratios else "")
+            )
+        out.extend((name, ratio if ratio == "auto" else float(ratio)) for ratio in usable)
     return list(dict.fromkeys(out))
 
 
@@ -53,7 +58,7 @@ def evaluate(
     data: DataSet,
     *,
     methods: Sequence[str],
-    ratios: Sequence[float] = (0.2,),
+    ratios: Sequence[Ratio] = (0.2,),
     seed: int = 0,
     records: str | Path | None = None,
     resume: bool | None = None,
@@ -93,15 +98,46 @@ def evaluate(
     for method, ratio in settings:
         kv.reuse.override(method=method, recompute_ratio=ratio)
     file = RecordFile(Path(records) if records is not None else None, resume=resume)
+    done = measurements(
+        kv,
+        data,
+        settings,
+        file,
+        strict=strict,
+        time_in_turn=time_in_turn,
+        show_progress=show_progress,
+    )
+    file.finish()
+    measured = len({record.id for record in done})
+    return Evaluation(kv.model_name, data.name, measured, summarise(done, seed=seed))
+
+
+def measurements(
+    kv: RagKV,
+    data: DataSet,
+    settings: Sequence[Setting],
+    file: RecordFile,
+    *,
+    strict: bool = True,
+    time_in_turn: bool = True,
+    show_progress: bool = False,
+) -> list[Record]:
+    """Return the records of all settings, those that the file does not hold measured now.
+
+    Raises
+    ------
+    ConfigError, PromptTooLongError
+        As :func:`evaluate`.
+    """
+    methods = list(dict.fromkeys(method for method, _ in settings))
     bar = tqdm(total=len(data.examples) * len(settings), disable=not show_progress, desc=data.name)
     done: list[Record] = []
-    measured = 0
     with bar:
         for example in data.examples:
             subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
             try:
                 for method, ratio in settings:
-                    bar.set_postfix_str(f"{method} {ratio:g}", refresh=False)
+                    bar.set_postfix_str(f"{method} {ratio_name(ratio)}", refresh=False)
                     key = subject.key(method, ratio)
                     record = file.get(key)
                     if record is None:
@@ -109,13 +145,11 @@ def evaluate(
                         file.add(record)
                     done.append(record)
                     bar.update()
-                measured += 1
             except PromptTooLongError as error:
                 if strict:
                     raise
                 done = [record for record in done if record.id != example.id]
                 _log.warning("example %s is left out: %s", example.id, error)
-    if not measured:
+    if not done:
         raise ConfigError(f"no example of {data.name} fits the model")
-    file.finish()
-    return Evaluation(kv.model_name, data.name, measured, summarise(done, seed=seed))
+    return done

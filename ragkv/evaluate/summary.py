@@ -13,7 +13,7 @@ import numpy as np
 
 from ragkv.errors import ConfigError
 from ragkv.evaluate.bootstrap import Array, interval, mean, median, ratio_of_sums
-from ragkv.evaluate.records import Record
+from ragkv.evaluate.records import Ratio, Record
 
 Interval = tuple[float, float]
 
@@ -39,7 +39,7 @@ class Row:
     """
 
     method: str
-    ratio: float
+    ratio: Ratio
     score: float | None
     score_answerable: float | None
     retention: float | None
@@ -102,7 +102,7 @@ def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
         Of the bootstrap.
     """
     full = {record.id: record.score for record in records if record.method == "full"}
-    groups: dict[tuple[str, float], list[Record]] = {}
+    groups: dict[tuple[str, Ratio], list[Record]] = {}
     for record in records:
         groups.setdefault((record.method, record.ratio), []).append(record)
     return tuple(
@@ -111,7 +111,7 @@ def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
     )
 
 
-def _row(method: str, ratio: float, group: list[Record], full: Array, seed: int) -> Row:
+def _row(method: str, ratio: Ratio, group: list[Record], full: Array, seed: int) -> Row:
     def column(name: str) -> Array:
         return np.array([getattr(record, name) for record in group], dtype=np.float64)
 

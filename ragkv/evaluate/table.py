@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from ragkv.evaluate.records import ratio_name
 from ragkv.evaluate.summary import Evaluation, Row
 
 _CAPTION = (
@@ -55,7 +56,9 @@ def table(evaluation: Evaluation) -> Table:
 
 
 def _name(row: Row) -> str:
-    return escape(row.method if row.ratio in (0.0, 1.0) else f"{row.method} {row.ratio:g}")
+    return escape(
+        row.method if row.ratio in (0.0, 1.0) else f"{row.method} {ratio_name(row.ratio)}"
+    )
 
 
 def _cell(row: Row, column: _Column) -> str:

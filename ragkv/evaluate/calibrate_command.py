@@ -1,0 +1,103 @@
+"""``ragkv calibrate``: options, then one call each to what the other files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ragkv.errors import ConfigError
+from ragkv.evaluate.command import ratios_of, read_examples
+
+
+def calibrate_command(
+    *,
+    data: Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")],
+    target: Annotated[
+        float, typer.Option(help="Share of full attention's behaviour to keep.")
+    ] = 0.95,
+    model: Annotated[
+        str | None, typer.Option(help="Hub name or folder; default: the embedded model.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="How tokens to recompute are chosen.")] = "query",
+    measure: Annotated[
+        str, typer.Option(help="agreement (next tokens) or retention (task score).")
+    ] = "agreement",
+    ratio: Annotated[
+        str, typer.Option(help="Comma-separated candidates, tried from the highest down.")
+    ] = "0.7,0.5,0.3,0.2,0.15,0.1,0.05,0",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws examples and intervals.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the profile here; an interrupted run is resumed."),
+    ] = None,
+    accept_likely: Annotated[
+        bool,
+        typer.Option("--accept-likely", help="Take a ratio whose mean reaches the target."),
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
+    ] = True,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--fresh",
+            help="Add to a complete run's measurements, or start anew in any case.",
+            show_default="interrupted runs are resumed",
+        ),
+    ] = None,
+    auxiliary_model: Annotated[
+        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+) -> None:
+    """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {out.absolute().parent}")
+
+    from ragkv import RagKV, ReuseConfig
+    from ragkv.evaluate.calibration import calibrate
+
+    examples = read_examples(data, strict=strict).pick(limit, seed)
+    console = Console()
+    with RagKV(
+        model,
+        store=":memory:",
+        reuse=ReuseConfig(auxiliary_model=auxiliary_model, seed=seed),
+        device=device,
+        dtype=dtype,
+    ) as kv:
+        try:
+            found = calibrate(
+                kv,
+                examples,
+                target=target,
+                method=method,
+                measure=measure,  # type: ignore[arg-type]  # checked there
+                ratios=ratios_of(ratio),
+                seed=seed,
+                records=out.with_suffix(".rows.jsonl") if out is not None else None,
+                resume=resume,
+                strict=strict,
+                show_progress=True,
+            )
+        except KeyboardInterrupt:
+            if out is not None:
+                console.print("Interrupted. The same command goes on from here.")
+            raise typer.Exit(130) from None
+    console.print(found.table())
+    chosen = found.chosen(accept_likely=accept_likely)
+    console.print(f"recompute_ratio={chosen.ratio:g} {_SAID[chosen.verdict]}")
+    if out is not None:
+        found.save(out, accept_likely=accept_likely)
+        console.print(f"Profile: {out}", markup=False, highlight=False, soft_wrap=True)
+
+
+_SAID = {
+    "holds": "keeps the target with 95 % confidence.",
+    "likely": "is likely to keep the target; the examples do not show it.",
+}
