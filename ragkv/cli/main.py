@@ -11,9 +11,12 @@ from ragkv.cli.ask import ask
 from ragkv.cli.check import check
 from ragkv.cli.console import err
 from ragkv.cli.demo.command import demo
+from ragkv.cli.explain import explain
 from ragkv.cli.precompute import precompute
 from ragkv.errors import RagKVError
+from ragkv.evaluate.calibrate_command import calibrate_command
 from ragkv.evaluate.command import evaluate_command
+from ragkv.tune.command import tune_command
 
 
 class _Commands(TyperGroup):
@@ -37,5 +40,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(precompute)
 app.command()(ask)
+app.command()(explain)
 app.command()(check)
 app.command("eval")(evaluate_command)
+app.command("calibrate")(calibrate_command)
+app.command("tune-auxiliary")(tune_command)

@@ -1,0 +1,1 @@
+"""Tune: train the auxiliary model to look where the primary model's query looks."""
