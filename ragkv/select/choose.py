@@ -82,7 +82,7 @@ def ratio_for(scores: FloatArray, auto: AutoRatio) -> tuple[float, str]:
     """Return the smallest share of tokens whose scores hold the target share of all."""
     mass = np.cumsum(np.sort(scores.astype(np.float64))[::-1])
     share = mass / max(mass[-1], 1e-30)
-    needed = (int(np.searchsorted(share, auto.target)) + 1) / len(scores)
+    needed = min(1.0, (int(np.searchsorted(share, auto.target)) + 1) / len(scores))
     ratio = min(max(needed, auto.floor), auto.ceiling)
     held = share[max(0, round(ratio * len(scores)) - 1)]
     bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"

@@ -26,9 +26,9 @@ def tune_command(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
     holdout: Annotated[float, typer.Option(help="Share of them that is not trained on.")] = 0.2,
-    epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 10,
+    epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 6,
     layers: Annotated[int, typer.Option(help="Last layers that are trained.")] = 2,
-    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 1e-4,
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 3e-4,
     seed: Annotated[int, typer.Option(help="Draws examples and the split.")] = 0,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here, pass by pass.")

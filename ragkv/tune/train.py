@@ -39,8 +39,8 @@ class TuneSettings:
     """
 
     layers: int = 2
-    epochs: int = 10
-    lr: float = 1e-4
+    epochs: int = 6
+    lr: float = 3e-4
     holdout: float = 0.2
     patience: int = 3
     seed: int = 0
