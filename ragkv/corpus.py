@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from tqdm.auto import tqdm
 
@@ -21,6 +22,7 @@ from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report import PrecomputeReport
 from ragkv.store.base import Lookup, Store
+from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +44,27 @@ class Corpus:
     ----------
     lock
         Held while the model runs.
+    codec
+        How entries are stored: a part of every fingerprint.
     """
 
     def __init__(
-        self, loaded: LoadedModel, store: Store, lock: AbstractContextManager[object]
+        self,
+        loaded: LoadedModel,
+        store: Store,
+        lock: AbstractContextManager[object],
+        codec: str = "raw",
     ) -> None:
         self.loaded = loaded
         self.store = store
+        self._codec = codec
         self._lock = lock
         self._sinks: dict[str, Sink] = {}
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
+        self.prefill_rate = Rate()
+        """Tokens a second that the model computes, as measured."""
 
     def sink(self, text: str) -> Sink:
         """Return the sink of that text, encoding it on first use."""
@@ -64,7 +75,8 @@ class Corpus:
             tokens = sink_tokens(rendered, self.loaded.tokenizer)
             with self._lock:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
-            fingerprint = self.loaded.fingerprint.with_sink(tokens.ids.tolist())
+            bare = self.loaded.fingerprint.with_codec(self._codec)
+            fingerprint = bare.with_sink(tokens.ids.tolist())
             self._sinks[text] = Sink(rendered, tokens.ids, rows, fingerprint)
         return self._sinks[text]
 
@@ -75,12 +87,29 @@ class Corpus:
 
     def _refresh(self) -> None:
         with self._finder_lock:
-            self._seen, added = self.store.changes(self._seen)
+            seen = self._seen
+            self._seen, added = self.store.changes(seen)
             self._finder.add(added)
+            for text in self.store.deletions(seen) if self._seen != seen else ():
+                self._finder.discard(text)
 
     def get(self, text: str, sink: Sink) -> Lookup:
         """Return the chunk's entry, or why there is none."""
         return self.store.get(text, sink.fingerprint)
+
+    def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
+        """Whether the chunk is stored, and loading it takes longer than computing it."""
+        compute = self.prefill_rate.seconds(tokens)
+        if compute is None or self.loaded.architecture is None:
+            return False
+        nbytes = tokens * self.loaded.architecture.values_per_token * self.loaded.dtype.itemsize
+        load = self.store.load_seconds(text, sink.fingerprint, nbytes)
+        return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Enter how long the model took for some tokens; of few it says little."""
+        if tokens >= LEAST_TOKENS:
+            self.prefill_rate.add(tokens, seconds)
 
     def contains(self, text: str, sink: Sink) -> bool:
         """Whether the chunk is stored for this model behind this sink."""
@@ -107,22 +136,58 @@ class Corpus:
                     _log.warning("a chunk was not stored: %s", error)
         return entry
 
+    def forget_document(self, document: str) -> int:
+        """Remove the chunks that only this document holds; return how many."""
+        return self.store.forget_document(document)
+
+    def heal(self, texts: Iterable[str], sink: Sink) -> None:
+        """Encode chunks that a prompt missed, but none whose time is over; never raise."""
+        try:
+            self.encode([text for text in texts if not self._has_expired(text, sink)], sink)
+        except StoreError as error:
+            _log.warning("missed chunks were not stored: %s", error)
+
+    def _has_expired(self, text: str, sink: Sink) -> bool:
+        return not self.contains(text, sink) and self.get(text, sink).reason == "expired"
+
     def encode(
-        self, texts: Iterable[str], sink: Sink, *, show_progress: bool = False
+        self,
+        texts: Iterable[str],
+        sink: Sink,
+        *,
+        document: str | None = None,
+        expires_in: float | None = None,
+        show_progress: bool = False,
     ) -> PrecomputeReport:
         """Encode and store the chunks that are not there yet.
+
+        Parameters
+        ----------
+        document
+            What the texts are all the chunks of. Others that it held are removed, unless
+            another document holds them.
+        expires_in
+            Seconds from now on after which they are misses. None leaves the time of what is
+            there.
 
         Raises
         ------
         ConfigError
-            ``texts`` is one string, or holds something that is not a string.
+            ``texts`` is one string, or holds something that is not a string; or the document
+            or the seconds are none.
         StoreError
             An entry cannot be written; those before it are kept.
         """
         started = time.perf_counter()
         unique = _checked(texts)
+        if document is not None and not isinstance(document, str):
+            raise ConfigError(f"document must be a string, not {type(document).__name__}")
+        expires_at = None if expires_in is None else time.time() + _checked_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
-        missing = [text for text in wanted if not self.contains(text, sink)]
+        there = self.store.contains
+        if document is not None or expires_at is not None:
+            there = partial(self.store.hold, document=document, expires_at=expires_at)
+        missing = [text for text in wanted if not there(text, sink.fingerprint)]
         bar = tqdm(
             total=len(wanted),
             initial=len(wanted) - len(missing),
@@ -137,13 +202,18 @@ class Corpus:
             )
             while True:
                 with self._lock:
+                    began = time.perf_counter()
                     batch = next(batches, None)
                 if batch is None:
                     break
+                self.computed(sum(map(len, batch)), time.perf_counter() - began)
                 for entry in batch:
-                    written += self.store.put(entry, sink.fingerprint)
+                    written += self.store.put(
+                        entry, sink.fingerprint, document=document, expires_at=expires_at
+                    )
                     tokens += len(entry)
                     bar.update()
+        removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(
             new=len(missing),
             existing=len(wanted) - len(missing),
@@ -151,6 +221,7 @@ class Corpus:
             tokens=tokens,
             bytes=written,
             seconds=time.perf_counter() - started,
+            removed=removed,
         )
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
@@ -167,3 +238,9 @@ def _checked(texts: Iterable[str]) -> Sequence[str]:
             raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
         unique[text.strip()] = None
     return list(unique)
+
+
+def _checked_seconds(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
+    return seconds

@@ -23,7 +23,7 @@ from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
+from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, served_in_full
@@ -89,9 +89,10 @@ class RagKV:
             self._loaded = _verified(self._loaded, on_unsupported)
         _check_calibration(reuse, self._loaded)
         self._lock = threading.RLock()
-        self._store = open_store(store, namespace)
+        self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
-        self._corpus = Corpus(self._loaded, self._store, self._lock)
+        self._codec = store.codec if isinstance(store, StoreConfig) else "raw"
+        self._corpus = Corpus(self._loaded, self._store, self._lock, self._codec)
         self._repairer = Repairer(self._corpus, self._auxiliary)
         self._auxiliaries: dict[str, tuple[Corpus, Sink]] = {}
         self._named: dict[str, None] = {}
@@ -100,9 +101,24 @@ class RagKV:
     # ---- ingestion
 
     def precompute(
-        self, texts: Iterable[str], *, show_progress: bool = False, **overrides: Any
+        self,
+        texts: Iterable[str],
+        *,
+        document: str | None = None,
+        expires_in: float | None = None,
+        show_progress: bool = False,
+        **overrides: Any,
     ) -> PrecomputeReport:
         """Encode the chunks that are not stored yet.
+
+        Parameters
+        ----------
+        document
+            Any name of what the texts are *all* the chunks of. Chunks that it held before
+            and holds no longer are removed, unless another document holds them.
+        expires_in
+            Seconds from now on after which the chunks are no longer used. A chunk that is
+            given several times lives longest; None is for ever, for new chunks.
 
         Raises
         ------
@@ -113,11 +129,12 @@ class RagKV:
         if not self.supported:
             return PrecomputeReport()
         chunks = texts if isinstance(texts, str) else list(texts)
-        report = self._corpus.encode(chunks, self._sink(config), show_progress=show_progress)
+        corpora = [(self._corpus, self._sink(config))]
         if method_of(config).auxiliary:
-            corpus, sink = self._auxiliary_corpus(config)
-            corpus.encode(chunks, sink, show_progress=show_progress)
-        return report
+            corpora.append(self._auxiliary_corpus(config))
+        settings = {"document": document, "expires_in": expires_in, "show_progress": show_progress}
+        reports = [corpus.encode(chunks, sink, **settings) for corpus, sink in corpora]
+        return reports[0]
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
@@ -127,6 +144,10 @@ class RagKV:
     def forget(self, text: str) -> bool:
         """Remove a chunk from the store; return whether it was there."""
         return self._corpus.forget(text)
+
+    def forget_document(self, document: str) -> int:
+        """Remove the chunks that only this document holds; return how many."""
+        return self._corpus.forget_document(document)
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
@@ -159,7 +180,10 @@ class RagKV:
             if cache is not None:
                 logits = self._repairer.recompute(ready, clock)
             if cache is None or logits is None:
+                began = time.perf_counter()
                 logits, cache = full_prefill(self._loaded, ready.ids)
+                self._loaded.wait()
+                self._corpus.computed(len(ready.ids), time.perf_counter() - began)
             report = ready.report(config, clock, time.perf_counter())
         self._after(ready, config)
         ids = ready.ids.tolist()
@@ -241,17 +265,13 @@ class RagKV:
 
     def _after(self, ready: Repaired, config: ReuseConfig) -> None:
         """Encode, in the background, what the prompt needed and the store did not have."""
+        for text in ready.late:  # in memory by the next time, and the speed measured again
+            self._background.submit(self._corpus.get, text, self._sink(config))
         missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
         for text in missed:
             self._named.pop(text, None)
         if missed and config.on_miss == "store" and self.supported and not self._read_only:
-            self._background.submit(self._heal, missed, self._sink(config))
-
-    def _heal(self, texts: list[str], sink: Sink) -> None:
-        try:
-            self._corpus.encode(texts, sink)
-        except StoreError as error:
-            _log.warning("missed chunks were not stored: %s", error)
+            self._background.submit(self._corpus.heal, missed, self._sink(config))
 
     @contextmanager
     def _turn(self, clock: Clock) -> Iterator[None]:
@@ -302,7 +322,7 @@ class RagKV:
             corpus = self._corpus
             if name != self.model_name:
                 loaded = load_model(name, None, device="cpu")
-                corpus = Corpus(loaded, self._store, self._lock)
+                corpus = Corpus(loaded, self._store, self._lock, self._codec)
             self._auxiliaries[name] = corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
         return self._auxiliaries[name]
 

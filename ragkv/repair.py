@@ -54,6 +54,7 @@ class Repaired:
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -156,7 +157,7 @@ class Repairer:
             spans = self._corpus.find(rendered.text)
         with clock.step("load"):
             sink = sink_of(config)
-            found = self._load(spans, sink, ready)
+            found = self._load(spans, sink, ready, config)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
             ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
@@ -197,7 +198,10 @@ class Repairer:
         if ready.layout is None or ready.cache is None:
             raise ValueError("recompute() needs a spliced prompt")
         with clock.step("recompute"):
-            return subset_forward(self._loaded, ready.ids, ready.rows, ready.cache)
+            logits = subset_forward(self._loaded, ready.ids, ready.rows, ready.cache)
+            self._loaded.wait()
+        self._corpus.computed(len(ready.rows), clock.steps["recompute"])
+        return logits
 
     @contextmanager
     def recomputing_first(self, ready: Repaired, clock: Clock) -> Iterator[None]:
@@ -206,30 +210,35 @@ class Repairer:
             yield
             return
         ready.cache.crop(-1)
+
+        def took(seconds: float) -> None:
+            clock.add("recompute", seconds)
+            self._corpus.computed(len(ready.rows), seconds)
+
         with (
             overlapping(self._loaded, ready.cache),
-            subset_as_first_call(
-                self._loaded,
-                ready.ids,
-                ready.rows,
-                ready.cache,
-                lambda seconds: clock.add("recompute", seconds),
-            ),
+            subset_as_first_call(self._loaded, ready.ids, ready.rows, ready.cache, took),
         ):
             yield
 
     def _load(
-        self, spans: Sequence[Span], sink: Sink, ready: Repaired
+        self, spans: Sequence[Span], sink: Sink, ready: Repaired, config: ReuseConfig
     ) -> list[tuple[ChunkKV, int, int]]:
-        """Fetch the entries of the spans; count those that cannot be used."""
+        """Fetch the entries of the spans; count those that cannot, or should not, be used."""
         found = []
         for span in spans:
+            first, end = np.searchsorted(ready.offsets[:, 0], (span.start, span.end))
+            if config.load == "auto" and self._corpus.is_slower(span.text, int(end - first), sink):
+                ready.misses.append(Miss(span.text[:80], "slower"))
+                ready.late.append(span.text)
+                continue
             lookup = self._corpus.get(span.text, sink)
             if lookup.entry is not None:
                 found.append((lookup.entry, span.start, span.end))
             else:
                 ready.misses.append(Miss(span.text[:80], lookup.reason))
-                ready.missed.append(span.text)
+                if lookup.reason != "expired":  # only precompute() renews it
+                    ready.missed.append(span.text)
         return found
 
     def _probe(

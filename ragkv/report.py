@@ -18,7 +18,8 @@ class Miss:
 
     ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
     ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``unreadable``,
-    ``positions``, ``duplicate-prefix``.
+    ``expired``, ``slower``, ``positions``, ``duplicate-prefix``. ``slower`` is no fault:
+    loading the chunk would have taken longer than computing it.
     """
 
     chunk: str
@@ -139,6 +140,8 @@ class PrecomputeReport:
         Tokens encoded and bytes written by this call.
     seconds
         Wall time of the call.
+    removed
+        Chunks that the document held before, and no document holds now.
     """
 
     new: int = 0
@@ -147,6 +150,7 @@ class PrecomputeReport:
     tokens: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    removed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""

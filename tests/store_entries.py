@@ -14,9 +14,12 @@ import torch
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import DiskStore, index
+from ragkv.store.backends import disk
 
 FINGERPRINT = Fingerprint("weights", "tokenizer", "attention", "float32", sink="sink")
 OTHER = replace(FINGERPRINT, weights="other weights")
+INLINE_BYTES = 700
+"""Above the texts of the tests, below their entries."""
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -60,6 +63,7 @@ def file_of(store: DiskStore, text: str) -> Path:
 
 @pytest.fixture
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what only a loss of power would need."""
+    """Leave out what only a loss of power would need, and give small entries files."""
+    monkeypatch.setattr(disk, "INLINE_BYTES", INLINE_BYTES)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setitem(index._SETTINGS, "sqlite_synchronous", 0)

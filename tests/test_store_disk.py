@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sqlite3
 import stat
 import time
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from store_entries import (  # noqa: F401
     FINGERPRINT,
     OTHER,
@@ -24,9 +27,11 @@ from store_entries import (  # noqa: F401
 
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store import DiskStore, MemoryStore, TieredStore, open_store
-from ragkv.store.catalog import Names, text_row_of
+from ragkv.store import DiskStore, MemoryStore, TieredStore, files, open_store
+from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.disk import folder_name
+from ragkv.store.index import Index
+from ragkv.store.names import digest_of_text, entry_key
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -51,6 +56,9 @@ NAMESPACES = [
     "x" * 5000,
     "x" * 5001,
 ]
+
+
+ENTRY_KEY = entry_key(digest_of_text("a"), FINGERPRINT.digest)
 
 
 @pytest.fixture
@@ -92,9 +100,11 @@ def test_openers_learn_from_each_other(store: DiskStore) -> None:
 
 def test_files_lie_where_the_format_says_and_are_private(store: DiskStore) -> None:
     size = store.put(make_entry("a"), FINGERPRINT)
-    key = Names.of("a", FINGERPRINT).key
-    assert files_of(store) == [store.folder / "kv" / key[:2] / f"{key}.safetensors"]
-    assert files_of(store)[0].stat().st_size == size
+    (path,) = files_of(store)
+    name = blake3(ENTRY_KEY.encode()).hexdigest(length=16)
+    assert path.parent == store.folder / "kv" / name[:2]
+    assert re.fullmatch(f"{name}-[0-9a-f]{{16}}[.]safetensors", path.name)
+    assert path.stat().st_size == size
     for path in [store.folder.parent, *store.folder.parent.rglob("*")]:
         wanted = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
@@ -103,9 +113,9 @@ def test_files_lie_where_the_format_says_and_are_private(store: DiskStore) -> No
 def test_names_on_disk_stay_what_they_are() -> None:
     # a change here loses the users' stores: then it needs a new version
     assert folder_name("a/b") == "a-b-0da3cfa5f8b7fae9def4d324da969d3a"
-    names = Names.within(text_row_of("a"), "f" * 32)
-    assert names.text_row == "text/17762fddd969a453925d65717ac3eea21320b66b54342fde15128d6caf21215f"
-    assert names.row == "entry/d0c79f7de5a402f631b747457d8525e5ac91f7cc63e7a2ef76f9df87c79279b9"
+    text = digest_of_text("a")
+    assert text == "17762fddd969a453925d65717ac3eea21320b66b54342fde15128d6caf21215f"
+    assert entry_key(text, "f" * 32) == f"kv/{text}/{'f' * 32}-v2"
 
 
 def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
@@ -131,20 +141,33 @@ def test_a_moved_namespace_is_refused(store: DiskStore) -> None:
     store.put(make_entry("a"), FINGERPRINT)
     store.close()
     store.folder.rename(store.folder.with_name(folder_name("other")))
-    with pytest.raises(StoreError, match="'namespace': 'default'"):
+    with pytest.raises(StoreError, match='"namespace": "default"'):
         DiskStore(store.folder.parent, "other")
-    with pytest.raises(StoreError, match="'namespace': 'default'"):
+    with pytest.raises(StoreError, match='"namespace": "default"'):
         DiskStore(store.folder.parent, "other", read_only=True)
 
 
 def test_an_unknown_index_is_refused_by_name(store: DiskStore) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    with store._catalog.transaction() as rows:
-        rows.set("store", {"format": 2, "namespace": "default"})
-    with pytest.raises(StoreError, match="'format': 2"):
+    store.backend.put("store", [b'{"format": 3, "namespace": "default"}'])
+    with pytest.raises(StoreError, match='"format": 3'):
         DiskStore(store.folder.parent)
-    with pytest.raises(StoreError, match="'format': 2"):
+    with pytest.raises(StoreError, match='"format": 3'):
         store.put(make_entry("b"), FINGERPRINT)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_folder_of_an_earlier_layout_is_refused_and_kept(tmp_path: Path, read_only: bool) -> None:
+    folder = tmp_path / folder_name("default")
+    file = folder / "kv" / "ab" / f"{'ab' * 32}.safetensors"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"an entry")
+    with Index(folder / "index").transaction() as rows:
+        rows.set("store", b'{"format": 1, "namespace": "default"}')
+        rows.set("count", b"1")
+    with pytest.raises(StoreError, match=r'"format": 1.*earlier version.*precompute again'):
+        DiskStore(tmp_path, read_only=read_only)
+    assert file.exists()
 
 
 @pytest.mark.parametrize(
@@ -174,11 +197,11 @@ def test_an_index_that_breaks_while_in_use_gives_misses(store: DiskStore) -> Non
 def test_an_emptied_folder_starts_anew(store: DiskStore) -> None:
     for text in ("a", "b"):
         store.put(make_entry(text), FINGERPRINT)
-    with store._catalog.transaction() as rows:
-        for row in ("count", "bytes", "log/00000000000000000001", "log/00000000000000000002"):
-            rows.delete(row)
-    store.put(make_entry("c"), FINGERPRINT)
-    assert store.changes(2) == (1, ["c"])
+    shutil.rmtree(store.folder)
+    with closing(DiskStore(store.folder.parent)) as again:
+        assert again.changes(2) == (0, [])
+        again.put(make_entry("c"), FINGERPRINT)
+        assert again.changes(2) == (1, ["c"])
 
 
 def test_the_disk_budget_holds(tmp_path: Path) -> None:
@@ -202,16 +225,14 @@ def test_the_disk_budget_holds_between_openers(
 ) -> None:
     size = DiskStore(tmp_path / "other").put(make_entry("a"), FINGERPRINT)
     first, second = (DiskStore(tmp_path / "store", budget=size) for _ in range(2))
-    write = first._check_room
+    write = files.write_temporary
 
-    def late(names: Names, nbytes: int, rows: object = None) -> None:
-        if rows is None:  # the look before writing is followed by another process's put
-            write(names, nbytes)
-            second.put(make_entry("b"), FINGERPRINT)
-        else:
-            write(names, nbytes, rows)
+    def late(*arguments: object) -> Path:
+        monkeypatch.setattr(files, "write_temporary", write)
+        second.put(make_entry("b"), FINGERPRINT)  # after the look before writing
+        return write(*arguments)
 
-    monkeypatch.setattr(first, "_check_room", late)
+    monkeypatch.setattr(files, "write_temporary", late)
     with pytest.raises(StoreFullError):
         first.put(make_entry("a"), FINGERPRINT)
     assert list(first.texts()) == ["b"]
@@ -241,7 +262,13 @@ def test_the_sweep_spares_a_file_that_is_just_being_entered(
     store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    monkeypatch.setattr("ragkv.store.catalog.Catalog.keys", lambda _: set())  # read too early
+    named = DiskBackend._named
+
+    def too_early(backend: DiskBackend) -> set[Path]:
+        monkeypatch.setattr(DiskBackend, "_named", named)
+        return set()
+
+    monkeypatch.setattr(DiskBackend, "_named", too_early)
     with closing(DiskStore(store.folder.parent)) as again:
         assert same(again.get("a", FINGERPRINT).entry, make_entry("a"))
 
@@ -257,10 +284,16 @@ def test_a_store_that_only_reads_writes_nothing(store: DiskStore) -> None:
         assert same(served.get("a", FINGERPRINT).entry, make_entry("a"))
         assert served.get("torn", FINGERPRINT).reason == "unreadable"
         assert served.changes(0) == (2, ["a", "torn"])
-        assert list(served.texts()) == ["a", "torn"]
+        assert sorted(served.texts()) == ["a", "torn"]
         for refused in (
             lambda: served.put(make_entry("b"), FINGERPRINT),
             lambda: served.delete("a"),
+            lambda: served.hold("a", FINGERPRINT),
+            lambda: served.forget_document("d"),
+            served.gc,
+            lambda: served.backend.put("key", [b""]),
+            lambda: served.backend.put_if_absent("key", [b""]),
+            lambda: served.backend.delete("key"),
         ):
             with pytest.raises(StoreError, match="was opened read"):
                 refused()
@@ -338,7 +371,11 @@ def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(open_store(config)) as store:
         assert isinstance(store, TieredStore)
         assert isinstance(store.below, DiskStore)
-        assert (store.memory.budget, store.below.budget, store.below.read_only) == (5, 7, True)
+        assert (store.memory.budget, store.below.backend.budget, store.below.read_only) == (
+            5,
+            7,
+            True,
+        )
 
 
 def test_memory_stores_are_namespaces_of_their_own() -> None:

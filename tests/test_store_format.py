@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,15 @@ import safetensors
 import torch
 from blake3 import blake3
 from store_entries import DTYPES, FINGERPRINT, OTHER, make_entry, same
+from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.format import decode, encode
-from ragkv.store.header import read_header
+from ragkv.store.header import RefusedEntryError, Version, read_header
+from ragkv.store.layers import LayeredEntry
+from ragkv.store.migrate import migrate
 
 TEXT = 'a "chunk"'
 TINY = make_entry(TEXT, layers=2, heads=1, tokens=2)
@@ -40,20 +43,59 @@ def changed_header(data: bytearray, old: str, new: str) -> bytearray:
     return bytearray(len(header).to_bytes(8, "little") + header + data[start:])
 
 
+def first_format(entry: ChunkKV, fingerprint: Fingerprint = FINGERPRINT) -> bytes:
+    """Write format 1 as ragkv 0.1 did: one tensor ``kv``, blake3 everywhere."""
+
+    def blake(data: bytes) -> str:
+        return blake3(data).hexdigest(length=16)
+
+    def canonical(value: object) -> str:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+    kv = torch.stack([entry.keys, entry.values], dim=1).contiguous()
+    layers = [bytes(layer.view(-1).view(torch.uint8).numpy()) for layer in kv]
+    data, tokens = b"".join(layers), entry.token_ids.tobytes() + entry.offsets.tobytes()
+    name = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+    size, count = len(data), len(entry)
+    table = {
+        "__metadata__": {
+            "ragkv": "1",
+            "fingerprint": canonical(asdict(fingerprint)),
+            "text": entry.text.encode("unicode_escape").decode("ascii"),
+            "token_checksum": blake(tokens),
+            "layer_checksums": canonical([blake(layer) for layer in layers]),
+        },
+        "kv": {
+            "dtype": name[fingerprint.dtype],
+            "shape": list(kv.shape),
+            "data_offsets": [0, size],
+        },
+        "token_ids": {"dtype": "I32", "shape": [count], "data_offsets": [size, size + 4 * count]},
+        "offsets": {
+            "dtype": "I32",
+            "shape": [count, 2],
+            "data_offsets": [size + 4 * count, size + 12 * count],
+        },
+    }
+    table["__metadata__"]["checksum"] = blake(canonical(table).encode())
+    header = json.dumps(table, separators=(",", ":")).encode()
+    return len(header).to_bytes(8, "little") + header + data + tokens
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_programs_can_read_it(tmp_path: Path, dtype: str) -> None:
     entry = make_entry(TEXT, layers=3, dtype=dtype)
     path = tmp_path / "entry.safetensors"
     path.write_bytes(to_bytes(entry, replace(FINGERPRINT, dtype=dtype)))
     with safetensors.safe_open(path, framework="pt") as file:
-        assert sorted(file.keys()) == ["kv", "offsets", "token_ids"]
-        layer = file.get_slice("kv")[1]
+        assert sorted(file.keys()) == ["layer.0", "layer.1", "layer.2", "offsets", "token_ids"]
+        layer = file.get_tensor("layer.1")
         checksums = json.loads(file.metadata()["layer_checksums"])
         tokens = file.get_tensor("token_ids"), file.get_tensor("offsets")
         assert json.loads(file.metadata()["fingerprint"])["weights"] == "weights"
     assert torch.equal(layer, torch.stack([entry.keys[1], entry.values[1]]))
     raw = layer.contiguous().view(-1).view(torch.uint8).numpy()
-    assert blake3(raw).hexdigest(length=16) == checksums[1]
+    assert xxh3_128(raw).hexdigest() == checksums[1]
     assert tokens[0].tolist() == entry.token_ids.tolist()
     assert tokens[1].tolist() == entry.offsets.tolist()
 
@@ -122,9 +164,11 @@ def test_foreign_entries_are_refused() -> None:
 
 
 def test_unknown_versions_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    data = changed_header(to_bytes(TINY), '"ragkv":"1"', '"ragkv":"2"')
+    data = changed_header(to_bytes(TINY), '"ragkv":"2"', '"ragkv":"3"')
     assert decode(data, TEXT, FINGERPRINT).reason == "format"
-    assert "entry format '2'; this ragkv reads 1" in caplog.text
+    assert "entry format '3'; this ragkv reads 2" in caplog.text
+    assert decode(first_format(TINY), TEXT, FINGERPRINT).reason == "format"
+    assert "entry format '1'; this ragkv reads 2" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -134,15 +178,24 @@ def test_unknown_versions_are_refused_by_name(caplog: pytest.LogCaptureFixture) 
         ("[2,2,1,2,4]", "[4,1,1,2,4]"),
         ("[2,2,1,2,4]", "[-2,2,-1,2,4]"),
         ("[2,2,1,2,4]", "[2,2,-1,2,-4]"),
-        ("[2,2,1,2,4]", '["2",2,1,2,4]'),
+        ("[2,2,1,2,4]", '[\\"2\\",2,1,2,4]'),
         ("[2,2,1,2,4]", "[2,2,1,2]"),
         ("[2,2,1,2,4]", "[2,2,1,2,0]"),
+        ("[2,2,1,2,4]", "[]"),
+        ("[2,2,1,2,4]", "[100000000,2,1,2,4]"),
+        ("[2,1,2,4]", "[2,1,2,3]"),
         ('"F32"', '"I32"'),
         ('"F32"', '"F99"'),
         ('"F32"', "[]"),
-        ('"kv"', '"vk"'),
+        ('"layer.1"', '"layer.2"'),
         ('"offsets"', '"offset"'),
-        ('"data_offsets":[0,128]', '"data_offsets":[0,120]'),
+        ('"data_offsets":[0,64]', '"data_offsets":[0,60]'),
+        ('"data_offsets":[0,64]', '"data_offsets":[0]'),
+        ('"data_offsets":[0,64]', '"data_offsets":[64,0]'),
+        ('\\"codec\\":\\"raw\\"', '\\"codec\\":\\"int2\\"'),
+        ('\\"codec\\":\\"raw\\"', '\\"codec\\":[]'),
+        ('"versions":"[]"', '"versions":"[1]"'),
+        ('"versions":"[]"', '"versions":"[{}]"'),
         ('"text":"a', '"text":"\\\\q'),
         ('"text":"a', '"text":"é'),
         ('\\"sink\\":\\"sink\\"', '\\"drain\\":\\"sink\\"'),
@@ -158,8 +211,8 @@ def test_forged_headers_are_refused(old: str, new: str) -> None:
 
 
 def test_entries_that_cannot_be_stored() -> None:
-    with pytest.raises(StoreError, match="unknown codec 'int8'; known: raw"):
-        encode(TINY, replace(FINGERPRINT, codec="int8"))
+    with pytest.raises(StoreError, match="unknown codec 'int2'; known: raw, int8"):
+        encode(TINY, replace(FINGERPRINT, codec="int2"))
     with pytest.raises(StoreError, match="float32 keys do not fit the fingerprint's bfloat16"):
         encode(TINY, replace(FINGERPRINT, dtype="bfloat16"))
     with pytest.raises(ValueError, match="differ"):
@@ -168,3 +221,98 @@ def test_entries_that_cannot_be_stored() -> None:
         encode(replace(TINY, token_ids=TINY.token_ids[:1]), FINGERPRINT)
     with pytest.raises(ValueError, match="without tokens"):
         encode(make_entry(TEXT, tokens=0), FINGERPRINT)
+
+
+def test_several_versions_of_a_chunk_have_room() -> None:
+    header, _ = read_header(memoryview(to_bytes(TINY)))
+    assert header.versions == ()
+    versions = (
+        Version(prefix=(), inter=(), intra=0.5, ranked=(1, 0)),
+        Version(prefix=("ab" * 16, "cd" * 16), inter=(0.1, 1e-9), intra=1 / 3, ranked=(0,)),
+    )
+    full = replace(header, versions=versions).to_bytes()
+    again, start = read_header(memoryview(full), len(full) + header.data_bytes)
+    assert again.versions == versions
+    assert again == replace(header, versions=versions)
+    assert start == len(full)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+def test_one_layer_is_read_and_trusted_alone(codec: str) -> None:
+    fingerprint = replace(FINGERPRINT, codec=codec)
+    entry = make_entry(TEXT, layers=5, tokens=7)
+    data = to_bytes(entry, fingerprint)
+    whole = decode(data, TEXT, fingerprint).entry
+    assert whole is not None
+    read: list[tuple[int, int]] = []
+
+    def ranges(start: int, length: int) -> bytes:
+        read.append((start, length))
+        return bytes(data[start : start + length])
+
+    layered = LayeredEntry(ranges, len(data), TEXT, fingerprint)
+    sizes = layered.header.layer_sizes
+    assert len(sizes) == 5
+    read.clear()
+    data[-12 * 7 - 1] ^= 1  # in the last layer
+    for index in (3, 0):
+        keys, values = layered.layer(index)
+        assert torch.equal(keys, whole.keys[index])
+        assert torch.equal(values, whole.values[index])
+    assert [length for _, length in read] == [sizes[3], sizes[0]]
+    with pytest.raises(RefusedEntryError, match="layer 4's checksum"):
+        layered.layer(4)
+    ids, offsets = layered.tokens()
+    assert ids.tolist() == entry.token_ids.tolist()
+    assert offsets.tolist() == entry.offsets.tolist()
+    data = data[:-1]
+    with pytest.raises(RefusedEntryError, match="shorter"):
+        layered.tokens()
+
+
+def test_layers_of_long_headers_and_foreign_entries() -> None:
+    text = "long " * 9000
+    data = to_bytes(make_entry(text))
+
+    def ranges(start: int, length: int) -> bytes:
+        return bytes(data[start : start + length])
+
+    keys, _ = LayeredEntry(ranges, len(data), text, FINGERPRINT).layer(1)
+    assert torch.equal(keys, make_entry(text).keys[1])
+    for size, wanted, reason in (
+        (len(data), "another text", "tokens"),
+        (len(data) - 1, text, "unreadable"),
+        (10, text, "unreadable"),
+    ):
+        with pytest.raises(RefusedEntryError) as refused:
+            LayeredEntry(ranges, size, wanted, FINGERPRINT)
+        assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_format_1_is_carried_over(dtype: str) -> None:
+    fingerprint = replace(FINGERPRINT, dtype=dtype)
+    text = 'lone \ud83d and "quotes"'
+    entry = make_entry(text, layers=3, dtype=dtype)
+    old = first_format(entry, fingerprint)
+    new = migrate(old)
+    assert new == to_bytes(entry, fingerprint)
+    assert same(decode(bytearray(new), text, fingerprint).entry, entry)
+    assert migrate(new) == new
+
+
+def test_what_is_no_format_1_is_not_carried_over() -> None:
+    old = first_format(TINY)
+    for position in range(len(old)):
+        bad = bytearray(old)
+        bad[position] ^= 1
+        with pytest.raises(RefusedEntryError):
+            migrate(bytes(bad))
+    for bad in (
+        old[:-1],
+        old + b"0",
+        b"",
+        changed_header(to_bytes(TINY), '"ragkv":"2"', '"ragkv":"3"'),
+    ):
+        with pytest.raises(RefusedEntryError):
+            migrate(bytes(bad))

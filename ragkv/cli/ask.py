@@ -11,6 +11,8 @@ from ragkv.cli.options import (
     AnswerTokens,
     AsJson,
     ChunkTokens,
+    Codec,
+    Encrypted,
     Method,
     ModelName,
     Namespace,
@@ -31,11 +33,15 @@ def ask(
     model: ModelName = None,
     store: StorePath = None,
     namespace: Namespace = "default",
+    codec: Codec = "raw",
+    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
     """Retrieve from PATH and answer; chunks that `precompute` stored are reused."""
     reuse = reuse_config(method, recompute_ratio)
-    with open_engine(model, store=store, namespace=namespace, reuse=reuse) as kv:
+    with open_engine(
+        model, store=store, namespace=namespace, codec=codec, encrypt=encrypt, reuse=reuse
+    ) as kv:
         found = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
         kv.prefetch(found)
         stream = kv.stream(messages(question, found), max_new_tokens=max_new_tokens)

@@ -13,6 +13,7 @@ from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
     ChunkTokens,
+    Encrypted,
     Method,
     ModelName,
     Namespace,
@@ -36,6 +37,7 @@ def explain(
     model: ModelName = None,
     store: StorePath = None,
     namespace: Namespace = "default",
+    encrypt: Encrypted = False,
 ) -> None:
     """Answer as `ask` does and write a page that shows where every prompt token came from.
 
@@ -44,7 +46,7 @@ def explain(
     from ragkv.errors import ConfigError
 
     reuse = reuse_config(method, recompute_ratio)
-    with open_engine(model, store=store, namespace=namespace, reuse=reuse) as kv:
+    with open_engine(model, store=store, namespace=namespace, encrypt=encrypt, reuse=reuse) as kv:
         chunks = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)

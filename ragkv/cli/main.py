@@ -12,7 +12,9 @@ from ragkv.cli.check import check
 from ragkv.cli.console import err
 from ragkv.cli.demo.command import demo
 from ragkv.cli.explain import explain
+from ragkv.cli.plan import plan_command
 from ragkv.cli.precompute import precompute
+from ragkv.cli.store import store_app
 from ragkv.errors import RagKVError
 from ragkv.evaluate.calibrate_command import calibrate_command
 from ragkv.evaluate.command import evaluate_command
@@ -41,7 +43,9 @@ app.command()(demo)
 app.command()(precompute)
 app.command()(ask)
 app.command()(explain)
+app.command("plan")(plan_command)
 app.command()(check)
 app.command("eval")(evaluate_command)
 app.command("calibrate")(calibrate_command)
 app.command("tune-auxiliary")(tune_command)
+app.add_typer(store_app, name="store")

@@ -17,6 +17,8 @@ def open_engine(
     *,
     store: str | None,
     namespace: str,
+    codec: str = "raw",
+    encrypt: bool = False,
     reuse: ReuseConfig | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
 ) -> RagKV:
@@ -30,12 +32,12 @@ def open_engine(
     start = time.perf_counter()
     name = model or "the embedded SmolLM2-135M-Instruct (the first time it is converted, once)"
     with err.status(f"Loading {name} …"):
-        from ragkv import RagKV, ReuseConfig
+        from ragkv import RagKV, ReuseConfig, StoreConfig
 
         _quiet()
         kv = RagKV(
             model,
-            store=store,
+            store=StoreConfig(store, codec=codec, encrypt=encrypt),
             namespace=namespace,
             reuse=reuse or ReuseConfig(),
             on_unsupported=on_unsupported,

@@ -20,11 +20,17 @@ StorePath = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="Folder of the chunk caches, or :memory:.",
+        help="Folder or URL of the chunk caches, or :memory:.",
         show_default="the user's cache folder",
     ),
 ]
 Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are never seen.")]
+Codec = Annotated[
+    str, typer.Option(help="How chunks are stored: raw, int8, int4, each also with +zstd.")
+]
+Encrypted = Annotated[
+    bool, typer.Option("--encrypt", help="The store is encrypted; RAGKV_STORE_KEY has the key.")
+]
 ChunkTokens = Annotated[int, typer.Option(min=16, help="Longest chunk, in the model's tokens.")]
 Method = Annotated[str | None, typer.Option(help="How tokens to recompute are chosen.")]
 

@@ -9,7 +9,16 @@ import typer
 
 from ragkv.cli.console import err, out
 from ragkv.cli.opening import open_engine
-from ragkv.cli.options import AsJson, ChunkTokens, ModelName, Namespace, Paths, StorePath
+from ragkv.cli.options import (
+    AsJson,
+    ChunkTokens,
+    Codec,
+    Encrypted,
+    ModelName,
+    Namespace,
+    Paths,
+    StorePath,
+)
 
 
 def precompute(
@@ -18,23 +27,35 @@ def precompute(
     model: ModelName = None,
     store: StorePath = None,
     namespace: Namespace = "default",
+    codec: Codec = "raw",
+    encrypt: Encrypted = False,
     sink: Annotated[
         str, typer.Option(help="Text that every prompt begins with; auto: the chat template's.")
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the cache of every chunk under PATHS; what is stored already is skipped."""
-    from ragkv.cli.texts import read_chunks
+    """Compute the cache of every chunk under PATHS; what is stored already is skipped.
 
-    with open_engine(model, store=store, namespace=namespace) as kv:
-        chunks = read_chunks(paths, kv.tokenizer, chunk_tokens)
+    Of a file that was changed, the chunks that it no longer has are removed.
+    """
+    from ragkv.cli.texts import read_files
+
+    with open_engine(model, store=store, namespace=namespace, codec=codec, encrypt=encrypt) as kv:
+        files = read_files(paths, kv.tokenizer, chunk_tokens)
+        chunks = [chunk for found in files.values() for chunk in found]
         err.print(f"{len(chunks)} chunks of at most {chunk_tokens} tokens.", highlight=False)
         report = kv.precompute(chunks, show_progress=True, sink=sink)
+        # encoded together, which is faster; now each file's former chunks go
+        removed = sum(
+            kv.precompute(found, document=f"{file} for {kv.model_name}", sink=sink).removed
+            for file, found in files.items()
+        )
     if as_json:
-        out.print_json(json.dumps(report.to_dict()))
+        out.print_json(json.dumps({**report.to_dict(), "removed": removed}))
         return
     out.print(
-        f"{report.new} new, {report.existing} already there, {report.skipped} too short; "
+        f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
+        f"{removed} removed; "
         f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
         highlight=False,
     )

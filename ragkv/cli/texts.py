@@ -25,16 +25,23 @@ def read_chunks(
     ConfigError
         A path does not exist, or there is no text under any of them.
     """
-    chunks = [
-        chunk
-        for file in _files(paths)
-        for chunk in split_text(
+    files = read_files(paths, tokenizer, chunk_tokens)
+    return [chunk for chunks in files.values() for chunk in chunks]
+
+
+def read_files(
+    paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
+) -> dict[Path, list[str]]:
+    """Return the chunks of each file under ``paths`` by its full path; raises the same."""
+    files = {
+        file.resolve(): split_text(
             file.read_text(encoding="utf-8", errors="replace"), tokenizer, chunk_tokens
         )
-    ]
-    if not chunks:
+        for file in _files(paths)
+    }
+    if not any(files.values()):
         raise ConfigError(f"no text found: give files, or folders of {' and '.join(_SUFFIXES)}")
-    return chunks
+    return files
 
 
 def split_text(text: str, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int) -> list[str]:

@@ -73,6 +73,12 @@ def evaluate_command(
             help="A full prefill before every method's, or one an example (faster).",
         ),
     ] = True,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated codecs: compare their fidelity, size and load time instead."
+        ),
+    ] = None,
     auxiliary_model: Annotated[
         str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
     ] = None,
@@ -83,13 +89,16 @@ def evaluate_command(
     from ragkv.evaluate.summary import Evaluation
 
     _check_options(data, needles, json_path, plot, chart)
+    codecs = _codecs_of(codec, plot or chart)
     console = Console()
     if chart is not None:
         _show(console, Evaluation.load(chart), plot)
         return
 
     from ragkv import RagKV, ReuseConfig
+    from ragkv.evaluate.codecs import compare_codecs
     from ragkv.evaluate.run import evaluate
+    from ragkv.evaluate.table import codec_table
 
     examples = read_examples(data, strict=strict) if data is not None else None
     with RagKV(
@@ -109,10 +118,25 @@ def evaluate_command(
                 haystack=haystack,
                 values=needle_values,
             )
+        if data is not None:
+            examples = examples.pick(limit, seed)
+        if codecs:
+            compared = compare_codecs(
+                kv,
+                examples,
+                codecs,
+                methods=_split(methods),
+                ratios=ratios_of(ratio),
+                show_progress=True,
+            )
+            if json_path is not None:
+                compared.save(json_path)
+            console.print(codec_table(compared))
+            return
         try:
             evaluation = evaluate(
                 kv,
-                examples.pick(limit, seed) if data is not None else examples,
+                examples,
                 methods=_split(methods),
                 ratios=ratios_of(ratio),
                 seed=seed,
@@ -143,6 +167,17 @@ def _check_options(
     for path in (json_path, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"there is no folder {path.absolute().parent}")
+
+
+def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
+    """Return the codecs of ``--codec``, checked; none where it is not given."""
+    from ragkv.config import StoreConfig
+
+    if codec is None:
+        return []
+    if picture is not None:
+        raise ConfigError("--codec draws no picture: leave out --plot and --chart")
+    return [StoreConfig(codec=name).codec for name in _split(codec)] or ["raw"]
 
 
 def read_examples(path: Path, *, strict: bool) -> DataSet:

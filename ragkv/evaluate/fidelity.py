@@ -28,7 +28,8 @@ class Reference:
     token_ids
         Its first tokens, an end-of-text token included.
     log_probs
-        ``[tokens, vocab]``, float64, on the CPU: the distribution each was drawn from.
+        ``[tokens, vocab]``, float64, on the CPU: the distribution each was drawn from; of
+        :func:`followed` what a method says in its place.
     """
 
     token_ids: tuple[int, ...]
@@ -64,18 +65,31 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     return Reference(tuple(token_ids), _log_probs(torch.stack([row.float() for row in rows])))
 
 
-@torch.inference_mode()
 def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
     """Feed the reference's tokens on a method's cache, which is used up, and compare."""
+    return compared(followed(kv, prefilled, against), against)
+
+
+@torch.inference_mode()
+def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
+    """Return a method's distributions where the reference's tokens are fed on its cache.
+
+    The cache is used up.
+    """
     rows = prefilled.logits[None].float()
     if len(against.token_ids) > 1:
         fed = _continue(kv, prefilled, against.token_ids[:-1], done=0)
         rows = torch.cat([rows, fed.to(rows.device)])
-    log_probs = _log_probs(rows)
-    full = against.log_probs
-    kl = torch.nn.functional.kl_div(log_probs, full, reduction="none", log_target=True).sum(-1)
+    return Reference(against.token_ids, _log_probs(rows))
+
+
+def compared(found: Reference, against: Reference) -> Fidelity:
+    """Compare distributions over the same tokens."""
+    kl = torch.nn.functional.kl_div(
+        found.log_probs, against.log_probs, reduction="none", log_target=True
+    ).sum(-1)
     wanted = torch.tensor(against.token_ids)
-    agreement = (log_probs.argmax(-1) == wanted).double().mean()
+    agreement = (found.log_probs.argmax(-1) == wanted).double().mean()
     return Fidelity(kl=max(0.0, float(kl.mean())), agreement=float(agreement))
 
 

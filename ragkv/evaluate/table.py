@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -11,10 +12,18 @@ from rich.table import Table
 from ragkv.evaluate.records import ratio_name
 from ragkv.evaluate.summary import Evaluation, Row
 
+if TYPE_CHECKING:
+    from ragkv.evaluate.codecs import CodecComparison, CodecRow
+
 _CAPTION = (
     "share: of the cached tokens, recomputed. KL, agree: to full attention's next-token"
     " distributions. kept: of full attention's score, where it scores. TTFT in seconds."
     " Grey: 95 % intervals."
+)
+
+_CODEC_CAPTION = (
+    "bytes: of a stored token. load: 1,000 tokens. KL raw: to the raw chunks' next-token"
+    " distributions; KL, agree: to full attention's. kept: of the raw chunks' score."
 )
 
 
@@ -55,7 +64,36 @@ def table(evaluation: Evaluation) -> Table:
     return out
 
 
-def _name(row: Row) -> str:
+def codec_table(comparison: CodecComparison) -> Table:
+    """Return a rich table: one row a codec, method by method."""
+    out = Table(
+        title=escape(f"{comparison.model} on {comparison.data}, {comparison.examples} examples"),
+        caption=_CODEC_CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("method", no_wrap=True)
+    out.add_column("codec", no_wrap=True)
+    for heading in ("bytes", "load ms", "KL raw", "KL", "agree", "score", "kept"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        out.add_row(
+            _name(row),
+            row.codec,
+            f"{row.bytes_per_token:,.0f}",
+            f"{1000 * row.load_s:.1f}",
+            f"{row.kl_raw:.5f}",
+            f"{row.kl:.3f}",
+            f"{row.agreement:.0%}",
+            f"{row.score:.3f}",
+            "-" if row.retention is None else f"{row.retention:.1%}",
+        )
+    return out
+
+
+def _name(row: Row | CodecRow) -> str:
     return escape(
         row.method if row.ratio in (0.0, 1.0) else f"{row.method} {ratio_name(row.ratio)}"
     )

@@ -42,6 +42,11 @@ class Architecture:
     rope_kinds: tuple[str, ...]
     position_limit: int | None = None
 
+    @property
+    def values_per_token(self) -> int:
+        """Numbers that keys and values of one token are made of, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
 
 def backbone_of(model: PreTrainedModel) -> Any:
     """Return the decoder stack under the language-model head."""

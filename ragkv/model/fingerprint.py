@@ -61,6 +61,10 @@ class Fingerprint:
         """Return the fingerprint of chunks encoded behind the given sink."""
         return replace(self, sink=digest_of(token_ids))
 
+    def with_codec(self, codec: str) -> Self:
+        """Return the fingerprint of chunks stored in the given codec."""
+        return replace(self, codec=codec)
+
     @property
     def digest(self) -> str:
         """32 hexadecimal digits over all fields."""

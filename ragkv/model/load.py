@@ -50,6 +50,11 @@ class LoadedModel:
         """Where the model's input goes."""
         return self.model.device
 
+    def wait(self) -> None:
+        """Return when the model's device has done all that it was given."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end an answer: the generation configuration's and the tokenizer's."""
@@ -84,7 +89,7 @@ def load_model(
         return model
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
-    loaded, tokens, name = _resolve(model, tokenizer, _dtype(dtype))
+    loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
     if device is not None:
         loaded.to(device)  # type: ignore[arg-type]
     loaded.train(mode=False)
@@ -140,7 +145,8 @@ def _resolve(
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype of a name such as ``"bfloat16"``; ConfigError where there is none."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     found = getattr(torch, str(dtype), None)

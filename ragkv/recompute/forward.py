@@ -86,6 +86,7 @@ def subset_as_first_call(
     def after(*_: object) -> None:
         leave.remove()
         running.close()
+        loaded.wait()
         took(time.perf_counter() - started)
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ragkv.chunk.kv import ChunkKV
@@ -26,12 +27,44 @@ class Lookup:
         The entry's bytes are not those that were written.
     ``format``
         It is an entry of a version that this ragkv does not read, or no entry.
+    ``expired``
+        Its time is over. ``gc`` removes it.
     ``unreadable``
-        Its file, or the store's index, cannot be read, is cut short or missing.
+        Its bytes, or the place they lie in, cannot be read, are cut short or missing.
+
+    ``expires_at`` is the time at which a hit becomes a miss, None for never; tiers above
+    keep it with their copy.
     """
 
     entry: ChunkKV | None
     reason: str = ""
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """What is known of a stored entry without reading it.
+
+    Parameters
+    ----------
+    text
+        The chunk.
+    fingerprint
+        :attr:`Fingerprint.digest <ragkv.model.fingerprint.Fingerprint.digest>` of the model,
+        sink and codec.
+    nbytes
+        Bytes that the entry takes where it lies.
+    documents
+        The documents that hold the chunk, sorted.
+    expires_at
+        Seconds since the epoch; None for never.
+    """
+
+    text: str
+    fingerprint: str
+    nbytes: int
+    documents: tuple[str, ...] = ()
+    expires_at: float | None = None
 
 
 class Store(ABC):
@@ -49,12 +82,28 @@ class Store(ABC):
         """Return the chunk's entry if its whole fingerprint and checksum agree."""
 
     @abstractmethod
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint) -> int:
+    def put(
+        self,
+        entry: ChunkKV,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> int:
         """Write an entry atomically and return the bytes it takes.
 
         An entry of the same text and fingerprint is replaced. The tensors may be views
         and may lie on any device; entries come back on the CPU. The bytes are 0 where a
         store that may forget entries has not kept this one.
+
+        Parameters
+        ----------
+        document
+            What the chunk was cut from. A chunk may be held by several documents.
+        expires_at
+            Seconds since the epoch (``time.time()``) from which on the chunk is a miss;
+            None for never. A chunk that is put or held several times lives until the
+            latest of the times.
 
         Raises
         ------
@@ -62,6 +111,25 @@ class Store(ABC):
             The disk or the quota is full; nothing of the entry remains.
         StoreError
             The place cannot be written, or the entry does not fit its fingerprint.
+        """
+
+    @abstractmethod
+    def hold(
+        self,
+        text: str,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> bool:
+        """Do for an entry that is there what ``put`` does beside writing its bytes.
+
+        Returns whether the entry is there; where it is not, it has to be put.
+
+        Raises
+        ------
+        StoreError
+            The place cannot be written.
         """
 
     @abstractmethod
@@ -73,13 +141,54 @@ class Store(ABC):
         """Remove the chunk's entries under every fingerprint; return how many."""
 
     @abstractmethod
+    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+        """Let a document hold none of its chunks but ``texts``; return the chunks removed.
+
+        What no other document holds is deleted, under every fingerprint. This is for a
+        document that was ingested again: its new chunks are put first.
+        """
+
+    def forget_document(self, document: str) -> int:
+        """Remove the chunks that this document alone holds; return how many."""
+        return self.keep_only(document, ())
+
+    @abstractmethod
+    def entries(self) -> Iterator[EntryInfo]:
+        """Say what is stored, expired entries included."""
+
+    def gc(self) -> int:
+        """Remove expired chunks, and what crashed writers left; return the chunks removed."""
+        now = time.time()
+        expired = {e.text for e in self.entries() if has_expired(e.expires_at, now)}
+        return sum(self.delete(text) > 0 for text in expired)
+
+    @abstractmethod
     def changes(self, since: int) -> tuple[int, list[str]]:
-        """Return the store's change number and the texts put after ``since``.
+        """Return the store's change number and the texts that came after ``since``.
 
         Change numbers only grow, starting from 0 for an empty store. This is how a
         finder learns of chunks, its own process's and other processes'. A text that
-        was deleted meanwhile may be missing from the list.
+        was deleted meanwhile may be missing from the list; one that was there before
+        and was put again may be in it.
+        Deleting a text is a change, too: see :meth:`deletions`.
         """
+
+    def deletions(self, since: int) -> list[str]:
+        """Return the texts deleted after change ``since`` and not put again, by anyone.
+
+        Asked for where the change number has moved: finders and tiers above forget these.
+        A place that several processes share overrides this.
+        """
+        del since
+        return []
+
+    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
+        """Return how long ``get`` is going to take for an entry of this many bytes of KV.
+
+        0 where it is in memory, None where nothing of the kind has been measured.
+        """
+        del text, fingerprint, nbytes
+        return None
 
     @abstractmethod
     def texts(self) -> Iterator[str]:
@@ -88,3 +197,13 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files and connections; the store can not be used afterwards."""
+
+
+def has_expired(expires_at: float | None, now: float) -> bool:
+    """Whether a time is over."""
+    return expires_at is not None and expires_at <= now
+
+
+def later(first: float | None, second: float | None) -> float | None:
+    """Return the later of two times at which something expires; None is never."""
+    return None if first is None or second is None else max(first, second)

@@ -24,7 +24,7 @@ def store_error(error: OSError, place: Path) -> StoreError:
         return error
     if error.errno in _FULL:
         return StoreFullError(f"no room left for {place}: {error.strerror}")
-    return StoreError(f"cannot write {place}: {error}")
+    return StoreError(f"cannot use {place}: {error}")
 
 
 def make_private_folder(folder: Path) -> None:

@@ -1,42 +1,43 @@
 """The entry format: one chunk in one safetensors file that proves its own bytes.
 
-See ``docs/store-format.md``. The data area begins with one tensor ``kv`` of shape
-``[layers, 2, kv_heads, tokens, head_dim]``: a layer's keys and values are one range of
-bytes, and reading the file from front to back delivers the layers in the order in
-which a forward pass wants them. A checksum per layer lets one layer be read and
-trusted alone; the header's own checksum covers those and every other header field.
+See ``docs/store-format.md``. The data area begins with the layers, one tensor each: a
+layer's keys and values are one range of bytes, and reading the file from front to back
+delivers the layers in the order in which a forward pass wants them. A checksum per layer
+lets one layer be read and trusted alone (:mod:`ragkv.store.layers`); the header's own
+checksum covers those and every other header field.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import mmap
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from blake3 import blake3
+from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import Lookup
-from ragkv.store.header import (
-    DTYPES,
-    Header,
-    RefusedEntryError,
-    checksum_of,
-    read_header,
-    threads_for,
-)
+from ragkv.store.codecs import codec_of
+from ragkv.store.codecs.base import Part
+from ragkv.store.header import DTYPES, Header, RefusedEntryError, checksum_of, read_header
 
 logger = logging.getLogger(__name__)
 
-CODECS = ("raw",)
-"""Codecs that this module writes and reads: how ``kv`` holds keys and values."""
-
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ByteArray = npt.NDArray[np.uint8]
+_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
+_MANY_BYTES = 1 << 23  # above this, several threads copy: one alone does not fill the bus
+_THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,49 +45,49 @@ class Encoded:
     """An entry ready to be written: :meth:`parts` one after the other, ``nbytes`` in all."""
 
     header: bytes
-    keys: torch.Tensor
-    values: torch.Tensor
+    layers: Sequence[Sequence[Part]]
     tokens: bytes
     nbytes: int
 
-    def parts(self) -> Iterator[bytes | memoryview]:
-        """Yield the file's bytes in order, without a second copy of the tensors."""
+    def parts(self) -> Iterator[Part]:
+        """Yield the file's bytes in order; raw tensors without a second copy."""
         yield self.header
-        yield from _halves(self.keys, self.values)
+        for layer in self.layers:
+            yield from layer
         yield self.tokens
 
 
 def encode(entry: ChunkKV, fingerprint: Fingerprint) -> Encoded:
-    """Prepare an entry for writing.
+    """Prepare an entry for writing, in the codec that the fingerprint names.
 
     Raises
     ------
     StoreError
-        The fingerprint names an unknown codec, or another dtype than the tensors have.
+        The fingerprint names an unknown codec, or another dtype than the tensors have; or
+        the codec cannot keep these numbers.
+    MissingDependencyError
+        The codec needs a package that is not installed.
     ValueError
         The entry's arrays do not fit together.
     """
+    codec = codec_of(fingerprint.codec)
     _check(entry, fingerprint)
-    keys, values = entry.keys.detach().cpu(), entry.values.detach().cpu()
-    layers, heads, tokens, width = keys.shape
+    layers = [codec.encode(*layer) for layer in zip(entry.keys, entry.values, strict=True)]
     token_bytes = (
         np.ascontiguousarray(entry.token_ids, dtype="<i4").tobytes()
         + np.ascontiguousarray(entry.offsets, dtype="<i4").tobytes()
     )
-    threads = threads_for(heads * tokens * width)
-    checksums = [blake3(max_threads=threads) for _ in range(layers)]
-    for index, half in enumerate(_halves(keys, values)):
-        checksums[index // 2].update(half)
     header = Header(
         text=entry.text,
         fingerprint=fingerprint,
-        dtype=_DTYPE_NAMES[keys.dtype],
-        shape=(layers, 2, heads, tokens, width),
+        dtype=_DTYPE_NAMES[entry.keys.dtype],
+        shape=(len(layers), 2, *entry.keys.shape[1:]),
         token_checksum=checksum_of(token_bytes),
-        layer_checksums=tuple(checksum.hexdigest(length=16) for checksum in checksums),
+        layer_sizes=tuple(sum(map(len, parts)) for parts in layers),
+        layer_checksums=tuple(map(layer_checksum, layers)),
     )
     head = header.to_bytes()
-    return Encoded(head, keys, values, token_bytes, len(head) + header.data_bytes)
+    return Encoded(head, layers, token_bytes, len(head) + header.data_bytes)
 
 
 def decode(
@@ -95,6 +96,7 @@ def decode(
     fingerprint: Fingerprint,
     *,
     copy: bool = False,
+    device: torch.device | str = "cpu",
     place: object = "",
 ) -> Lookup:
     """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
@@ -106,51 +108,123 @@ def decode(
     text, fingerprint
         What the entry must be of.
     copy
-        False: the tensors are views into ``buffer``, which they keep alive. True: they
-        own their memory, and it is the copy that was verified, so that nothing that
-        happens to ``buffer`` later can matter.
+        False: raw tensors on the CPU are views into ``buffer``, which they keep alive.
+        True: they own their memory, and it is the copy that was verified, so that nothing
+        that happens to ``buffer`` later can matter. Other codecs' always do.
+    device
+        Where the tensors are wanted. Bytes go there as they are stored, and are decoded
+        there.
     place
         Where the bytes come from, for the log.
     """
     try:
         view = memoryview(buffer).cast("B")
         header, start = read_header(view)
-        _check_wanted(header, text, fingerprint)
-        return Lookup(_read(view[start:], header, copy=copy))
+        check_wanted(header, text, fingerprint)
+        return Lookup(_read(view[start:], header, torch.device(device), copy=copy))
     except RefusedEntryError as refused:
         logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
         return Lookup(None, refused.reason)
 
 
-def _read(data: memoryview, header: Header, *, copy: bool) -> ChunkKV:
-    """Verify the data area and return the tensors in it."""
-    source = np.frombuffer(data, dtype=np.uint8, count=header.kv_bytes)
-    # numpy asks for huge pages where torch does not: filling fresh memory is 3x faster
-    kv = np.empty_like(source) if copy else source
-    for layer, expected in enumerate(header.layer_checksums):
-        span = slice(layer * header.layer_bytes, (layer + 1) * header.layer_bytes)
-        if copy:
-            kv[span] = source[span]
-        if checksum_of(kv[span].data) != expected:
-            raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
-    token_bytes = bytes(data[header.kv_bytes :])
-    if checksum_of(token_bytes) != header.token_checksum:
+def layer_checksum(parts: Sequence[Part]) -> str:
+    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
+    state = xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def decode_layer(data: memoryview, header: Header, layer: int, out: torch.Tensor) -> None:
+    """Verify a layer's bytes and decode them into ``out``, as :meth:`Codec.decode`.
+
+    Raises
+    ------
+    RefusedEntryError
+        Its checksum does not hold, or its codec refuses it.
+    """
+    copied = bytearray(len(data))
+    _copy_verified(data, np.frombuffer(copied, np.uint8), header, layer)
+    try:
+        codec_of(header.fingerprint.codec).decode(memoryview(copied), out)
+    except ValueError as error:
+        raise RefusedEntryError("format", f"layer {layer}: {error}") from error
+
+
+def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
+    """Verify the bytes behind the layers; return ``token_ids`` and ``offsets``."""
+    if checksum_of(data) != header.token_checksum:
         raise RefusedEntryError("checksum", "the tokens' checksum does not hold")
-    integers = np.frombuffer(token_bytes, dtype="<i4").astype(np.int32)
-    tensor = torch.from_numpy(kv).view(DTYPES[header.dtype]).view(header.shape)
-    return ChunkKV(
-        text=header.text,
-        token_ids=integers[: header.tokens],
-        offsets=integers[header.tokens :].reshape(header.tokens, 2),
-        keys=tensor[:, 0],
-        values=tensor[:, 1],
-    )
+    integers = np.frombuffer(data, dtype="<i4").astype(np.int32)
+    return integers[: header.tokens], integers[header.tokens :].reshape(header.tokens, 2)
+
+
+def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
+    """Refuse an entry of another fingerprint or text."""
+    if header.fingerprint != fingerprint:
+        raise RefusedEntryError("fingerprint", "the entry belongs to another model")
+    if header.text != text:
+        raise RefusedEntryError("tokens", "the entry belongs to another text")
+
+
+def _read(data: memoryview, header: Header, device: torch.device, *, copy: bool) -> ChunkKV:
+    """Verify the data area and return the tensors in it."""
+    dtype = DTYPES[header.dtype]
+    if header.fingerprint.codec == "raw":
+        kv = _read_raw(data, header, copy=copy or device.type != "cpu")
+        tensor = torch.from_numpy(kv).view(dtype).view(header.shape).to(device)
+    else:
+        tensor = _empty(header.shape, dtype, device)
+        for layer, span in enumerate(header.spans):
+            decode_layer(data[span], header, layer, tensor[layer])
+    token_ids, offsets = tokens_in(bytes(data[header.kv_bytes :]), header)
+    return ChunkKV(header.text, token_ids, offsets, keys=tensor[:, 0], values=tensor[:, 1])
+
+
+def _read_raw(data: memoryview, header: Header, *, copy: bool) -> ByteArray:
+    """Return the layers' bytes, verified."""
+    source = np.frombuffer(data, dtype=np.uint8, count=header.kv_bytes)
+    kv = np.empty_like(source) if copy else source
+
+    def take(layer: int, span: slice) -> None:
+        if copy:
+            _copy_verified(data[span], kv[span], header, layer)
+        elif layer_checksum([kv[span].data]) != header.layer_checksums[layer]:
+            raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+
+    layers = range(len(header.spans))
+    if header.kv_bytes < _MANY_BYTES:
+        list(map(take, layers, header.spans))
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(take, layers, header.spans))
+    return kv
+
+
+def _copy_verified(data: memoryview, out: ByteArray, header: Header, layer: int) -> None:
+    """Copy a layer's bytes block by block, hashing the copy while it is hot."""
+    source, state = np.frombuffer(data, dtype=np.uint8), xxh3_128()
+    for start in range(0, len(source), _BLOCK):
+        block = out[start : start + _BLOCK]
+        block[:] = source[start : start + _BLOCK]
+        state.update(block.data)
+    if state.hexdigest() != header.layer_checksums[layer]:
+        raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return fresh memory; on the CPU numpy's.
+
+    numpy asks for huge pages where torch does not: filling them is 3x faster.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    flat = np.empty(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(flat).view(dtype).view(*shape)
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:
     keys, values = entry.keys, entry.values
-    if fingerprint.codec not in CODECS:
-        raise StoreError(f"unknown codec {fingerprint.codec!r}; known: {', '.join(CODECS)}")
     if keys.dtype not in _DTYPE_NAMES or str(keys.dtype) != f"torch.{fingerprint.dtype}":
         raise StoreError(f"{keys.dtype} keys do not fit the fingerprint's {fingerprint.dtype}")
     if keys.ndim != 4 or keys.shape != values.shape or keys.dtype != values.dtype:
@@ -159,17 +233,3 @@ def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:
         raise ValueError("a chunk without tokens has nothing to store")
     if entry.token_ids.shape != keys.shape[2:3] or entry.offsets.shape != (keys.shape[2], 2):
         raise ValueError("token_ids and offsets need one row for each token of the keys")
-
-
-def _check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
-    if header.fingerprint != fingerprint:
-        raise RefusedEntryError("fingerprint", "the entry belongs to another model")
-    if header.text != text:
-        raise RefusedEntryError("tokens", "the entry belongs to another text")
-
-
-def _halves(keys: torch.Tensor, values: torch.Tensor) -> Iterator[memoryview]:
-    """Yield each layer's keys, then its values, as bytes."""
-    for layer in range(len(keys)):
-        for half in (keys[layer], values[layer]):
-            yield half.contiguous().view(-1).view(torch.uint8).numpy().data

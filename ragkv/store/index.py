@@ -1,4 +1,4 @@
-"""The index of a disk store: rows of JSON bytes in diskcache, nothing pickled.
+"""The index of a folder: rows of bytes in diskcache, nothing pickled.
 
 Writing goes through diskcache's transactions. Reading goes through one connection of
 our own: it costs microseconds, reads ranges of keys, and works on a folder that may not
@@ -7,14 +7,13 @@ be written to.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diskcache
 
@@ -42,7 +41,12 @@ _SETTINGS = {
     "sqlite_mmap_size": 0,
 }
 # mode 1 is diskcache's MODE_RAW: rows of any other kind are not seen at all
-_SELECT = "SELECT key, value FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL"
+_OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(value) = 'blob'"
+_GET = f"SELECT value {_OURS} AND key = ?"
+_PAGE = (
+    f"SELECT key, substr(value, 1, ?), length(value) {_OURS} "
+    "AND key > ? AND key >= ? AND key < ? ORDER BY key LIMIT 1000"
+)
 
 
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annotations
@@ -82,24 +86,33 @@ class Rows:
     def __init__(self, cache: Any) -> None:
         self._cache = cache
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> bytes | None:
         """Return a row's value, None where there is none or it is not ours."""
         try:
-            return _load(self._cache.get(key))
+            value: bytes | None = self._cache.get(key)
         except StoreError:
             return None
+        return value
 
-    def set(self, key: str, value: object) -> None:
-        """Write a row; ``value`` is anything that JSON can hold."""
-        self._cache.set(key, _dump(value))
+    def set(self, key: str, value: bytes) -> None:
+        """Write a row."""
+        self._cache.set(key, value)
 
     def delete(self, key: str) -> None:
         """Remove a row if it is there."""
         self._cache.delete(key)
 
 
+class Head(NamedTuple):
+    """A row without the rest of a long value."""
+
+    key: str
+    start: bytes
+    nbytes: int
+
+
 class Index:
-    """Rows from text keys to JSON values, shared by threads and processes.
+    """Rows from text keys to bytes, shared by threads and processes.
 
     Parameters
     ----------
@@ -133,15 +146,18 @@ class Index:
             if not os.access(folder, os.W_OK):
                 raise StoreError(f"{folder} may not be written; open the store read_only")
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> bytes | None:
         """Return a row's value, or None."""
-        rows = self._query(f"{_SELECT} AND key = ?", key)
-        return _load(rows[0][1]) if rows else None
+        rows = self._query(_GET, key)
+        return rows[0][0] if rows else None
 
-    def range(self, first: str, last: str) -> list[tuple[str, Any]]:
-        """Return all rows with ``first <= key <= last``, by key."""
-        rows = self._query(f"{_SELECT} AND key BETWEEN ? AND ? ORDER BY key", first, last)
-        return [(key, _load(value)) for key, value in rows]
+    def page(self, prefix: str, after: str, start: int) -> list[Head]:
+        """Return the next rows, by key: at most 1000, and of each value ``start`` bytes.
+
+        Keys are ASCII; those of the page begin with ``prefix`` and come behind ``after``.
+        """
+        rows = self._query(_PAGE, start, after, prefix, prefix + "\x7f")
+        return [Head(*row) for row in rows]
 
     @contextmanager
     def transaction(self) -> Iterator[Rows]:
@@ -197,7 +213,7 @@ class Index:
             ) from error
         return cache
 
-    def _query(self, statement: str, *arguments: str) -> list[tuple[str, Any]]:
+    def _query(self, statement: str, *arguments: str | int) -> list[tuple[Any, ...]]:
         with self._read_lock:
             if self._closed:
                 raise StoreError(f"the store at {self._file.parent} is closed")
@@ -251,16 +267,3 @@ def _code_of(error: BaseException | None) -> int | None:
         code = getattr(error, "sqlite_errorcode", code)
         error = error.__context__
     return code
-
-
-def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _load(data: object) -> Any:
-    if type(data) is not bytes:
-        return None
-    try:
-        return json.loads(data.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError):
-        return None

@@ -1,11 +1,12 @@
-"""A store in this process's memory: least recently used entries leave first."""
+"""A store in this process's memory, or on the model's device, within a budget."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -13,15 +14,33 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Lookup, Store
+from ragkv.store.admission import Admission
+from ragkv.store.base import EntryInfo, Lookup, Store, has_expired, later
+from ragkv.store.policies import make_policy
 
 ENTRY_OVERHEAD = 1024
 """Bytes counted for each entry beside its arrays and text."""
 
+_DELETIONS_KEPT = 1 << 16
+_Key = tuple[str, Fingerprint]
 
-class _Kept(NamedTuple):
-    lookup: Lookup
-    nbytes: int
+
+class Left(NamedTuple):
+    """An entry that left for want of room."""
+
+    entry: ChunkKV
+    fingerprint: Fingerprint
+    expires_at: float | None
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What is known of a text beside its entries."""
+
+    change: int
+    expires_at: float | None
+    fingerprints: set[Fingerprint] = field(default_factory=set)
+    documents: set[str] = field(default_factory=set)
 
 
 class MemoryStore(Store):
@@ -31,6 +50,16 @@ class MemoryStore(Store):
     ----------
     budget
         Bytes. An entry larger than this is not kept at all.
+    device
+        Where the tensors are kept.
+    policy
+        Which entry leaves first, see :func:`ragkv.store.policies.policy_names`.
+    costs
+        Seconds that computing ``(cached, new)`` tokens takes, for the policies that weigh
+        them; None counts every token alike.
+    admission
+        Keep a new entry out of a full store unless it was asked for more often than
+        those that would leave. For a tier: what is kept out is still in the store below.
 
     Notes
     -----
@@ -38,100 +67,238 @@ class MemoryStore(Store):
     time: whoever changes them in place changes the store.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(
+        self,
+        budget: int,
+        *,
+        device: str | torch.device = "cpu",
+        policy: str = "lru",
+        costs: Callable[[int, int], float] | None = None,
+        admission: bool = False,
+    ) -> None:
         self.budget = budget
+        self.device = torch.device(device)
+        self._costs = costs
+        self._policy = make_policy(policy)
+        self._admission = Admission() if admission else None
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, Fingerprint], _Kept] = OrderedDict()
-        self._fingerprints: dict[str, set[Fingerprint]] = {}
-        self._changed: OrderedDict[str, int] = OrderedDict()  # text -> change number, ascending
+        self._kept: dict[_Key, ChunkKV] = {}
+        self._chunks: OrderedDict[str, _Chunk] = OrderedDict()  # by change number, ascending
+        self._deleted: OrderedDict[str, int] = OrderedDict()  # text -> change number, ascending
         self._change = 0
-        self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
-        return self._nbytes
+        return self._policy.nbytes
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Return the entry itself, without a copy."""
         key = (text, fingerprint)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-                return kept.lookup
-            return Lookup(None, "fingerprint" if text in self._fingerprints else "absent")
+            if self._admission is not None:
+                self._admission.asked(key, len(self._kept))
+            chunk, entry = self._chunks.get(text), self._kept.get(key)
+            if chunk is None or entry is None:
+                return Lookup(None, "fingerprint" if chunk else "absent")
+            if has_expired(chunk.expires_at, time.time()):
+                return Lookup(None, "expired")
+            self._policy.hit(key)
+            return Lookup(entry, expires_at=chunk.expires_at)
 
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint) -> int:
-        """Keep an entry on the CPU; 0 where it is larger than the budget."""
-        kept = _keep(entry) if entry.nbytes <= self.budget else None
-        key = (entry.text, fingerprint)
+    def put(
+        self,
+        entry: ChunkKV,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> int:
+        """Keep an entry; 0 where it is larger than the budget, or not admitted."""
+        left = self.keep(entry, fingerprint, document=document, expires_at=expires_at)
+        return 0 if left is None else size_of(entry)
+
+    def keep(
+        self,
+        entry: ChunkKV,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> list[Left] | None:
+        """Put an entry and return those that left for it; None where it is not kept."""
+        key, nbytes = (entry.text, fingerprint), size_of(entry)
         with self._lock:
+            if not self._admitted(key, nbytes):
+                self._remove(key)
+                return None
+        entry = _owned(entry, self.device)
+        with self._lock:
+            before = self._chunks.get(entry.text)
             self._remove(key)
-            if kept is None or kept.nbytes > self.budget:
-                return 0
-            while self._nbytes + kept.nbytes > self.budget:
-                self._remove(next(iter(self._kept)))
-            self._kept[key] = kept
-            self._nbytes += kept.nbytes
-            self._fingerprints.setdefault(entry.text, set()).add(fingerprint)
+            left = [self._evict(victim) for victim in self._victims(nbytes)]
+            self._kept[key] = entry
+            seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
+            self._policy.insert(key, nbytes, seconds, len(entry))
             self._change += 1
-            self._changed[entry.text] = self._change
-            self._changed.move_to_end(entry.text)
-            return kept.nbytes
+            chunk = before or _Chunk(self._change, expires_at)
+            self._chunks[entry.text] = chunk
+            self._chunks.move_to_end(entry.text)
+            self._deleted.pop(entry.text, None)
+            chunk.change = self._change
+            chunk.fingerprints.add(fingerprint)
+            _hold(chunk, document, expires_at)
+            return left
+
+    def hold(
+        self,
+        text: str,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> bool:
+        """Enter a document and a time for an entry that is there."""
+        with self._lock:
+            chunk = self._chunks.get(text) if (text, fingerprint) in self._kept else None
+            if chunk is None or has_expired(chunk.expires_at, time.time()):
+                return False
+            _hold(chunk, document, expires_at)
+            return True
 
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether the entry is still there."""
-        return (text, fingerprint) in self._kept
+        """Whether the entry is still there and its time is not over."""
+        with self._lock:
+            chunk = self._chunks.get(text) if (text, fingerprint) in self._kept else None
+            return chunk is not None and not has_expired(chunk.expires_at, time.time())
 
     def delete(self, text: str) -> int:
         """Remove the chunk's entries."""
         with self._lock:
-            fingerprints = list(self._fingerprints.get(text, ()))
-            for fingerprint in fingerprints:
-                self._remove((text, fingerprint))
-            return len(fingerprints)
+            return self._delete(text)
+
+    def drop(self, text: str, fingerprint: Fingerprint) -> None:
+        """Let go of one entry, as if for want of room."""
+        with self._lock:
+            self._remove((text, fingerprint))
+
+    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+        """Take the document from all its other chunks; delete those that no other holds."""
+        wanted = set(texts)
+        with self._lock:
+            held = [t for t, c in self._chunks.items() if document in c.documents]
+            gone = [text for text in held if text not in wanted]
+            for text in gone:
+                self._chunks[text].documents.discard(document)
+            return sum(self._delete(t) > 0 for t in gone if not self._chunks[t].documents)
+
+    def entries(self) -> Iterator[EntryInfo]:
+        """Entries in the order of their texts' last change."""
+        with self._lock:
+            return iter(
+                [
+                    EntryInfo(
+                        text,
+                        fingerprint.digest,
+                        self._policy.size((text, fingerprint)),
+                        tuple(sorted(chunk.documents)),
+                        chunk.expires_at,
+                    )
+                    for text, chunk in self._chunks.items()
+                    for fingerprint in chunk.fingerprints
+                ]
+            )
 
     def changes(self, since: int) -> tuple[int, list[str]]:
         """Texts that have left by the budget are missing from the list, like deleted ones."""
         with self._lock:
-            newest_first = takewhile(lambda item: item[1] > since, reversed(self._changed.items()))
-            return self._change, [text for text, _ in newest_first][::-1]
+            newest = takewhile(lambda item: item[1].change > since, reversed(self._chunks.items()))
+            return self._change, [text for text, _ in newest][::-1]
+
+    def deletions(self, since: int) -> list[str]:
+        """The last 65,536 deletions are known; leaving by the budget is none."""
+        with self._lock:
+            newest = takewhile(lambda item: item[1] > since, reversed(self._deleted.items()))
+            return [text for text, _ in newest][::-1]
+
+    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
+        """Nothing is loaded."""
+        del text, fingerprint, nbytes
+        return 0.0
 
     def texts(self) -> Iterator[str]:
         """Texts in the order of their last change."""
         with self._lock:
-            return iter(list(self._changed))
+            return iter(list(self._chunks))
 
     def close(self) -> None:
         """Let all entries go."""
         with self._lock:
-            self._kept.clear()
-            self._fingerprints.clear()
-            self._changed.clear()
-            self._nbytes = 0
+            for key in list(self._kept):
+                self._remove(key)
 
-    def _remove(self, key: tuple[str, Fingerprint]) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is None:
+    def _admitted(self, key: _Key, nbytes: int) -> bool:
+        if nbytes > self.budget:
+            return False
+        victims = self._victims(nbytes)
+        if self._admission is None or key in self._kept or not victims:
+            return True
+        return self._admission.admits(key, victims)
+
+    def _victims(self, nbytes: int) -> list[_Key]:
+        """Return who leaves so that an entry of this size fits."""
+        return self._policy.victims(self._policy.nbytes + nbytes - self.budget)  # type: ignore[return-value]
+
+    def _evict(self, key: _Key) -> Left:
+        left = Left(self._kept[key], key[1], self._chunks[key[0]].expires_at)
+        self._policy.evict(key)
+        self._remove(key)
+        return left
+
+    def _delete(self, text: str) -> int:
+        chunk = self._chunks.get(text)
+        if chunk is None:
+            return 0
+        removed = len(chunk.fingerprints)
+        for fingerprint in list(chunk.fingerprints):
+            self._remove((text, fingerprint))
+        self._change += 1
+        self._deleted[text] = self._change
+        self._deleted.move_to_end(text)
+        while len(self._deleted) > _DELETIONS_KEPT:
+            self._deleted.popitem(last=False)
+        return removed
+
+    def _remove(self, key: _Key) -> None:
+        if self._kept.pop(key, None) is None:
             return
+        self._policy.remove(key)
         text, fingerprint = key
-        self._nbytes -= kept.nbytes
-        self._fingerprints[text].discard(fingerprint)
-        if not self._fingerprints[text]:
-            del self._fingerprints[text], self._changed[text]
+        chunk = self._chunks[text]
+        chunk.fingerprints.discard(fingerprint)
+        if not chunk.fingerprints:
+            del self._chunks[text]
 
 
-def _keep(entry: ChunkKV) -> _Kept:
-    """Bring the tensors to the CPU, free of larger tensors that they are views of."""
-    keys, values = entry.keys.detach().cpu(), entry.values.detach().cpu()
-    if _storage_bytes(keys, values) > entry.nbytes:
-        keys, values = keys.clone(), values.clone()
-    if keys is not entry.keys or values is not entry.values:
-        entry = replace(entry, keys=keys, values=values)
+def size_of(entry: ChunkKV) -> int:
+    """Return the bytes that are counted for an entry."""
     arrays = entry.token_ids.nbytes + entry.offsets.nbytes
     text = len(entry.text.encode("utf-8", "surrogatepass"))
-    return _Kept(Lookup(entry), _storage_bytes(keys, values) + arrays + text + ENTRY_OVERHEAD)
+    return entry.nbytes + arrays + text + ENTRY_OVERHEAD
+
+
+def _hold(chunk: _Chunk, document: str | None, expires_at: float | None) -> None:
+    chunk.expires_at = later(chunk.expires_at, expires_at)
+    if document is not None:
+        chunk.documents.add(document)
+
+
+def _owned(entry: ChunkKV, device: torch.device) -> ChunkKV:
+    """Bring the tensors to a device, free of larger tensors that they are views of."""
+    keys, values = entry.keys.detach().to(device), entry.values.detach().to(device)
+    if _storage_bytes(keys, values) > entry.nbytes:
+        keys, values = keys.clone(), values.clone()
+    return replace(entry, keys=keys, values=values)
 
 
 def _storage_bytes(*tensors: torch.Tensor) -> int:

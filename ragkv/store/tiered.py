@@ -1,46 +1,62 @@
-"""Memory over a slower store that several processes share."""
+"""Memory, and a device's memory, over a slower store that several processes share."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Lookup, Store
+from ragkv.store.base import EntryInfo, Lookup, Store
 from ragkv.store.memory import MemoryStore
+from ragkv.store.rates import Rate
 
 
 class TieredStore(Store):
-    """Serves from ``memory`` what it holds; ``below`` decides what exists.
+    """Serves from its tiers what they hold; ``below`` decides what exists.
 
     Parameters
     ----------
     memory
-        The fast tier. Filled by ``get`` and ``put``, emptied by its own budget.
+        The host's tier. Filled by ``get`` and ``put``, emptied by its own budget.
     below
-        The store behind it, such as a :class:`DiskStore`, whose entries own their
-        memory (``mapped=False``). Closed together with this one.
+        The store behind it, such as a disk's, whose entries own their memory. Closed
+        together with this one.
+    device
+        A tier before ``memory``, on the model's device. New entries go there; one that
+        leaves it is copied to ``memory`` only if that does not hold it, and stays there
+        while it is wanted: it is swapped out only once (RAGCache, section 5.1).
 
     Notes
     -----
-    What another process deletes below stays in this process's memory until it leaves
-    there by the budget.
+    What another process deletes below leaves the tiers with the next call of ``changes``,
+    which engines make for every prompt.
     """
 
-    def __init__(self, memory: MemoryStore, below: Store) -> None:
+    def __init__(
+        self, memory: MemoryStore, below: Store, *, device: MemoryStore | None = None
+    ) -> None:
         self.memory = memory
         self.below = below
+        self.tiers: Sequence[MemoryStore] = [memory] if device is None else [device, memory]
+        self.load_rate = Rate()
+        """Bytes of KV a second that ``below`` delivers, decoded, as measured."""
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
         self._deletions = 0
+        self._seen = 0
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
-        """Return the entry from memory, or load it once however many threads ask for it."""
-        lookup = self.memory.get(text, fingerprint)
-        if lookup.entry is not None:
-            return lookup
+        """Return the entry from a tier, or load it once however many threads ask for it."""
+        deletions = self._deletions
+        for level, tier in enumerate(self.tiers):
+            lookup = tier.get(text, fingerprint)
+            if lookup.entry is not None:
+                if level:
+                    self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
+                return lookup
         key = (text, fingerprint)
         with self._lock:
             running = self._loading.get(key)
@@ -59,48 +75,126 @@ class TieredStore(Store):
                 del self._loading[key]
         return lookup
 
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint) -> int:
+    def put(
+        self,
+        entry: ChunkKV,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> int:
         """Write through: below first."""
         deletions = self._deletions
-        nbytes = self.below.put(entry, fingerprint)
-        self._fill(entry, fingerprint, deletions)
+        nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
+        for tier in self.tiers:
+            tier.drop(entry.text, fingerprint)
+        if nbytes:
+            self._fill(entry, fingerprint, expires_at, deletions)
         return nbytes
+
+    def hold(
+        self,
+        text: str,
+        fingerprint: Fingerprint,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> bool:
+        """Hold the chunk below."""
+        held = self.below.hold(text, fingerprint, document=document, expires_at=expires_at)
+        for tier in self.tiers if held else ():
+            tier.hold(text, fingerprint, expires_at=expires_at)
+        return held
 
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
         """Whether the entry is below."""
         return self.below.contains(text, fingerprint)
 
     def delete(self, text: str) -> int:
-        """Remove the chunk's entries from both tiers."""
+        """Remove the chunk's entries from all tiers."""
         try:
             return self.below.delete(text)
         finally:
-            with self._lock:
-                self._deletions += 1
-                self.memory.delete(text)
+            self._forget([text])
+
+    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+        """Let the store below decide; what it removed leaves the tiers."""
+        try:
+            return self.below.keep_only(document, texts)
+        finally:
+            self.changes(self._seen)
+
+    def entries(self) -> Iterator[EntryInfo]:
+        """Entries of the store below."""
+        return self.below.entries()
+
+    def gc(self) -> int:
+        """Remove what has expired below; in the tiers it is a miss already."""
+        return self.below.gc()
 
     def changes(self, since: int) -> tuple[int, list[str]]:
-        """Return the changes of the store below."""
-        return self.below.changes(since)
+        """Return the changes of the store below; what was deleted there leaves the tiers."""
+        number, texts = self.below.changes(since)
+        if number < self._seen:  # the place was emptied, and is another one now
+            self._forget({text for tier in self.tiers for text in tier.texts()})
+        elif number > self._seen:
+            self._forget(self.below.deletions(self._seen))
+        self._seen = number
+        return number, texts
+
+    def deletions(self, since: int) -> list[str]:
+        """Return the deletions of the store below."""
+        return self.below.deletions(since)
+
+    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
+        """0 in a tier, otherwise by the speed at which entries came from below lately."""
+        if any(tier.contains(text, fingerprint) for tier in self.tiers):
+            return 0.0
+        known = self.below.load_seconds(text, fingerprint, nbytes)
+        return self.load_rate.seconds(nbytes) if known is None else known
 
     def texts(self) -> Iterator[str]:
         """Texts of the store below."""
         return self.below.texts()
 
     def close(self) -> None:
-        """Close both tiers."""
-        self.memory.close()
+        """Close all tiers."""
+        for tier in self.tiers:
+            tier.close()
         self.below.close()
 
     def _load(self, text: str, fingerprint: Fingerprint) -> Lookup:
         deletions = self._deletions
+        started = time.perf_counter()
         lookup = self.below.get(text, fingerprint)
         if lookup.entry is not None:
-            self._fill(lookup.entry, fingerprint, deletions)
+            self.load_rate.add(lookup.entry.nbytes, time.perf_counter() - started)
+            self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
         return lookup
 
-    def _fill(self, entry: ChunkKV, fingerprint: Fingerprint, deletions: int) -> None:
-        """Keep an entry in memory, unless something was deleted since ``deletions``."""
+    def _fill(
+        self, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None, deletions: int
+    ) -> None:
+        """Keep an entry in the tiers, unless something was deleted since ``deletions``."""
         with self._lock:
             if self._deletions == deletions:
-                self.memory.put(entry, fingerprint)
+                self._keep(0, entry, fingerprint, expires_at)
+
+    def _keep(
+        self, level: int, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None
+    ) -> None:
+        """Offer an entry to a tier, and what leaves it to the next one."""
+        if level == len(self.tiers) or self.tiers[level].contains(entry.text, fingerprint):
+            return
+        left = self.tiers[level].keep(entry, fingerprint, expires_at=expires_at)
+        if left is None:
+            self._keep(level + 1, entry, fingerprint, expires_at)
+        for gone in left or ():
+            self._keep(level + 1, *gone)
+
+    def _forget(self, texts: Iterable[str]) -> None:
+        with self._lock:
+            for text in texts:
+                self._deletions += 1
+                for tier in self.tiers:
+                    tier.delete(text)

@@ -1,0 +1,126 @@
+"""``ragkv store simulate``: which eviction policy would have served a trace best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from ragkv.cli.console import out
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv.store.costs import CostTable
+    from ragkv.store.simulate import Outcome, Request
+
+
+def simulate_command(
+    nbytes: Annotated[int, typer.Option("--bytes", min=1, help="Budget of the tier.")],
+    trace: Annotated[
+        Path | None, typer.Option(help="JSONL of requests; its form: docs/tiers.md.")
+    ] = None,
+    zipf: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw a trace in which 3 % of the chunks take 60 % of the requests: "
+            "chunks=10000,requests=20000,seed=0,per_request=4."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policies, with commas.", show_default="all")
+    ] = None,
+    bytes_per_token: Annotated[
+        int, typer.Option(min=1, help="Bytes of a token, see `ragkv plan`.")
+    ] = 131_072,
+    prefill_tps: Annotated[
+        float, typer.Option(min=1e-3, help="Tokens a second that the model computes.")
+    ] = 5000.0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Measured costs instead: what `ragkv plan --json` printed.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here.")
+    ] = None,
+) -> None:
+    """Replay a retrieval trace against eviction policies, with and without admission."""
+    from ragkv.store.policies import make_policy, policy_names
+    from ragkv.store.simulate import simulate
+
+    names = policy_names() if policy is None else [name.strip() for name in policy.split(",")]
+    for name in names:
+        make_policy(name)
+    table = _costs(costs, prefill_tps)
+    requests = _requests(trace, zipf)
+    outcomes = {
+        name: [
+            simulate(
+                requests,
+                name,
+                nbytes,
+                bytes_per_token=bytes_per_token,
+                costs=table,
+                admission=admission,
+            )
+            for admission in (False, True)
+        ]
+        for name in names
+    }
+    if json_path is not None:
+        shown = {
+            "requests": len(requests),
+            "bytes": nbytes,
+            "bytes_per_token": bytes_per_token,
+            "policies": {
+                name: {"plain": plain.to_dict(), "admission": admitted.to_dict()}
+                for name, (plain, admitted) in outcomes.items()
+            },
+        }
+        json_path.write_text(json.dumps(shown, indent=2) + "\n", encoding="utf-8")
+    out.print(_table(outcomes))
+
+
+def _table(outcomes: dict[str, list[Outcome]]) -> Table:
+    table = Table("policy", "hits", "saved s", "saved", "with admission: hits", "saved s", "saved")
+    for name, pair in outcomes.items():
+        cells = [
+            cell
+            for one in pair
+            for cell in (f"{one.hit_rate:.1%}", f"{one.saved_s:,.0f}", f"{one.saved:.1%}")
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _requests(trace: Path | None, zipf: str | None) -> list[Request]:
+    from ragkv.store.simulate import read_trace, zipf_trace
+
+    if (trace is None) == (zipf is None):
+        raise ConfigError("give either --trace FILE or --zipf chunks=10000,requests=20000,seed=0")
+    if trace is not None:
+        return read_trace(trace)
+    try:
+        pairs = (pair.split("=") for pair in str(zipf).split(",") if pair)
+        return zipf_trace(**{name.strip(): int(value) for name, value in pairs})
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"--zipf {zipf}: it must be like chunks=10000,requests=20000,seed=0,per_request=4"
+        ) from error
+
+
+def _costs(path: Path | None, prefill_tps: float) -> CostTable:
+    from ragkv.store.costs import CostTable
+
+    if path is None:
+        return CostTable.at_rate(prefill_tps)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return CostTable.from_dict(
+        found["costs"] if isinstance(found, dict) and "costs" in found else {}
+    )

@@ -1,0 +1,232 @@
+"""``ragkv store``: look into a store, check it, clean it, carry it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.cli.console import err, out
+from ragkv.cli.options import AsJson, Encrypted, Namespace, StorePath
+from ragkv.cli.simulate import simulate_command
+
+if TYPE_CHECKING:
+    from ragkv.store.blobs import BlobStore
+
+store_app = typer.Typer(no_args_is_help=True, help="Look into a store, check it, clean it.")
+store_app.command("simulate")(simulate_command)
+
+
+@store_app.command()
+def stats(
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many chunks there are, for which models, and what they take."""
+    from ragkv.store import upkeep
+
+    with closing(_open(store, namespace, encrypt, reading=True)) as opened:
+        found = upkeep.stats(opened)
+    if as_json:
+        shown = asdict(found) | {"kinds": [kind._asdict() for kind in found.kinds]}
+        out.print_json(json.dumps(shown))
+        return
+    table = Table("model and sink", "dtype", "codec", "entries", "MB")
+    for kind in found.kinds:
+        table.add_row(
+            kind.fingerprint, kind.dtype, kind.codec, str(kind.entries), _megabytes(kind.nbytes)
+        )
+    out.print(table)
+    _say(
+        f"{found.texts} chunks of {found.documents} documents: {found.entries} entries, "
+        f"{_megabytes(found.nbytes)} MB; {found.expired} of them have expired."
+    )
+
+
+@store_app.command()
+def verify(
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Remove what is damaged; precompute puts it back.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read everything and its checksums; exit code 1 if damage remains."""
+    from ragkv.store import upkeep
+
+    with closing(_open(store, namespace, encrypt, reading=not heal)) as opened:
+        found = upkeep.verify(opened, heal=heal)
+    if as_json:
+        problems = [problem._asdict() for problem in found.problems]
+        out.print_json(
+            json.dumps(asdict(found) | {"problems": problems, "sound": found.sound, **found.counts})
+        )
+    else:
+        table = Table("what", "where", "detail")
+        for problem in found.problems:
+            table.add_row(problem.kind, problem.key, escape(problem.detail))
+        if found.problems:
+            out.print(table)
+        counts = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())
+        _say(
+            f"{found.values} values, {_megabytes(found.nbytes)} MB read: {counts or 'all whole'}; "
+            f"{found.healed} removed."
+        )
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@store_app.command()
+def gc(
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove expired chunks, and what interrupted writers left."""
+    with closing(_open(store, namespace, encrypt)) as opened:
+        removed = opened.gc()
+    _report({"removed": removed}, f"{removed} chunks removed.", as_json)
+
+
+@store_app.command("export")
+def export_command(
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The tar file to write.")],
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write all whole entries into one tar file, not encrypted."""
+    from ragkv.store.archive import export_store
+
+    with closing(_open(store, namespace, encrypt, reading=True)) as opened:
+        done = export_store(opened, file)
+    _report(
+        asdict(done),
+        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.damaged} damaged left out.",
+        as_json,
+    )
+
+
+@store_app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="A file that export wrote.")],
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put the entries of an exported file into a store; what is there already stays."""
+    from ragkv.store.archive import import_store
+
+    with closing(_open(store, namespace, encrypt)) as opened:
+        done = import_store(opened, file)
+    _report(
+        asdict(done),
+        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.existing} were there "
+        f"already, {done.damaged} damaged left out.",
+        as_json,
+    )
+
+
+@store_app.command()
+def migrate(
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Carry a folder that an earlier ragkv wrote over to this one's layout."""
+    from ragkv.errors import ConfigError
+    from ragkv.store import folder_of
+    from ragkv.store.disk import namespace_folder
+    from ragkv.store.upgrade import migrate_folder
+
+    folder = folder_of(store)
+    if folder is None:
+        raise ConfigError("earlier versions of ragkv kept stores in folders alone")
+    done = migrate_folder(
+        namespace_folder(folder, namespace), lambda: _open(store, namespace, encrypt)
+    )
+    _report(
+        asdict(done),
+        f"{done.entries} entries carried over; {done.damaged} damaged left behind.",
+        as_json,
+    )
+
+
+@store_app.command()
+def key() -> None:
+    """Make a new key for encrypted stores; keep it where you keep secrets."""
+    from ragkv.store.backends.keys import KEY_VARIABLE, new_key
+
+    out.print(new_key(), markup=False, highlight=False, soft_wrap=True)
+    err.print(f"Whoever has it reads the store; without it nobody does: {KEY_VARIABLE}=…")
+
+
+@store_app.command()
+def bench(
+    store: StorePath = None,
+    megabytes: Annotated[float, typer.Option("--mb", min=1, help="10^6 bytes to load.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
+    encrypt: Encrypted = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time loading from the store beside a plain memory-mapped file of the same bytes."""
+    from ragkv.store.bench import bandwidth
+
+    with err.status("Writing, then loading …"):
+        found = bandwidth(store, megabytes=megabytes, rounds=rounds, encrypt=encrypt)
+    if as_json:
+        out.print_json(json.dumps(found.to_dict()))
+        return
+    table = Table("", "store MB/s", "memmap MB/s", "share")
+    for name, pair in (("cold", found.cold), ("warm", found.warm)):
+        if pair is not None:
+            table.add_row(name, f"{pair.store:.0f}", f"{pair.memmap:.0f}", f"{pair.share:.0%}")
+    out.print(table)
+    if found.cold is None:
+        _say("Cold is not measured: the store has no files whose pages could be dropped.")
+
+
+def _open(store: str | None, namespace: str, encrypt: bool, *, reading: bool = False) -> BlobStore:
+    """Open a store without tiers above it.
+
+    ``reading``: change nothing. Opening a folder for writing may still mend what a crash
+    has left; one that is not there, or may not be written, is opened read-only.
+    """
+    from ragkv.config import StoreConfig
+    from ragkv.store import folder_of, open_blobs
+    from ragkv.store.disk import namespace_folder
+
+    folder = folder_of(store)
+    mends = folder is not None and os.access(namespace_folder(folder, namespace), os.W_OK)
+    config = StoreConfig(store, read_only=reading and not mends, encrypt=encrypt)
+    return open_blobs(config, namespace)
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f}"
+
+
+def _say(text: str) -> None:
+    out.print(text, highlight=False)
+
+
+def _report(found: dict[str, Any], text: str, as_json: bool) -> None:
+    if as_json:
+        out.print_json(json.dumps(found))
+    else:
+        _say(text)

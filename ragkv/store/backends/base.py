@@ -1,0 +1,97 @@
+"""The contract that every backend keeps: bytes by key, in the order of keys."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+Bytes = bytes | bytearray | memoryview
+"""What may be written. Parts are written one behind the other."""
+
+Blob = bytes | bytearray | mmap.mmap
+"""What is read: a buffer of the whole value. A mapping is private (copy-on-write)."""
+
+
+class Key(NamedTuple):
+    """A key that a scan found, and the bytes of its value."""
+
+    name: str
+    nbytes: int
+
+
+class Backend(ABC):
+    """Keeps values by key. Several threads and processes may use one place at once.
+
+    Keys are names joined by ``/``, at most 512 characters in all. A name is made of ASCII
+    letters, digits and ``-_.`` and begins with a letter or digit. A value is never seen in
+    part: a reader gets all of what one call wrote, or nothing. What was acknowledged
+    survives a crash of this process, and of the machine where the place can promise that.
+
+    Somebody else may damage a value. What is left of it is returned, empty where nothing
+    is; where it can be seen without reading that it is damaged, it has no size.
+
+    Raises
+    ------
+    StoreFullError
+        From writes: the place or its quota is full; the old value stands.
+    StoreError
+        From every method: the place cannot be reached, read or written. Typed, and with
+        what to do about it.
+    """
+
+    @abstractmethod
+    def get(self, key: str) -> Blob | None:
+        """Return the whole value, or None where there is none."""
+
+    def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
+        """Yield the value of each key, in order; faster than ``get`` where places are far."""
+        return map(self.get, keys)
+
+    @abstractmethod
+    def read(self, key: str, start: int, length: int) -> bytes | None:
+        """Return ``length`` bytes from ``start``, fewer at the value's end, or None."""
+
+    @abstractmethod
+    def size(self, key: str) -> int | None:
+        """Return the value's bytes without reading it, or None where there is none."""
+
+    @abstractmethod
+    def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        """Write a value, replacing the one that is there."""
+
+    @abstractmethod
+    def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
+        """Write a value unless there is one; of several callers at once one gets True."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Remove a value; return whether there was one."""
+
+    @abstractmethod
+    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield the keys that begin with ``prefix`` and come behind ``after``, sorted.
+
+        Keys that come or go meanwhile may be missing or there; all others are there.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and connections; the backend can not be used afterwards."""
+
+
+_KEY = re.compile(r"(?!.{513})[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
+
+
+def check_key(key: str) -> str:
+    """Return a key as it is; anything else raises ValueError."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no key: names of letters, digits and -_. joined by /")
+    return key
+
+
+def length_of(parts: Sequence[Bytes]) -> int:
+    """Return the bytes of a value that is to be written."""
+    return sum(memoryview(part).nbytes for part in parts)

@@ -1,0 +1,291 @@
+"""A folder: diskcache as the index, one file for each large value.
+
+``index/`` holds a row for every key (:mod:`ragkv.store.index`), ``kv/ab/`` the files.
+A file is written once, under a name of its own, and never changed; which of them is a
+key's value, the key's row says. So a value is replaced by one commit of the index. Files
+are renamed to their names inside the index's write transaction, so that no process takes
+another's new file for one that a crash left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from blake3 import blake3
+
+from ragkv.errors import StoreError, StoreFullError
+from ragkv.store import files
+from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
+from ragkv.store.index import Index, Rows
+
+INLINE_BYTES = 4096
+"""Values up to this length lie in the index."""
+
+_SUFFIX = ".safetensors"
+# rows that begin otherwise than these, or than "=" and the value, are not ours
+_FILE_ROW = re.compile(rb">([0-9a-f]{16}) ([0-9]{1,15})")
+_FILE_ROW_BYTES = 40
+Result = TypeVar("Result")
+_BYTES = "!bytes"  # no key: the bytes of all files
+
+
+class DiskBackend(Backend):
+    """Keeps values in a folder that several processes share.
+
+    Parameters
+    ----------
+    folder
+        Made where it is missing, readable by its owner alone.
+    budget
+        Bytes that the large values may take together; None for no limit.
+    read_only
+        Write nothing, not even a lock file.
+
+    Raises
+    ------
+    StoreError
+        The folder cannot be used, or an earlier version of ragkv wrote it.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, budget: float | None = None, read_only: bool = False
+    ) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        self.budget = budget
+        self.read_only = read_only
+        self._files = self.folder / "kv"
+        self._index = Index(self.folder / "index", read_only=read_only)
+        try:
+            self._refuse_earlier_layouts()
+            if not read_only:
+                self._sweep()
+        except BaseException as error:
+            self._index.close()
+            if isinstance(error, OSError):
+                raise files.store_error(error, self.folder) from error
+            raise
+
+    def get(self, key: str) -> Blob | None:
+        """Return the value; a file as a private mapping, which is read where it is used."""
+        return self._use(key, lambda value: value, lambda path, _: _mapped(path), b"")
+
+    def read(self, key: str, start: int, length: int) -> bytes | None:
+        """Read a range of the value's file, or of its row."""
+
+        def from_file(path: Path, _: int) -> bytes:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(length)
+
+        return self._use(key, lambda value: value[start : start + length], from_file, b"")
+
+    def size(self, key: str) -> int | None:
+        """Return the length that the row gives, if the file has it."""
+
+        def of_file(path: Path, nbytes: int) -> int | None:
+            return nbytes if path.stat().st_size == nbytes else None
+
+        return self._use(key, len, of_file, None)
+
+    def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        """Write a value; when this returns, it survives a crash and a loss of power."""
+        self._put(key, parts, absent=False)
+
+    def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
+        """Write a value unless there is one, which the index's write lock decides."""
+        return self._look(key) is None and self._put(key, parts, absent=True)
+
+    def delete(self, key: str) -> bool:
+        """Remove a value's file, then its row: what was deleted never comes back."""
+        try:
+            with self._index.transaction() as rows:
+                row = _parse(rows.get(check_key(key)))
+                if row is not None and row.value is None:
+                    self._path(key, row).unlink(missing_ok=True)
+                self._account(rows, row, None)
+                rows.delete(key)
+        except OSError as error:
+            raise files.store_error(error, self.folder) from error
+        return row is not None
+
+    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield keys by pages of the index; those that come behind the page are seen, too."""
+        after = max(after, "/")  # behind this backend's own rows
+        while page := self._index.page(prefix, after, _FILE_ROW_BYTES):
+            for key, start, nbytes in page:
+                row = _parse(start)
+                if row is not None:
+                    yield Key(key, row.nbytes if row.value is None else nbytes - 1)
+            after = page[-1].key
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    def _look(self, key: str) -> _Row | None:
+        return _parse(self._index.get(check_key(key)))
+
+    def _use(
+        self,
+        key: str,
+        inline: Callable[[bytes], Result],
+        file: Callable[[Path, int], Result],
+        gone: Result,
+    ) -> Result | None:
+        """Return what one of the functions makes of the value, or ``gone`` if its file is."""
+        row = self._look(key)
+        while row is not None:
+            if row.value is not None:
+                return inline(row.value)
+            path = self._path(key, row)
+            try:
+                return file(path, row.nbytes)
+            except FileNotFoundError:  # another process has replaced it, or somebody removed it
+                before, row = row, self._look(key)
+                if row == before:
+                    return gone
+            except OSError as error:
+                raise files.store_error(error, path) from error
+        return None
+
+    def _put(self, key: str, parts: Sequence[Bytes], *, absent: bool) -> bool:
+        nbytes = length_of(parts)
+        try:
+            if nbytes <= INLINE_BYTES:
+                return self._enter(key, _Row(nbytes, b"".join(parts)), None, absent=absent)
+            row = _Row(nbytes, None, secrets.token_hex(8))
+            self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
+            temporary = files.write_temporary(self._path(key, row).parent, parts)
+            try:
+                return self._enter(key, row, temporary, absent=absent)
+            except BaseException:
+                self._undo(key, row)
+                raise
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise files.store_error(error, self.folder) from error
+
+    def _enter(self, key: str, row: _Row, temporary: Path | None, *, absent: bool) -> bool:
+        """Make a row the key's, and then its file, which is written and synced, the value."""
+        with self._index.transaction() as rows:
+            old = _parse(rows.get(check_key(key)))
+            if absent and old is not None:
+                return False
+            self._account(rows, old, row)
+            rows.set(key, row.to_bytes())
+            if temporary is not None:
+                target = self._path(key, row)
+                temporary.replace(target)
+                files.sync_folder(target.parent)
+        if old is not None and old.value is None:
+            with suppress(OSError):  # the next opening removes it
+                self._path(key, old).unlink(missing_ok=True)
+        return True
+
+    def _account(self, rows: Rows, old: _Row | None, new: _Row | None) -> None:
+        growth = _file_bytes(new) - _file_bytes(old)
+        if growth:
+            total = self._check_room(growth, rows.get(_BYTES))
+            rows.set(_BYTES, str(max(0, total)).encode())
+
+    def _check_room(self, growth: int, total: bytes | None) -> int:
+        """Return the bytes of all files after the change."""
+        after = (int(total) if total and total.isdigit() else 0) + growth
+        if growth > 0 and self.budget is not None and after > self.budget:
+            raise StoreFullError(
+                f"{after} bytes in {self.folder} would exceed the limit of {self.budget}: "
+                "raise disk_bytes, or forget chunks"
+            )
+        return after
+
+    def _refuse_earlier_layouts(self) -> None:
+        found = self._index.get("store")
+        if found is not None and found.startswith(b"{"):  # as rows began in layout 1
+            raise StoreError(
+                f"the index is of {found[:200].decode(errors='replace')}, written by an earlier "
+                "version of ragkv: `ragkv store migrate` carries it over; or remove the folder "
+                f"{self.folder} and precompute again"
+            )
+
+    def _undo(self, key: str, row: _Row) -> None:
+        """Remove the file of a write that failed, unless it is the key's value all the same."""
+        path = self._path(key, row)
+        if path.exists():
+            with suppress(OSError), self._index.transaction() as rows:
+                if _parse(rows.get(key)) != row:
+                    path.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what crashed writers left: old temporary files, files without a row."""
+        found = [path for folder in _listed(self._files) for path in _listed(folder)]
+        orphans = {path for path in found if path.suffix == _SUFFIX} - self._named()
+        if orphans:
+            with self._index.transaction():  # what is just being entered waits, or has its row
+                for path in orphans - self._named():
+                    path.unlink(missing_ok=True)
+        for path in found:
+            if path.name.startswith(files.TEMPORARY_PREFIX) and files.is_abandoned(path):
+                path.unlink(missing_ok=True)
+
+    def _named(self) -> set[Path]:
+        """Return the files that rows name."""
+        named, after = set(), "/"
+        while page := self._index.page("", after, _FILE_ROW_BYTES):
+            for key, start, _ in page:
+                row = _parse(start)
+                if row is not None and row.value is None:
+                    named.add(self._path(key, row))
+            after = page[-1].key
+        return named
+
+    def _path(self, key: str, row: _Row) -> Path:
+        name = blake3(key.encode()).hexdigest(length=16)
+        return self._files / name[:2] / f"{name}-{row.token}{_SUFFIX}"
+
+
+class _Row(NamedTuple):
+    """A value: itself, or the token in its file's name."""
+
+    nbytes: int
+    value: bytes | None
+    token: str = ""
+
+    def to_bytes(self) -> bytes:
+        return f">{self.token} {self.nbytes}".encode() if self.value is None else b"=" + self.value
+
+
+def _parse(data: bytes | None) -> _Row | None:
+    if data is not None and data.startswith(b"="):
+        return _Row(len(data) - 1, data[1:])
+    match = _FILE_ROW.fullmatch(data or b"")
+    return None if match is None else _Row(int(match[2]), None, match[1].decode())
+
+
+def _file_bytes(row: _Row | None) -> int:
+    return 0 if row is None or row.value is not None else row.nbytes
+
+
+def _mapped(path: Path) -> Blob:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # nothing that could be mapped
+            return b""
+        # copy-on-write: torch wants memory that may be written to
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if hasattr(mapping, "madvise"):
+        mapping.madvise(mmap.MADV_WILLNEED)
+    return mapping
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

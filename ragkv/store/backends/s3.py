@@ -1,0 +1,195 @@
+"""S3 and what speaks its protocol: one object for each value, through obstore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.store.backends.base import Backend, Bytes, Key, check_key
+
+CONNECT_TIMEOUT = timedelta(seconds=3)
+TIMEOUT = timedelta(seconds=120)
+RETRIES = 2
+THREADS = 16
+"""Requests at once where many small values are read."""
+
+_OPTIONS = ("endpoint", "region")
+
+
+class S3Backend(Backend):
+    """Keeps values as objects of a bucket.
+
+    Parameters
+    ----------
+    store
+        An obstore store whose keys all belong to this backend, such as
+        :func:`open_s3` makes.
+    place
+        What errors call it.
+
+    Notes
+    -----
+    Writes are atomic, and seen at once by every reader: S3 and its kin promise both. The
+    server must know conditional writes (``If-None-Match``).
+    """
+
+    def __init__(self, store: Any, place: str) -> None:
+        import obstore
+
+        self._obstore = obstore
+        self._errors_of = obstore.exceptions
+        self._store = store
+        self._place = place
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ragkv-s3")
+        self._closed = False
+
+    def get(self, key: str) -> bytearray | None:
+        """Read an object into memory that may be written to."""
+        with self._errors():
+            try:
+                return bytearray(self._obstore.get(self._store, check_key(key)).bytes())
+            except FileNotFoundError:
+                return None
+
+    def get_many(self, keys: Iterable[str]) -> Iterator[bytearray | None]:
+        """Read several objects at once."""
+        with self._errors():
+            return self._pool.map(self.get, keys)
+
+    def read(self, key: str, start: int, length: int) -> bytes | None:
+        """Read a range of an object."""
+        size = self.size(key)
+        if size is None or start >= size or length <= 0:
+            return None if size is None else b""
+        with self._errors():
+            end = min(start + length, size)
+            try:
+                return bytes(self._obstore.get_range(self._store, key, start=start, end=end))
+            except FileNotFoundError:
+                return None
+
+    def size(self, key: str) -> int | None:
+        """Ask for the object's length."""
+        with self._errors():
+            try:
+                size: int = self._obstore.head(self._store, check_key(key))["size"]
+            except FileNotFoundError:
+                return None
+            return size
+
+    def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        """Write an object; a large one in several requests, and at once all the same."""
+        with self._errors():
+            self._obstore.put(self._store, check_key(key), b"".join(parts))
+
+    def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
+        """Write an object on the condition that there is none."""
+        with self._errors():
+            try:
+                self._obstore.put(self._store, check_key(key), b"".join(parts), mode="create")
+            except (self._errors_of.AlreadyExistsError, self._errors_of.PreconditionError):
+                return False
+            return True
+
+    def delete(self, key: str) -> bool:
+        """Remove an object; of several callers at once more than one may get True."""
+        if self.size(key) is None:
+            return False
+        with self._errors():
+            try:
+                self._obstore.delete(self._store, key)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """List a folder behind ``after``; S3 lists in the order of keys."""
+        folder = prefix.rpartition("/")[0] or None  # obstore knows whole names as prefixes
+        with self._errors():
+            pages = self._obstore.list(self._store, folder, offset=after or None, chunk_size=1000)
+            for page in pages:
+                for found in page:
+                    if found["path"].startswith(prefix):
+                        yield Key(found["path"], found["size"])
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._closed = True
+        self._pool.shutdown()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreError(f"the store at {self._place} is closed")
+        try:
+            yield
+        except StoreError:
+            raise
+        except (self._errors_of.BaseError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StoreError(f"{self._place} cannot be used: {reason}") from error
+
+
+def open_s3(url: str, name: str) -> S3Backend:
+    """Open a namespace's part of a bucket.
+
+    Parameters
+    ----------
+    url
+        ``s3://bucket/prefix``. Keys, region and endpoint come from the environment
+        (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
+        ``AWS_ENDPOINT_URL``), the last two also from the URL: ``?endpoint=…&region=…``.
+    name
+        Whose values these are: a folder below the prefix.
+
+    Raises
+    ------
+    MissingDependencyError
+        The package obstore is not installed.
+    ConfigError
+        The URL names no bucket, or an unknown option.
+    StoreError
+        The bucket cannot be reached or listed.
+    """
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a store in S3 needs obstore: pip install 'ragkv[s3]'"
+        ) from error
+    parts = urlsplit(url)
+    options: Any = dict(parse_qsl(parts.query))
+    if not parts.netloc or not set(options) <= set(_OPTIONS):
+        raise ConfigError(f"{url} is no s3://bucket/prefix; options are {' and '.join(_OPTIONS)}")
+    prefix = "/".join(filter(None, parts.path.split("/")))
+    try:
+        store = S3Store(
+            parts.netloc,
+            prefix=f"{prefix}/{name}" if prefix else name,
+            config=options,
+            client_options={
+                "allow_http": True,
+                "connect_timeout": CONNECT_TIMEOUT,
+                "timeout": TIMEOUT,
+            },
+            retry_config={
+                "max_retries": RETRIES,
+                "retry_timeout": TIMEOUT,
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=50),
+                    "max_backoff": timedelta(seconds=1),
+                    "base": 2,
+                },
+            },
+        )
+    except BaseError as error:
+        raise StoreError(f"{url} cannot be opened: {error}") from error
+    backend = S3Backend(store, url)
+    next(backend.scan(""), None)  # the bucket is there, and may be listed
+    return backend

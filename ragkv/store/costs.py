@@ -1,0 +1,129 @@
+"""What computing tokens takes: a measured table of prefill seconds, read between its points."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragkv.errors import ConfigError
+from ragkv.model.load import LoadedModel
+
+_CACHED, _NEW = (0, 512, 2048), (64, 256, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds of a prefill of ``new`` tokens behind ``cached`` ones (RAGCache, section 5.1).
+
+    Between the points it is interpolated bilinearly; beyond them, the outermost cell is
+    carried on. Never below 0.
+
+    Attributes
+    ----------
+    cached, new
+        Ascending token counts: the table's axes. ``new`` has at least two.
+    seconds
+        ``[cached][new]``.
+    """
+
+    cached: tuple[int, ...]
+    new: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        whole = len(self.seconds) == len(self.cached) >= 1 and len(self.new) >= 2
+        ascending = all(list(axis) == sorted(set(axis)) for axis in (self.cached, self.new))
+        if not whole or not ascending or any(len(row) != len(self.new) for row in self.seconds):
+            raise ConfigError(
+                "a cost table needs ascending lengths and, for each of the cached ones, a row of "
+                "seconds as long as the new ones, of which there are at least two"
+            )
+
+    @classmethod
+    def at_rate(cls, tokens_per_second: float) -> Self:
+        """Return the table of a model whose every token costs the same."""
+        return cls((0,), (0, 1), ((0.0, 1.0 / tokens_per_second),))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Return the table that :meth:`to_dict` wrote; ConfigError where it is none."""
+        try:
+            rows = tuple(tuple(map(float, row)) for row in fields["seconds"])
+            return cls(tuple(map(int, fields["cached"])), tuple(map(int, fields["new"])), rows)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is no table of prefill costs: {error!r}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types."""
+        return asdict(self)
+
+    def __call__(self, cached: int, new: int) -> float:
+        """Return the seconds that a prefill of ``new`` tokens behind ``cached`` ones takes."""
+        row, down = _cell(self.cached, cached)
+        column, right = _cell(self.new, new)
+        above = _between(self.seconds[row], column, right)
+        if len(self.cached) == 1:
+            return max(0.0, above)
+        below = _between(self.seconds[row + 1], column, right)
+        return max(0.0, above + (below - above) * down)
+
+
+def _cell(axis: Sequence[int], at: float) -> tuple[int, float]:
+    """Return the cell of an axis that ``at`` lies in (or next to), and where in it."""
+    if len(axis) == 1:
+        return 0, 0.0
+    left = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
+    return left, (at - axis[left]) / (axis[left + 1] - axis[left])
+
+
+def _between(row: Sequence[float], column: int, share: float) -> float:
+    return row[column] + (row[column + 1] - row[column]) * share
+
+
+@torch.no_grad()
+def measure_costs(
+    loaded: LoadedModel,
+    cached: Sequence[int] = _CACHED,
+    new: Sequence[int] = _NEW,
+    *,
+    repeats: int = 2,
+) -> CostTable:
+    """Measure prefills on a loaded model; lengths beyond its positions are left out.
+
+    Parameters
+    ----------
+    cached, new
+        Ascending token counts.
+    repeats
+        Runs a point; the fastest counts.
+    """
+    limit = getattr(loaded.model.config, "max_position_embeddings", None) or sum(_CACHED + _NEW)
+    new = [count for count in new if count <= limit // 2]
+    if len(new) < 2:
+        new = [limit // 4, limit // 2]
+    cached = [count for count in cached if count + new[-1] <= limit]
+    vocabulary = int(loaded.model.config.vocab_size)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (1, cached[-1] + new[-1]), generator=draw).to(loaded.device)
+    seconds = [
+        [min(_prefill(loaded, ids, a, b) for _ in range(repeats)) for b in new] for a in cached
+    ]
+    return CostTable(tuple(cached), tuple(new), tuple(map(tuple, seconds)))
+
+
+def _prefill(loaded: LoadedModel, ids: torch.Tensor, cached: int, new: int) -> float:
+    """Return the seconds of one prefill of ``new`` tokens behind ``cached`` ones."""
+    cache = DynamicCache()
+    if cached:
+        loaded.model(ids[:, :cached], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    rest = ids[:, cached : cached + new]
+    started = time.perf_counter()
+    out = loaded.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    out.logits.sum().item()  # waits for the device
+    return time.perf_counter() - started

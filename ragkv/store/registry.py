@@ -1,0 +1,202 @@
+"""What a store knows of its texts: rows, documents, and a log of what came and went.
+
+No step needs a transaction over several keys, so that any backend will do. Each change
+is one row of the log, under the first number that was free.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TypeVar
+
+from ragkv.errors import StoreError
+from ragkv.store.backends.base import Backend
+from ragkv.store.base import later
+from ragkv.store.names import (
+    LAYOUT,
+    OWNER,
+    Change,
+    TextRow,
+    change_of,
+    digest_of_text,
+    entries_of,
+    held_key,
+    holds_key,
+    log_key,
+    text_key,
+    to_bytes,
+    to_text,
+)
+
+Item = TypeVar("Item")
+_BATCH = 256
+KEPT_CHANGES = 1000
+"""Newest changes that are never removed."""
+
+
+class Registry:
+    """Reads and changes the rows of one namespace.
+
+    Threads may share it; what other processes may do at the same time is said in
+    docs/store-format.md.
+
+    Raises
+    ------
+    StoreError
+        From every method: the backend fails, or belongs to another namespace or layout.
+    """
+
+    def __init__(self, backend: Backend, namespace: str) -> None:
+        self._backend = backend
+        self._owner = {"format": LAYOUT, "namespace": namespace}
+        self._lock = threading.RLock()  # for rows that are read and then written
+        self._last_change = 0  # there are at least as many
+        self._check_owner()
+
+    def row(self, digest: str) -> TextRow | None:
+        """Return a text's row."""
+        return TextRow.parse(self._backend.get(text_key(digest)), digest)
+
+    def with_rows(self, items: Iterable[tuple[str, Item]]) -> Iterator[tuple[str, TextRow, Item]]:
+        """Yield each text's row between its digest and what belongs to it."""
+        items = iter(items)
+        while batch := list(islice(items, _BATCH)):
+            values = self._backend.get_many(text_key(digest) for digest, _ in batch)
+            for (digest, item), value in zip(batch, values, strict=True):
+                row = TextRow.parse(value, digest)
+                if row is not None:
+                    yield digest, row, item
+
+    def enter(
+        self,
+        text: str,
+        *,
+        document: str | None = None,
+        expires_at: float | None = None,
+    ) -> bool:
+        """See that a text's row, time and document are there; return whether the row was."""
+        digest = digest_of_text(text)
+        with self._lock:
+            if not self._check_owner():
+                self._backend.put_if_absent(OWNER, [self._owner_row()])
+            row = known = self.row(digest)
+            if row is None:
+                row = TextRow(text, self._append(Change(text=text)), expires_at)
+            row = row._replace(expires_at=later(row.expires_at, expires_at))
+            if row != known:
+                self._backend.put(text_key(digest), [row.to_bytes()])
+            if document is not None:
+                holder = digest_of_text(document)
+                if self._backend.size(held_key(digest, holder)) is None:
+                    self._backend.put(holds_key(holder, digest), [])
+                    self._backend.put(held_key(digest, holder), [to_bytes(document)])
+        return known is not None
+
+    def strike(self, digest: str, *, entries: bool = True) -> int:
+        """Remove a text's row, then its entries; return how many these were."""
+        with self._lock:
+            row = self.row(digest)
+            self._backend.delete(text_key(digest))
+            keys = [key.name for key in self._backend.scan(entries_of(digest))] if entries else []
+            removed = sum([self._backend.delete(key) for key in keys])
+            if row is not None:
+                self._append(Change(digest=digest))
+                if self._backend.get(log_key(row.change)) == Change(text=row.text).to_bytes():
+                    self._backend.put(log_key(row.change), [])  # its number is never used again
+            for key in list(self._backend.scan(held_key(digest, ""))):
+                self._backend.delete(holds_key(key.name.split("/")[2], digest))
+                self._backend.delete(key.name)
+        return removed
+
+    def strike_unused(self, digest: str) -> None:
+        """Remove a text's row if it has no entry; one that is just being written survives."""
+        with self._lock:
+            if not any(self._backend.scan(entries_of(digest))):
+                self.strike(digest, entries=False)
+
+    def release(self, document: str, digest: str) -> bool:
+        """Take a text from a document; return whether it was deleted, as nobody holds it."""
+        holder = digest_of_text(document)
+        with self._lock:
+            self._backend.delete(held_key(digest, holder))
+            free = not any(self._backend.scan(held_key(digest, "")))
+            removed = free and self.strike(digest) > 0
+            self._backend.delete(holds_key(holder, digest))
+        return removed
+
+    def texts_of(self, document: str) -> list[str]:
+        """Return the digests of the texts that a document holds."""
+        prefix = holds_key(digest_of_text(document), "")
+        return [key.name.removeprefix(prefix) for key in self._backend.scan(prefix)]
+
+    def documents(self) -> dict[str, list[str]]:
+        """Return the documents that hold a text, by its digest."""
+        keys = [key.name for key in self._backend.scan("held/")]
+        held: dict[str, list[str]] = {}
+        for key, value in zip(keys, self._backend.get_many(keys), strict=True):
+            _, digest, holder = key.split("/")
+            with suppress(ValueError):  # damaged
+                document = to_text(value or b"")
+                if digest_of_text(document) == holder:
+                    held.setdefault(digest, []).append(document)
+        return held
+
+    def digests(self) -> set[str]:
+        """Return the digests of all texts that have a row, or that a document holds."""
+        kinds = ("text/", "held/")
+        return {key.name.split("/")[1] for kind in kinds for key in self._backend.scan(kind)}
+
+    # ---- the log
+
+    def changes(self, since: int) -> tuple[int, list[Change]]:
+        """Return the newest change's number, and the changes after ``since``, oldest first."""
+        # the number last seen is read again: where it is gone, the place was emptied
+        keys = list(self._log(since - 1))
+        if not keys:
+            return self.changes(0) if since > 0 else (0, [])
+        values = self._backend.get_many(key for key in keys if change_of(key) > since)
+        return change_of(keys[-1]), [Change.parse(value) for value in values]
+
+    def clear_log(self, kept: int = KEPT_CHANGES) -> None:
+        """Remove changes that say nothing, but not the newest ``kept``.
+
+        Those stay for finders that have yet to learn of a deletion, for a text whose row is
+        just being written, and so that numbers only grow.
+        """
+        for key in list(self._log())[:-kept]:
+            change = Change.parse(self._backend.get(key))
+            row = self.row(digest_of_text(change.text)) if change.text is not None else None
+            if row is None or row.change != change_of(key):
+                self._backend.delete(key)
+
+    def _append(self, change: Change) -> int:
+        number = self._last_change + 1
+        while not self._backend.put_if_absent(log_key(number), [change.to_bytes()]):
+            number = max(map(change_of, self._log(number)), default=number) + 1
+        self._last_change = number
+        return number
+
+    def _log(self, after: int = 0) -> Iterator[str]:
+        keys = self._backend.scan("log/", log_key(after) if after > 0 else "")
+        return (key.name for key in keys if change_of(key.name))
+
+    def _check_owner(self) -> bool:
+        found = self._backend.get(OWNER)
+        if found is not None and bytes(found[:1]) != b"{":
+            raise StoreError(
+                "the store's first row cannot be read: it is encrypted and was opened without "
+                "encrypt=True, or it is damaged; then empty the place and precompute again"
+            )
+        if found is not None and bytes(found) != self._owner_row():
+            raise StoreError(
+                f"the index is of {bytes(found[:300]).decode(errors='replace')}, not of "
+                f"{self._owner}: use the ragkv that wrote it, or another place"
+            )
+        return found is not None
+
+    def _owner_row(self) -> bytes:
+        return json.dumps(self._owner).encode()

@@ -1,0 +1,130 @@
+"""What the campaign asks, and what the right answers are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV, ReuseConfig
+from ragkv.config import StoreConfig
+from ragkv.model.load import LoadedModel, load_model
+from ragkv.store.base import Lookup
+
+TEXTS = some_chunks(8, words=30)
+PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
+RATIOS = (0.0, 0.3, 1.0)
+NEW_TOKENS = 3
+_TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
+
+# "always": how long things take must not decide what is compared
+_REUSE = ReuseConfig(load="always", on_miss="skip")
+
+
+class Question(NamedTuple):
+    """Chunks, by their place in TEXTS, and a ratio."""
+
+    chunks: tuple[int, ...]
+    ratio: float
+
+    def prompt(self) -> list[dict[str, str]]:
+        """Return the messages."""
+        text = "\n\n".join(TEXTS[chunk] for chunk in self.chunks)
+        return [{"role": "user", "content": f"{text}\n\nWhat is assigned?"}]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The next token's logits and the first tokens, each with the chunks that were reused."""
+
+    logits: torch.Tensor
+    reused: frozenset[int]
+    tokens: tuple[int, ...]
+    reused_for_tokens: frozenset[int]
+    misses: tuple[str, ...]
+
+
+@cache
+def loaded() -> LoadedModel:
+    """Return the one tiny random model."""
+    torch.set_num_threads(1)
+    return load_model(tiny_model(), tiny_tokenizer())
+
+
+def engine(store: StoreConfig | str) -> RagKV:
+    """Open an engine over a store."""
+    return RagKV(loaded(), store=store, reuse=_REUSE)
+
+
+def draw_questions(draw: random.Random, count: int) -> list[Question]:
+    """Draw prompts of three chunks; every ratio in turn."""
+    first = draw.randrange(len(RATIOS))
+    return [
+        Question(draw.choice(PROMPTS), RATIOS[(first + number) % len(RATIOS)])
+        for number in range(count)
+    ]
+
+
+def ask(kv: RagKV, question: Question) -> Answer:
+    """Ask for logits, and once more for text."""
+    ratio = question.ratio
+    prefilled = kv.prefill(question.prompt(), recompute_ratio=ratio)
+    completion = kv.generate(question.prompt(), max_new_tokens=NEW_TOKENS, recompute_ratio=ratio)
+    return Answer(
+        prefilled.logits,
+        _reused(prefilled.report.chunks),
+        tuple(completion.token_ids),
+        _reused(completion.report.chunks),
+        tuple(miss.reason for miss in prefilled.report.misses + completion.report.misses),
+    )
+
+
+def wrong(question: Question, answer: Answer) -> str:
+    """Compare with fresh engines that know exactly the chunks that were reused.
+
+    Returns what differs; empty if nothing does. Logits are compared bit by bit. At ratio
+    1 they are also compared with those of a full prefill.
+    """
+    if not torch.equal(answer.logits, _right(question, answer.reused)[0]):
+        return f"logits of {question} with {sorted(answer.reused)}"
+    if answer.tokens != _right(question, answer.reused_for_tokens)[1]:
+        return f"tokens of {question} with {sorted(answer.reused_for_tokens)}"
+    if question.ratio == 1.0:
+        full = _right(question, frozenset())[0]
+        if (answer.logits - full).abs().max() > _TOLERANCE:
+            return f"logits of {question} are not those of a full prefill"
+    return ""
+
+
+def precompute(kv: RagKV, chunk: int) -> None:
+    """Encode one chunk by itself: in a batch of others, the last bits may differ."""
+    kv.precompute([TEXTS[chunk]])
+
+
+def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:
+    """Return those of the chunks whose entries are there and read back whole."""
+    lookup: Callable[[int], Lookup] = lambda chunk: kv._corpus.get(  # noqa: E731
+        TEXTS[chunk], kv._sink(kv.reuse)
+    )
+    return [c for c in chunks if kv.contains(TEXTS[c]) and lookup(c).entry is not None]
+
+
+@cache
+def _right(question: Question, known: frozenset[int]) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Ask a fresh engine with nothing but these chunks, in memory."""
+    with engine(":memory:") as kv:
+        for chunk in sorted(known):
+            precompute(kv, chunk)
+        answer = ask(kv, question)
+    if answer.reused != known or answer.reused_for_tokens != known:
+        raise RuntimeError(f"the fresh engine reused {answer.reused}, not {known}")
+    return answer.logits, answer.tokens
+
+
+def _reused(uses: Iterable[object]) -> frozenset[int]:
+    return frozenset(TEXTS.index(use.text) for use in uses)  # type: ignore[attr-defined]

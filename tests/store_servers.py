@@ -1,0 +1,85 @@
+"""Servers that tests start, on free ports, and end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+class RedisServer:
+    """A ``redis-server`` of our own, with nothing on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        settings = {"port": self.port, "bind": "127.0.0.1", "save": "", "dir": self.folder}
+        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            pytest.skip("there is no redis-server on this machine")
+        self.process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("redis-server does not start")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let the server hang: connections stand, and nothing is answered."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    pytest.importorskip("redis")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Give ``s3://bucket?endpoint=…`` of a local server."""
+    pytest.importorskip("obstore")
+    boto3 = pytest.importorskip("boto3")
+    moto_server = pytest.importorskip("moto.server")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "test")
+        patch.setenv("AWS_REGION", "us-east-1")
+        server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        client.create_bucket(Bucket="chunks")
+        yield f"s3://chunks/some/prefix?endpoint={endpoint}"
+        client.close()
+        server.stop()

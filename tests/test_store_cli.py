@@ -1,0 +1,165 @@
+"""``ragkv store``: its commands, on a folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from campaign.first_layout import write_first_layout
+from click.testing import Result
+from store_entries import FINGERPRINT, make_entry, same, without_syncs  # noqa: F401
+from typer.testing import CliRunner
+
+from ragkv.cli.main import app
+from ragkv.config import StoreConfig
+from ragkv.store import open_blobs
+from ragkv.store.disk import namespace_folder
+
+pytestmark = pytest.mark.usefixtures("without_syncs")
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["store", *map(str, args)])
+
+
+def run_json(*args: object, code: int = 0) -> dict:
+    result = run(*args, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with closing(open_blobs(StoreConfig(tmp_path / "store"))) as store:
+        for text in ("a", "b", "c"):
+            store.put(make_entry(text, tokens=50), FINGERPRINT, document="one")
+        store.put(make_entry("old", tokens=50), FINGERPRINT, expires_at=1.0)
+    return tmp_path / "store"
+
+
+def entry_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def test_stats(folder):
+    found = run_json("stats", "--store", folder)
+    assert (found["texts"], found["documents"], found["expired"]) == (4, 1, 1)
+    assert found["kinds"][0]["codec"] == "raw"
+    assert "4 chunks of 1 documents" in run("stats", "--store", folder).stdout
+    assert run_json("stats", "--store", folder, "--namespace", "none")["entries"] == 0
+
+
+def test_verify_fails_until_it_has_healed(folder):
+    assert run_json("verify", "--store", folder)["sound"]
+    path = entry_files(folder)[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = run_json("verify", "--store", folder, code=1)
+    assert (found["damaged"], found["healed"]) == (1, 0)
+    assert path.exists()
+    shown = run("verify", "--store", folder)
+    assert shown.exit_code == 1
+    assert "1 damaged" in shown.stdout
+    assert run_json("verify", "--store", folder, "--heal")["healed"] == 1
+    assert run_json("verify", "--store", folder)["sound"]
+    assert not path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
+@pytest.mark.parametrize("command", ["verify", "stats", "migrate"])
+def test_after_a_crash_in_the_middle_of_a_commit(folder, command):
+    (database,) = folder.rglob("cache.db")
+    child = os.fork()
+    if child == 0:
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE Cache SET value = zeroblob(20000)")
+        os._exit(9)
+    os.waitpid(child, 0)
+    assert database.with_name("cache.db-journal").stat().st_size > 0
+    run_json(command, "--store", folder)
+    assert run_json("stats", "--store", folder)["entries"] == 4
+
+
+def test_what_only_reads_changes_nothing(folder, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    run_json("stats", "--store", folder)
+    run_json("verify", "--store", folder)
+    run_json("export", tmp_path / "a.tar", "--store", folder)
+    run_json("stats", "--store", folder, "--namespace", "none")
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert run("verify", "--store", tmp_path / "none").exit_code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_gc(folder):
+    assert run_json("gc", "--store", folder) == {"removed": 1}
+    assert "0 chunks removed" in run("gc", "--store", folder).stdout
+
+
+def test_export_and_import(folder, tmp_path):
+    done = run_json("export", tmp_path / "a.tar", "--store", folder)
+    assert done["entries"] == 4
+    again = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+    assert (again["entries"], again["nbytes"]) == (4, done["nbytes"])
+    shown = run("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+    assert "3 were there" in shown.stdout or "4 were there" in shown.stdout
+    refused = run("import", entry_files(folder)[0], "--store", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "Error: " in refused.stderr
+
+
+def test_migrate(tmp_path):
+    folder = namespace_folder(tmp_path, "default")
+    write_first_layout(folder, [make_entry("a", tokens=50)], FINGERPRINT)
+    refused = run("stats", "--store", tmp_path)
+    assert refused.exit_code == 2
+    assert "ragkv store migrate" in refused.stderr
+    assert run_json("migrate", "--store", tmp_path) == {"entries": 1, "damaged": 0}
+    assert run_json("stats", "--store", tmp_path)["entries"] == 1
+    assert "0 entries carried over" in run("migrate", "--store", tmp_path).stdout
+
+
+def test_an_encrypted_store(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+    monkeypatch.delenv("RAGKV_STORE_KEY", raising=False)
+    options = ("--store", tmp_path / "store", "--encrypt")
+    refused = run("stats", *options)
+    assert refused.exit_code == 2
+    assert "ragkv store key" in refused.stderr
+    key = run("key").stdout.strip()
+    assert len(base64.b64decode(key)) == 32
+    monkeypatch.setenv("RAGKV_STORE_KEY", key)
+    with closing(open_blobs(StoreConfig(tmp_path / "store", encrypt=True))) as store:
+        store.put(make_entry("a secret", tokens=50), FINGERPRINT, document="a document")
+        assert same(store.get("a secret", FINGERPRINT).entry, make_entry("a secret", tokens=50))
+    for path in (tmp_path / "store").rglob("*"):
+        assert path.is_dir() or b"secret" not in path.read_bytes()
+    assert run_json("stats", *options)["documents"] == 1
+    assert run_json("verify", *options)["sound"]
+    assert run_json("export", tmp_path / "a.tar", *options)["entries"] == 1
+    plain = run("stats", "--store", tmp_path / "store")
+    assert plain.exit_code == 2
+    assert "encrypt" in plain.stderr
+    monkeypatch.setenv("RAGKV_STORE_KEY", run("key").stdout.strip())
+    other = run("stats", *options)
+    assert other.exit_code == 2
+    assert "RAGKV_STORE_KEY" in other.stderr
+
+
+def test_bench(tmp_path):
+    options = ("bench", "--store", tmp_path / "store", "--mb", 9, "--rounds", 1)
+    found = run_json(*options)
+    assert found["megabytes"] == pytest.approx(8.36, abs=0.1)
+    for name in ("warm", "cold"):
+        assert found[name]["share"] == found[name]["store"] / found[name]["memmap"] > 0
+    assert not entry_files(tmp_path)
+    assert "memmap MB/s" in run(*options).stdout
+    assert run("bench", "--store", ":memory:").exit_code == 2

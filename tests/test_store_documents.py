@@ -1,0 +1,216 @@
+"""Chunks that belong to documents, and chunks that expire: in every store, and by the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from tiny import some_chunks
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
+from ragkv.store.backends.memory import MemoryBackend
+
+pytestmark = pytest.mark.usefixtures("without_syncs")
+
+KINDS: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda _: MemoryStore(1 << 20),
+    "blobs": lambda _: BlobStore(MemoryBackend()),
+    "disk": DiskStore,
+    "tiered": lambda path: TieredStore(MemoryStore(1 << 20), DiskStore(path, mapped=False)),
+}
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000_000.0
+        monkeypatch.setattr(time, "time", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with closing(KINDS[request.param](tmp_path)) as made:
+        yield made
+
+
+def found(store: Store, text: str) -> bool:
+    """Whether a text is there, by every method that could say so."""
+    lookup = store.get(text, FINGERPRINT)
+    assert store.contains(text, FINGERPRINT) == (lookup.entry is not None)
+    assert lookup.entry is None or same(lookup.entry, make_entry(text))
+    return lookup.entry is not None
+
+
+def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store) -> None:
+    for text, document in [("a", "one"), ("b", "one"), ("c", "two"), ("d", None)]:
+        store.put(make_entry(text), FINGERPRINT, document=document)
+    store.put(make_entry("a"), OTHER)
+    assert store.hold("b", FINGERPRINT, document="two")
+    assert not store.hold("b", OTHER, document="three")
+    assert not store.hold("x", FINGERPRINT, document="two")
+    held = {(info.text, info.fingerprint): info.documents for info in store.entries()}
+    assert held == {
+        ("a", FINGERPRINT.digest): ("one",),
+        ("a", OTHER.digest): ("one",),
+        ("b", FINGERPRINT.digest): ("one", "two"),
+        ("c", FINGERPRINT.digest): ("two",),
+        ("d", FINGERPRINT.digest): (),
+    }
+    since = store.changes(0)[0]
+    assert store.forget_document("one") == 1
+    assert store.deletions(since) == ["a"]
+    assert [found(store, text) for text in "abcd"] == [False, True, True, True]
+    assert store.get("a", OTHER).reason == "absent"
+    assert store.forget_document("one") == 0
+    assert store.forget_document("two") == 2
+    assert list(store.texts()) == ["d"]
+
+
+def test_an_edited_document_leaves_no_stale_chunk(store: Store) -> None:
+    for text in ("a", "b", "c"):
+        store.put(make_entry(text), FINGERPRINT, document="one")
+    store.put(make_entry("b"), FINGERPRINT, document="two")
+    store.put(make_entry("d"), FINGERPRINT, document="one")
+    assert store.keep_only("one", ["a", "d", "never put"]) == 1
+    assert sorted(store.texts()) == ["a", "b", "d"]
+    assert store.keep_only("one", ["a", "d"]) == 0
+    assert store.forget_document("two") == 1
+    assert sorted(store.texts()) == ["a", "d"]
+
+
+@pytest.mark.parametrize("document", ["", "a/b", "../x", "ü\ud83d", "x" * 5000])
+def test_any_text_names_a_document(store: Store, document: str) -> None:
+    store.put(make_entry("a"), FINGERPRINT, document=document)
+    assert [info.documents for info in store.entries()] == [(document,)]
+    assert store.forget_document(document) == 1
+
+
+def test_a_deleted_chunk_is_nobodys(store: Store) -> None:
+    store.put(make_entry("a"), FINGERPRINT, document="one")
+    store.delete("a")
+    store.put(make_entry("a"), FINGERPRINT)
+    assert [info.documents for info in store.entries()] == [()]
+    assert store.forget_document("one") == 0
+    assert found(store, "a")
+
+
+def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> None:
+    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    store.put(make_entry("b"), FINGERPRINT)
+    lookup = store.get("a", FINGERPRINT)
+    assert lookup.expires_at == clock.now + 10
+    assert store.get("b", FINGERPRINT).expires_at is None
+    assert {info.text: info.expires_at for info in store.entries()} == {
+        "a": clock.now + 10,
+        "b": None,
+    }
+    assert store.gc() == 0
+    clock.now += 10
+    assert store.get("a", FINGERPRINT).reason == "expired"
+    assert not store.contains("a", FINGERPRINT)
+    assert not store.hold("a", FINGERPRINT)
+    assert found(store, "b")
+    assert store.gc() == 1
+    assert store.get("a", FINGERPRINT).reason == "absent"
+    assert list(store.texts()) == ["b"]
+
+
+def test_the_latest_time_counts(store: Store, clock: Clock) -> None:
+    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    assert store.hold("a", FINGERPRINT, expires_at=clock.now + 5)
+    assert store.hold("a", FINGERPRINT, expires_at=clock.now + 20)
+    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 15)
+    clock.now += 19
+    assert found(store, "a")
+    clock.now += 1
+    assert not found(store, "a")
+    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    assert found(store, "a")
+    assert store.hold("a", FINGERPRINT)
+    assert store.get("a", FINGERPRINT).expires_at is None
+
+
+def test_a_clock_that_is_set_back_only_lengthens_a_life(store: Store, clock: Clock) -> None:
+    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    clock.now -= 10_000
+    assert found(store, "a")
+    clock.now += 10_009
+    assert found(store, "a")
+
+
+def test_leftovers_are_collected(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    store = BlobStore(backend)
+    for text in ("a", "b", "c", "d"):
+        store.put(make_entry(text), FINGERPRINT, document="one")
+    keys = {
+        info.text: key.name for info, key in zip(store.entries(), backend.scan("kv/"), strict=True)
+    }
+    backend.delete(keys["a"])  # a crash after the registration, or a damaged entry
+    backend.delete(keys["b"].replace("kv/", "text/").rpartition("/")[0])  # a crash while deleting
+    assert store.gc() == 1
+    assert {key.name for key in backend.scan("kv/")} == {keys["c"], keys["d"]}
+    assert len(list(backend.scan("text/"))) == len(list(backend.scan("held/"))) == 2
+    assert len(list(backend.scan("document/"))) == 2
+    store._registry.clear_log(kept=1)
+    assert len(list(backend.scan("log/"))) == 3  # c, d, and the newest change
+    assert BlobStore(backend).changes(0)[1] == ["c", "d"]
+
+
+# ---- by the engine
+
+
+def test_precompute_and_forget_documents(make_engine: Callable[..., RagKV], tmp_path: Path) -> None:
+    first, second, third = some_chunks(3)
+    kv = make_engine(store=tmp_path)
+    assert kv.precompute([first, second], document="one").new == 2
+    assert kv.precompute([second], document="two").existing == 1
+    prompt = f"{first}\n\n{second}\n\n{third}\n\nWhat is assigned?"
+    assert len(kv.prefill(prompt).report.chunks) == 2
+    edited = kv.precompute([second, third], document="one")
+    assert (edited.new, edited.existing, edited.removed) == (1, 1, 1)
+    assert [kv.contains(text) for text in (first, second, third)] == [False, True, True]
+    report = kv.prefill(prompt).report
+    assert len(report.chunks) == 2
+    assert not report.misses  # the stale chunk is not even looked for
+    assert kv.forget_document("one") == 1
+    assert [kv.contains(text) for text in (first, second, third)] == [False, True, False]
+
+
+def test_precompute_what_expires(
+    make_engine: Callable[..., RagKV], tmp_path: Path, clock: Clock
+) -> None:
+    first, second = some_chunks(2)
+    kv = make_engine(store=tmp_path)
+    kv.precompute([first], expires_in=60)
+    kv.precompute([first, second])  # what is there keeps its time
+    prompt = f"{first}\n\n{second}\n\nWhat is assigned?"
+    wanted = kv.prefill(prompt, method="full").logits
+    assert len(kv.prefill(prompt).report.chunks) == 2
+    clock.now += 60
+    kv.prefetch([first, second])
+    answer = kv.prefill(prompt, recompute_ratio=1)
+    assert [miss.reason for miss in answer.report.misses] == ["expired"]
+    assert answer.logits.sub(wanted).abs().max() < 1e-3
+    kv.wait()
+    assert not kv.contains(first)  # nothing but precompute() brings it back
+    assert kv.precompute([first], expires_in=60).new == 1
+    assert len(kv.prefill(prompt).report.chunks) == 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60"])
+def test_wrong_times(make_engine: Callable[..., RagKV], wrong: object) -> None:
+    with pytest.raises(ConfigError, match="expires_in"):
+        make_engine().precompute(some_chunks(1), expires_in=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="document"):
+        make_engine().precompute(some_chunks(1), document=5)  # type: ignore[arg-type]
