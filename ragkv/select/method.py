@@ -106,6 +106,9 @@ class Method:
         Windows that are recomputed whole, or None.
     auxiliary
         Whether ingestion encodes the chunks for the auxiliary model too.
+    drift
+        What stays unrepaired is moved by the mean of what its chunk's recomputed tokens
+        moved by (:mod:`ragkv.recompute.drift`).
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
@@ -122,6 +125,7 @@ class Method:
     sink: bool = True
     grouping: Grouping | None = None
     auxiliary: bool = False
+    drift: bool = False
     parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
