@@ -13,7 +13,7 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.tokens import IntArray
-from ragkv.recompute.attention import Pass, Rows, subset_attention
+from ragkv.recompute.attention import Pass, Rows, last_row_ends, subset_attention
 from ragkv.select.observe import Observer, StopPass
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.overlap import OverlappedCache
@@ -125,14 +125,16 @@ def _subset(
     positions = where if overlap is None else overlap.at(where)
     cache.write_at(where, drift)
     try:
-        with subset_attention(loaded.model):
+        with subset_attention(loaded.model), last_row_ends(loaded.model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
                 "logits_to_keep": 1,
-                "ragkv_pass": Pass(Rows(where), loaded.architecture.windows, observer, overlap),
+                "ragkv_pass": Pass(
+                    Rows(where), loaded.architecture.windows, observer, overlap, last_row_ends=True
+                ),
             }
     finally:
         cache.write_at(None)
