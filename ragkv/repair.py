@@ -21,6 +21,7 @@ from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
+from ragkv.recompute.drift import Drift
 from ragkv.recompute.forward import subset_as_first_call, subset_forward
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Scene, method_of
@@ -52,6 +53,7 @@ class Repaired:
     layout: Layout | None = None
     cache: SplicedCache | None = None
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
+    drift: Drift | None = None
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -165,7 +167,7 @@ class Repairer:
         with clock.step("splice"):
             layout = lay_out(tokens, sink.ids, found)
             if method.reuse == "prefix":
-                layout = exact_prefix(layout, len(sink.ids))
+                layout = exact_prefix(layout)
             if not layout.sink and not layout.placed:
                 return ready
             self._warn_of_head(layout, sink, ready)
@@ -185,6 +187,8 @@ class Repairer:
                 seed=config.seed,
             )
             ready.choice = choose(method, scene, config)
+            if method.drift and len(ready.choice.positions):
+                ready.drift = Drift(layout, ready.rows, self._loaded)
         return ready
 
     def recompute(self, ready: Repaired, clock: Clock) -> torch.Tensor | None:
@@ -198,7 +202,9 @@ class Repairer:
         if ready.layout is None or ready.cache is None:
             raise ValueError("recompute() needs a spliced prompt")
         with clock.step("recompute"):
-            logits = subset_forward(self._loaded, ready.ids, ready.rows, ready.cache)
+            logits = subset_forward(
+                self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
+            )
             self._loaded.wait()
         self._corpus.computed(len(ready.rows), clock.steps["recompute"])
         return logits
@@ -217,7 +223,9 @@ class Repairer:
 
         with (
             overlapping(self._loaded, ready.cache),
-            subset_as_first_call(self._loaded, ready.ids, ready.rows, ready.cache, took),
+            subset_as_first_call(
+                self._loaded, ready.ids, ready.rows, ready.cache, took, drift=ready.drift
+            ),
         ):
             yield
 

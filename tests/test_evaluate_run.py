@@ -16,6 +16,7 @@ from ragkv.evaluate.records import Record, RecordFile
 from ragkv.evaluate.run import evaluate, grid
 from ragkv.evaluate.summary import Evaluation, summarise
 from ragkv.evaluate.tasks import TASKS
+from ragkv.select import get_method
 
 FIELDS = {
     "method",
@@ -316,3 +317,18 @@ def test_a_base_model_is_given_the_bare_prompt(make_engine, monkeypatch):
     monkeypatch.setattr(kv.tokenizer, "chat_template", None)
     found = evaluate(kv, _data(1), methods=["epic"], ratios=[1.0])
     assert found.rows[1].kl < 1e-6
+
+
+def test_a_method_of_ones_own_stands_beside_the_named_ones(make_engine):
+    own = replace(get_method("epic"), name="mine", smoothing=5)
+    kv, data = make_engine(), _data()
+    found = evaluate(kv, data, methods=["epic", own], ratios=[0.3])
+    assert [row.method for row in found.rows] == ["full", "epic", "mine"]
+    subject = Subject(kv, data.examples[0], [own])
+    assert subject.key(own, 0.3) != subject.key("epic", 0.3)
+    assert subject.key(own, 0.3) != subject.key(replace(own, smoothing=3), 0.3)
+
+
+def test_titles_name_a_folder_without_the_way_to_it():
+    assert Evaluation("/models/here/small-1B", "d", 1, ()).model_name == "small-1B"
+    assert Evaluation("org/small-1B", "d", 1, ()).model_name == "org/small-1B"

@@ -92,12 +92,14 @@ def test_exact_prefix_keeps_only_the_first_chunk_right_behind_the_sink() -> None
     first, second = some_chunks(2)
     sink = "The shared head\n"
     layout = laid(f"{sink}{first}\n\n{second}\n\nq", first, second, sink=sink)
-    kept = exact_prefix(layout, layout.sink)
+    kept = exact_prefix(layout)
     assert [piece.entry.text for piece in kept.placed] == [first]
     assert kept.origin[kept.placed[0].slots[-1] + 1] == Origin.FRESH
     gap = laid(f"{sink}Other words.\n\n{first}\n\nq", first, sink=sink)
-    assert exact_prefix(gap, gap.sink).placed == ()
-    assert exact_prefix(layout, layout.sink + 1).placed == ()
+    assert exact_prefix(gap).placed == ()
+    other = laid(f"{sink}{first}\n\n{second}\n\nq", first, second, sink=f"{sink}And more.\n")
+    assert other.sink == other.exact
+    assert exact_prefix(other).placed == ()
 
 
 def test_heads_of_templates() -> None:

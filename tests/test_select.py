@@ -190,6 +190,7 @@ def test_query_scores_equal_the_attention_weights_of_transformers(
 
     layers = engine.model.config.num_hidden_layers
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ragkv.splice.layout._run", lambda *_: 0)  # or nobody asks for scores
         method = Method("query", "test", score=spy)
         patch.setattr("ragkv.select.rules.query.METHOD", method)
         out = engine.prefill(prompt, recompute_ratio=0.5)
@@ -197,9 +198,12 @@ def test_query_scores_equal_the_attention_weights_of_transformers(
     with torch.no_grad():
         weights = eager(torch.tensor([out.token_ids]), output_attentions=True).attentions
     first, last = layers // 3, max(layers * 5 // 6, layers // 3 + 1)
-    expected = sum(weights[layer][0, :, -1].mean(0) for layer in range(first, last))
     cached = [at for at, origin in enumerate(out.report.positions) if origin in (1, 2)]
-    np.testing.assert_allclose(seen[0], expected[cached].numpy(), atol=1e-5)
+    paid = sum(weights[layer][0].mean(0) for layer in range(first, last))
+    one = paid[-1][cached]
+    whole = paid[out.report.chunks[0].end :].mean(0)[cached]
+    expected = (one / one.sum() + 0.3 * whole / whole.sum()) / 1.3
+    np.testing.assert_allclose(seen[0], expected.numpy(), atol=1e-5)
 
 
 def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: object) -> None:
@@ -247,3 +251,18 @@ def test_scores_move_over_character_offsets() -> None:
     np.testing.assert_allclose(map_scores(scores, source, source), scores, rtol=1e-6)
     gaps = np.array([[0, 1], [5, 6]], np.int32)
     np.testing.assert_allclose(map_scores(scores[:2], gaps, target[:2]), [0.5, 0.75])
+
+
+@pytest.mark.parametrize("method", ["query", "epic", "cacheblend", "random", "cacheclip"])
+def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, method: str) -> None:
+    engine = make_engine("llama")
+    chunks = some_chunks(3)
+    engine.precompute(chunks, method=method, auxiliary_model=engine.model_name)
+    prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
+    given = {"method": method, "auxiliary_model": engine.model_name}
+    report = engine.prefill(prompt, recompute_ratio=0.9, **given).report
+    assert report.chunks[0].recomputed == 0 < report.chunks[1].recomputed
+    alone = [{"role": "user", "content": chunks[0] + "\n\nWhy?"}]
+    assert engine.prefill(alone, recompute_ratio=0.9, **given).report.recomputed_tokens == 0
+    everything = engine.prefill(prompt, recompute_ratio=1, **given).report
+    assert everything.reused_tokens == 0

@@ -63,7 +63,7 @@ def chart(evaluation: Evaluation) -> Figure:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
         )
-    title = f"{evaluation.model} on {evaluation.data}, {evaluation.examples} examples"
+    title = f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
     figure.suptitle(f"...{title[-_TITLE:]}" if len(title) > _TITLE else title, fontsize=11)
     return figure
 

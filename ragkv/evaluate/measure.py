@@ -18,15 +18,15 @@ from ragkv.evaluate.prompts import chunk_texts, prompt, template
 from ragkv.evaluate.records import Ratio, Record
 from ragkv.evaluate.scores import score
 from ragkv.evaluate.tasks import TASKS
-from ragkv.select import get_method
+from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
     from ragkv import Prefilled, RagKV, ReuseReport
 
 FULL = "full"
-Setting = tuple[str, Ratio]
-"""A method and its ratio."""
+Setting = tuple[str | Method, Ratio]
+"""A method, or its name, and its ratio."""
 
 
 class Subject:
@@ -41,7 +41,12 @@ class Subject:
     """
 
     def __init__(
-        self, kv: RagKV, example: Example, methods: Sequence[str], *, time_in_turn: bool = True
+        self,
+        kv: RagKV,
+        example: Example,
+        methods: Sequence[str | Method],
+        *,
+        time_in_turn: bool = True,
     ) -> None:
         chat = bool(kv.tokenizer.chat_template)
         self._kv = kv
@@ -54,20 +59,22 @@ class Subject:
         self._ttft_full_s: float | None = None
         self._tokens = 0
 
-    def key(self, method: str, ratio: Ratio) -> str:
+    def key(self, method: str | Method, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
-        reuse = self._kv.reuse.override(calibrated_for=None, **self._overrides(method, ratio))
+        overrides = {**self._overrides(method, ratio), "method": repr(get_method(method).pieces)}
+        reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
         dtype = str(self._kv.model.dtype)
         parts = [self._kv.model_name, dtype, asdict(self._example), self._prompt, asdict(reuse)]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
-    def measure(self, method: str, ratio: Ratio) -> Record:
+    def measure(self, method: str | Method, ratio: Ratio) -> Record:
         """Prefill, compare with full attention, then answer from the same prefill."""
         against = self._against()
         ttft_full_s = self._full_ttft()
         near, share, ttft_s = Fidelity(kl=0.0, agreement=1.0), 1.0, ttft_full_s
         prefilled: Prefilled | None = None
-        if method != FULL:
+        name = get_method(method).name
+        if name != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
             share = self._share(method, prefilled.report)
@@ -77,7 +84,7 @@ class Subject:
         return Record(
             key=self.key(method, ratio),
             id=self._example.id,
-            method=method,
+            method=name,
             ratio=ratio,
             answer=answer,
             score=scored.value,
@@ -111,7 +118,7 @@ class Subject:
         self._ttft_full_s = None if self._time_in_turn else seconds
         return seconds
 
-    def _answer(self, method: str, ratio: Ratio, prefilled: Prefilled | None) -> str:
+    def _answer(self, method: str | Method, ratio: Ratio, prefilled: Prefilled | None) -> str:
         """Answer greedily, from the prefill where its cache is a spliced one.
 
         Such a cache gives the rows back that were fed on it since; an ordinary one may
@@ -127,13 +134,13 @@ class Subject:
             drawn = draw(kv.loaded, ids, prefilled.cache, DecodeConfig(length))
         return str(kv.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
 
-    def _prefill(self, method: str, ratio: Ratio) -> Prefilled:
+    def _prefill(self, method: str | Method, ratio: Ratio) -> Prefilled:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
 
-    def _overrides(self, method: str, ratio: Ratio) -> dict[str, Any]:
+    def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
         return {"method": method, "recompute_ratio": ratio, "sink": self._sink}
 
-    def _share(self, method: str, report: ReuseReport) -> float:
+    def _share(self, method: str | Method, report: ReuseReport) -> float:
         """Share of chunk tokens computed; of all of them where a method caches only some."""
         if get_method(method).reuse == "chunks":
             return report.effective_ratio

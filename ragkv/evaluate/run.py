@@ -14,7 +14,7 @@ from ragkv.evaluate.data import DataSet
 from ragkv.evaluate.measure import FULL, Setting, Subject
 from ragkv.evaluate.records import Ratio, Record, RecordFile, ratio_name
 from ragkv.evaluate.summary import Evaluation, summarise
-from ragkv.select import get_method
+from ragkv.select import Method, get_method
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def grid(methods: Sequence[str], ratios: Sequence[Ratio]) -> list[Setting]:
+def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setting]:
     """Return the (method, ratio) pairs to measure: ``full`` first, each once.
 
     A method that chooses no tokens stands once: at 1 if it reuses nothing, else at 0.
@@ -46,7 +46,7 @@ def grid(methods: Sequence[str], ratios: Sequence[Ratio]) -> list[Setting]:
         usable = [ratio for ratio in ratios if ratio != "auto" or method.mass]
         if not usable:
             raise ConfigError(
-                f"method {name} needs at least one ratio"
+                f"method {method.name} needs at least one ratio"
                 + (": it cannot choose for 'auto'" if ratios else "")
             )
         out.extend((name, ratio if ratio == "auto" else float(ratio)) for ratio in usable)
@@ -57,7 +57,7 @@ def evaluate(
     kv: RagKV,
     data: DataSet,
     *,
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     ratios: Sequence[Ratio] = (0.2,),
     seed: int = 0,
     records: str | Path | None = None,
@@ -137,7 +137,8 @@ def measurements(
             subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
             try:
                 for method, ratio in settings:
-                    bar.set_postfix_str(f"{method} {ratio_name(ratio)}", refresh=False)
+                    name = f"{get_method(method).name} {ratio_name(ratio)}"
+                    bar.set_postfix_str(name, refresh=False)
                     key = subject.key(method, ratio)
                     record = file.get(key)
                     if record is None:

@@ -60,6 +60,12 @@ class Evaluation:
     examples: int
     rows: tuple[Row, ...]
 
+    @property
+    def model_name(self) -> str:
+        """The model as titles name it: a folder without the way to it."""
+        path = Path(self.model)
+        return path.name if path.is_absolute() else self.model
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""
         return asdict(self)

@@ -49,7 +49,9 @@ _COLUMNS = (
 def table(evaluation: Evaluation) -> Table:
     """Return a rich table: one row a method and ratio, intervals below the figures."""
     out = Table(
-        title=escape(f"{evaluation.model} on {evaluation.data}, {evaluation.examples} examples"),
+        title=escape(
+            f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
+        ),
         caption=_CAPTION,
         title_justify="left",
         caption_justify="left",

@@ -80,12 +80,16 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One pass: its rows, the layers' windows, who looks on, and how chunks overlap."""
+    """One pass: its rows, the layers' windows, who looks on, and how chunks overlap.
+
+    ``last_row_ends``: the last layer attends for the last row alone.
+    """
 
     rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
     overlap: Overlap | None = None
+    last_row_ends: bool = False
 
 
 def attend(
@@ -153,13 +157,17 @@ def _attention_function(
             LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
         )
     rows, overlap = ragkv_pass.rows, ragkv_pass.overlap
+    unused = 0
+    if ragkv_pass.last_row_ends and layer == len(ragkv_pass.windows) - 1:
+        unused = len(rows) - 1
+        query, rows = query[:, :, unused:], Rows(rows.positions[unused:])
     if overlap is None:
         out = attend(query, key, value, rows, window, scaling)
     else:
         out = attend_overlapping(
             query, key, value, rows.positions, overlap=overlap, window=window, scaling=scaling
         )
-    return out.transpose(1, 2).contiguous(), None
+    return functional.pad(out, (0, 0, unused, 0)).transpose(1, 2).contiguous(), None
 
 
 @contextmanager
@@ -177,3 +185,26 @@ def subset_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+@contextmanager
+def last_row_ends(model: PreTrainedModel) -> Iterator[None]:
+    """Let the last layer's feed-forward run for the last row alone, whose logits are wanted.
+
+    Together with ``Pass(last_row_ends=True)``: that layer then computes keys and values for
+    all rows, and everything else for one.
+    """
+    feed_forward = getattr(backbone_of(model).layers[-1], "mlp", None)
+    if feed_forward is None:
+        yield
+        return
+    hook = feed_forward.register_forward_pre_hook(_last_row)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _last_row(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Cut ``[1, rows, hidden]`` to its last row; what is added to the others is never read."""
+    return given[0][:, -1:], *given[1:]

@@ -13,9 +13,9 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.tokens import IntArray
-from ragkv.recompute.attention import Pass, Rows, subset_attention
+from ragkv.recompute.attention import Pass, Rows, last_row_ends, subset_attention
 from ragkv.select.observe import Observer, StopPass
-from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.overlap import OverlappedCache
 
 
@@ -26,6 +26,8 @@ def subset_forward(
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
     observer: Observer | None = None,
+    *,
+    drift: BeforeWrite | None = None,
 ) -> torch.Tensor | None:
     """Compute the rows at their true positions and overwrite them in the cache.
 
@@ -37,6 +39,8 @@ def subset_forward(
         ``[rows]`` sorted positions to compute. With all of them this is a full prefill.
     observer
         Called in every layer before its attention; may raise :class:`StopPass`.
+    drift
+        Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
 
     Returns
     -------
@@ -45,7 +49,7 @@ def subset_forward(
         the pass.
     """
     try:
-        with _subset(loaded, ids, rows, cache, observer) as arguments:
+        with _subset(loaded, ids, rows, cache, observer=observer, drift=drift) as arguments:
             out = loaded.model(**arguments)
     except StopPass:
         return None
@@ -59,6 +63,8 @@ def subset_as_first_call(
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
     took: Callable[[float], None],
+    *,
+    drift: BeforeWrite | None = None,
 ) -> Iterator[None]:
     """Make the model's next call, whatever it is given, the pass over ``rows``.
 
@@ -72,6 +78,8 @@ def subset_as_first_call(
         ``[rows]`` sorted; the last is the prompt's last token.
     took
         Is given the seconds that the pass took.
+    drift
+        As in :func:`subset_forward`.
     """
     running = ExitStack()
     started = 0.0
@@ -80,7 +88,7 @@ def subset_as_first_call(
         nonlocal started
         started = time.perf_counter()
         enter.remove()
-        arguments = running.enter_context(_subset(loaded, ids, rows, cache, None))
+        arguments = running.enter_context(_subset(loaded, ids, rows, cache, drift=drift))
         return (), {**given, "attention_mask": None, **arguments}
 
     def after(*_: object) -> None:
@@ -105,7 +113,9 @@ def _subset(
     ids: IntArray,
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
-    observer: Observer | None,
+    *,
+    observer: Observer | None = None,
+    drift: BeforeWrite | None,
 ) -> Iterator[dict[str, Any]]:
     """Prepare model and cache for a pass over the rows; give the call's arguments."""
     if loaded.architecture is None:
@@ -114,16 +124,18 @@ def _subset(
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
     positions = where if overlap is None else overlap.at(where)
-    cache.write_at(where)
+    cache.write_at(where, drift)
     try:
-        with subset_attention(loaded.model):
+        with subset_attention(loaded.model), last_row_ends(loaded.model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
                 "logits_to_keep": 1,
-                "ragkv_pass": Pass(Rows(where), loaded.architecture.windows, observer, overlap),
+                "ragkv_pass": Pass(
+                    Rows(where), loaded.architecture.windows, observer, overlap, last_row_ends=True
+                ),
             }
     finally:
         cache.write_at(None)

@@ -44,29 +44,32 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     """Choose the cached positions to recompute.
 
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
-    without scoring. ``config.grouping`` overrides the method's own.
+    without scoring. Tokens that are exact already are not chosen below 1, whatever their
+    scores: the budget goes to the others. ``config.grouping`` overrides the method's own.
     """
     cached = scene.layout.cached
     ratio = config.recompute_ratio
     if takes_all(scene.layout, config):
         return Choice(cached)
-    if not len(cached) or ratio == 0 or method.score is None:
+    stale = cached >= scene.layout.exact
+    if not stale.any() or ratio == 0 or method.score is None:
         return Choice(cached[:0])
     scores = method.score(scene)
     if method.smoothing > 1:
         scores = smooth(scores, cached, method.smoothing)
     reason = ""
     if ratio == "auto":
-        ratio, reason = ratio_for(scores, config.auto)
+        ratio, reason = ratio_for(np.where(stale, scores, 0), config.auto)
     ranks = ranked(scores, scene.layout, method)
+    ranks = ranks[stale[ranks]]
     budget = round(ratio * len(cached))
     windows = config.grouping or method.grouping
     if windows is None:
         positions = np.sort(cached[ranks[:budget]])
     elif windows.mode == "fill":
-        positions = _fill_windows(cached, scores, budget, windows.window)
+        positions = _fill_windows(cached[stale], scores[stale], budget, windows.window)
     else:
-        positions = _whole_windows(cached, ranks[:budget], windows)
+        positions = _whole_windows(cached[stale], cached[ranks[:budget]], windows)
     return Choice(positions, scores, reason)
 
 
@@ -113,7 +116,7 @@ def _by_chunk(scores: FloatArray, layout: Layout) -> list[FloatArray]:
 def _whole_windows(cached: Positions, chosen: Positions, grouping: Grouping) -> Positions:
     """Windows with more than ``threshold`` chosen tokens, whole (CacheClip)."""
     windows = cached // grouping.window
-    counts = np.bincount(windows[chosen], minlength=int(windows[-1]) + 1)
+    counts = np.bincount(chosen // grouping.window, minlength=int(windows[-1]) + 1)
     return cached[counts[windows] > grouping.threshold]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
 import numpy as np
@@ -106,6 +106,9 @@ class Method:
         Windows that are recomputed whole, or None.
     auxiliary
         Whether ingestion encodes the chunks for the auxiliary model too.
+    drift
+        What stays unrepaired is moved by the mean of what its chunk's recomputed tokens
+        moved by (:mod:`ragkv.recompute.drift`).
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
@@ -122,7 +125,15 @@ class Method:
     sink: bool = True
     grouping: Grouping | None = None
     auxiliary: bool = False
+    drift: bool = False
     parallel: Parallel | None = None
+
+    @property
+    def pieces(self) -> dict[str, object]:
+        """All fields, plain: the rule is named by its module and name."""
+        rule = self.score
+        named = rule and f"{rule.__module__}.{getattr(rule, '__qualname__', type(rule).__name__)}"
+        return {**{item.name: getattr(self, item.name) for item in fields(self)}, "score": named}
 
     def __post_init__(self) -> None:
         if self.parallel is not None and self.score is not None:

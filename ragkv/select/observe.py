@@ -55,7 +55,18 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to one.
     """
-    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1, 2))
+    return attention_by_row(call, count).mean(dim=0)
+
+
+def attention_by_row(call: LayerCall, count: int) -> torch.Tensor:
+    """Return what each of the last ``count`` rows attends to, mean over heads.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[count, tokens]`` float32; each row sums to one.
+    """
+    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1))
 
 
 def attention_received(call: LayerCall) -> torch.Tensor:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragkv.model.architecture import Architecture
+
+
+class BeforeWrite(Protocol):
+    """Sees a layer's rows before fresh ones replace some of them, and may change the others."""
+
+    def __call__(
+        self,
+        layer: int,
+        rows: tuple[torch.Tensor, torch.Tensor],
+        fresh: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Take keys and values: all rows of the buffer, and the fresh ones about to come.
+
+        ``rows`` are ``[kv_heads, tokens, head_dim]``, ``fresh`` ``[kv_heads, slots, head_dim]``.
+        """
+        ...
 
 
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -28,6 +45,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values = values
         self.length = length
         self.slots: torch.Tensor | None = None
+        self.before_write: partial[None] | None = None
         self.is_initialized = True
         self.dtype, self.device = keys.dtype, keys.device
 
@@ -39,6 +57,11 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
         if self.slots is not None:
+            if self.before_write is not None:
+                self.before_write(
+                    (self.keys[0, :, : self.length], self.values[0, :, : self.length]),
+                    (key_states[0], value_states[0]),
+                )
             self.keys.index_copy_(2, self.slots, key_states)
             self.values.index_copy_(2, self.slots, value_states)
         else:
@@ -109,13 +132,14 @@ class SplicedCache(Cache):
         super().__init__(layers=list(layers))
         self._prompt = length
 
-    def write_at(self, slots: torch.Tensor | None) -> None:
+    def write_at(self, slots: torch.Tensor | None, before_write: BeforeWrite | None = None) -> None:
         """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again.
 
         While slots are set, the whole prompt counts as there.
         """
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             layer.slots = slots
+            layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
                 layer.length = self._prompt
 

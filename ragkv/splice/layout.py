@@ -53,6 +53,9 @@ class Layout:
         The cached chunks in prompt order.
     origin
         ``[tokens]`` uint8, an :class:`Origin` each.
+    exact
+        Cached rows before this position are those of a full prefill already: the sink's,
+        and those of the first chunk as far as it follows right behind the whole sink.
     """
 
     ids: IntArray
@@ -60,6 +63,7 @@ class Layout:
     sink: int
     placed: tuple[Placed, ...]
     origin: npt.NDArray[np.uint8]
+    exact: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,7 +110,17 @@ def lay_out(
         if piece is not None:
             origin[piece.slots] = Origin.CACHED
             placed.append(piece)
-    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin)
+    exact = sink
+    if placed and sink == len(sink_ids):
+        exact += _run(placed[0], sink)
+    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, exact)
+
+
+def _run(piece: Placed, first: int) -> int:
+    """Count the chunk's rows that stand as they were encoded, from position ``first`` on."""
+    steps = np.arange(len(piece.slots))
+    run = (piece.slots == first + steps) & (piece.rows == steps)
+    return len(run) if run.all() else int(np.argmin(run))
 
 
 def _common_prefix(a: IntArray, b: IntArray) -> int:
@@ -147,24 +161,16 @@ def _keys(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return keys
 
 
-def exact_prefix(layout: Layout, sink_tokens: int) -> Layout:
-    """Keep only what is an exact token prefix: the sink and the first chunk right behind it.
-
-    ``sink_tokens`` is the length of the sink that the chunks were encoded behind.
-    """
+def exact_prefix(layout: Layout) -> Layout:
+    """Keep only what is an exact token prefix: the sink and the first chunk right behind it."""
     kept: tuple[Placed, ...] = ()
-    if layout.placed and layout.sink == sink_tokens:
+    length = layout.exact - layout.sink
+    if length > 0:
         piece = layout.placed[0]
-        steps = np.arange(len(piece.slots))
-        run = (piece.slots == layout.sink + steps) & (piece.rows == steps)
-        length = len(run) if run.all() else int(np.argmin(run))
-        if length:
-            end = layout.sink + length
-            kept = (
-                Placed(piece.entry, piece.rows[:length], piece.slots[:length], piece.start, end),
-            )
+        rows, slots = piece.rows[:length], piece.slots[:length]
+        kept = (Placed(piece.entry, rows, slots, piece.start, layout.exact),)
     origin = np.full(len(layout), Origin.FRESH, dtype=np.uint8)
     origin[: layout.sink] = Origin.SINK
     for piece in kept:
         origin[piece.slots] = Origin.CACHED
-    return Layout(layout.ids, layout.offsets, layout.sink, kept, origin)
+    return Layout(layout.ids, layout.offsets, layout.sink, kept, origin, layout.exact)

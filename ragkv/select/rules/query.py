@@ -1,36 +1,53 @@
-"""What the prompt's last token attends to, over the spliced, unrepaired cache.
+"""What the query attends to, over the spliced, unrepaired cache; the rest drifts along.
 
 In the line of ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the
 primary model itself, about to answer, says which context matters to it. Only the
-tokens that are not cached run, up to the last layer that is looked at. Scores are
-averaged over three neighbours: a token that matters brings the rest of its word along.
+tokens that are not cached run, up to the last layer that is looked at. The last token
+speaks loudest, all tokens of the query a little. Scores are averaged over three
+neighbours: a token that matters brings the rest of its word along. What is not
+recomputed is moved by what the recomputed tokens near it moved by
+(:mod:`ragkv.recompute.drift`).
 """
 
 import torch
 
 from ragkv.select.method import FloatArray, Method, Scene
-from ragkv.select.observe import LayerCall, StopPass, attention_of_last_rows
+from ragkv.select.observe import LayerCall, StopPass, attention_by_row
 
-LAST_ROWS = 1
-"""Rows that are asked: those about to speak."""
+QUERY_ROWS = 64
+"""At most so many of the query's last tokens are asked."""
+
+QUERY_WEIGHT = 0.3
+"""Weight of their mean; the last token's is 1."""
 
 
 def score(scene: Scene) -> FloatArray:
-    """Return ``[cached]`` attention received, summed over the layers L/3 to 5L/6."""
+    """Return ``[cached]`` shares of the attention paid in the layers L/3 to 5L/6."""
+    layout = scene.layout
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
-    total = torch.zeros(len(scene.layout), device=scene.cache.keys.device)
+    count = min(len(layout) - layout.query_start, QUERY_ROWS)
+    paid = torch.zeros(2, len(layout), device=scene.cache.keys.device)
 
     def observe(call: LayerCall) -> None:
         if call.layer >= first:
-            total.add_(attention_of_last_rows(call, LAST_ROWS))
+            rows = attention_by_row(call, count)
+            paid[0] += rows[-1]
+            paid[1] += rows.mean(dim=0)
         if call.layer >= last - 1:
             raise StopPass
 
     scene.probe(observe)
-    scores: FloatArray = total.cpu().numpy()[scene.layout.cached]
+    shares = paid.cpu()[:, torch.from_numpy(layout.cached)]
+    shares /= shares.sum(dim=1, keepdim=True).clamp_min(1e-30)
+    scores: FloatArray = ((shares[0] + QUERY_WEIGHT * shares[1]) / (1 + QUERY_WEIGHT)).numpy()
     return scores
 
 
 METHOD = Method(
-    "query", source="ragkv; after ProphetKV and InfoFlow", score=score, smoothing=3, mass=True
+    "query",
+    source="ragkv; after ProphetKV and InfoFlow",
+    score=score,
+    mass=True,
+    smoothing=3,
+    drift=True,
 )

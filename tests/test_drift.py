@@ -1,0 +1,111 @@
+"""What is not recomputed moves like what is: against plain loops, in many families."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import some_chunks
+
+from ragkv import RagKV
+from ragkv.select import get_method
+from ragkv.splice.layout import Origin
+
+Make = Callable[..., RagKV]
+CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+
+
+def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int) -> torch.Tensor:
+    """One key ``[kv_heads, head_dim]``, turned to (1) or back from (-1) its place."""
+    rotary = engine.model.model.rotary_emb
+    architecture = engine.loaded.architecture
+    assert architecture is not None
+    kind = [architecture.rope_kinds[layer]]
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        kind = []
+    cos, sin = (part[0, 0] for part in rotary(keys, torch.tensor([[place]]), *kind))
+    size = cos.square() + sin.square()  # yarn's tables are longer than one
+    if sign < 0:
+        cos, sin = cos / size, -sin / size
+    part = keys[:, : len(cos)]
+    first, second = part.chunk(2, dim=-1)
+    out = keys.clone()
+    out[:, : len(cos)] = part * cos + torch.cat([-second, first], dim=-1) * sin
+    return out
+
+
+def rows_of(engine: RagKV, cache: object, layer: int, places: list[int]) -> dict[int, torch.Tensor]:
+    """Keys (unrotated) beside values ``[2 * kv_heads, head_dim]`` of some places."""
+    held = cache.layers[layer]  # type: ignore[attr-defined]
+    return {
+        at: torch.cat([turned(engine, layer, held.keys[0, :, at], at, -1), held.values[0, :, at]])
+        for at in places
+    }
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama-yarn", "qwen3", "mistral-window", "gemma3", "phi3"]
+)
+def test_rows_move_by_their_passages_and_chunks_mean(make_engine: Make, family: str) -> None:
+    engine = make_engine(family)
+    engine.precompute(CHUNKS)
+    stale = engine.prefill(PROMPT, recompute_ratio=0)
+    out = engine.prefill(PROMPT, recompute_ratio=0.3)
+    origin = list(out.report.positions)
+    moved_rows = 0
+    for layer in range(engine.model.config.num_hidden_layers):
+        for number, chunk in enumerate(out.report.chunks):
+            places = [at for at in range(chunk.start, chunk.end) if origin[at] != Origin.FRESH]
+            before = rows_of(engine, stale.cache, layer, places)
+            after = rows_of(engine, out.cache, layer, places)
+            shift = {at: after[at] - before[at] for at in places}
+            if number == 0:
+                assert all(not shift[at].abs().max() for at in places)
+                continue
+            seen = [at for at in places if origin[at] == Origin.RECOMPUTED]
+            zero = torch.zeros_like(shift[places[0]])
+            common = sum((shift[at] for at in seen), zero) / (len(seen) + 5)
+            for at in set(places) - set(seen):
+                passage = (at - chunk.start) // 16
+                near = [one for one in seen if (one - chunk.start) // 16 == passage]
+                sums = sum((shift[one] for one in near), zero)
+                expected = (sums + 2 * common) / (len(near) + 2)
+                torch.testing.assert_close(shift[at], expected, atol=2e-5, rtol=1e-4)
+                moved_rows += bool(shift[at].abs().max() > 1e-4)
+    assert moved_rows > 100
+
+
+def test_without_drift_nothing_moves(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    stale = engine.prefill(PROMPT, recompute_ratio=0)
+    still = replace(get_method("query"), drift=False)
+    out = engine.prefill(PROMPT, recompute_ratio=0.3, method=still)
+    kept = [at for at, kind in enumerate(out.report.positions) if kind == Origin.CACHED]
+    for before, after in zip(stale.cache.layers, out.cache.layers, strict=True):
+        assert torch.equal(before.keys[:, :, kept], after.keys[:, :, kept])
+        assert torch.equal(before.values[:, :, kept], after.values[:, :, kept])
+
+
+def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    for ratio in (0.1, 0.5):
+        logits = engine.prefill(PROMPT, recompute_ratio=ratio).logits
+        answer = engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=1)
+        assert answer.token_ids == [int(logits.argmax())]
+
+
+def test_low_precision_drifts_too(make_engine: Make) -> None:
+    engine = make_engine(dtype="bfloat16")
+    engine.precompute(CHUNKS)
+    exact = engine.prefill(PROMPT, method="full").logits
+    out = engine.prefill(PROMPT, recompute_ratio=0.3)
+    assert out.cache.layers[0].keys.dtype == torch.bfloat16
+    assert torch.isfinite(out.logits).all()
+    all_of_it = engine.prefill(PROMPT, recompute_ratio=1).logits
+    torch.testing.assert_close(all_of_it, exact, atol=0.2, rtol=0.05)
