@@ -282,6 +282,11 @@ class StoreConfig:
         if self.evict and (self.disk_bytes is None or self.read_only):
             raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
         _check_codec(self.codec)
+        if self.path == MEMORY and self.codec != "raw":
+            raise ConfigError(
+                f"codec {self.codec} with {MEMORY}: what is kept in memory is not encoded; give a "
+                "folder or a server, or leave the codec out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,11 @@ class RagKV:
         corpora = [(self._corpus, self._sink(config))]
         if method_of(config).auxiliary:
             corpora.append(self._auxiliary_corpus(config))
-        settings = {"document": document, "expires_in": expires_in, "show_progress": show_progress}
-        reports = [corpus.encode(chunks, sink, **settings) for corpus, sink in corpora]
+        given: dict[str, Any] = {"document": document, "expires_in": expires_in}
+        reports = [
+            corpus.encode(chunks, sink, show_progress=show_progress, **given)
+            for corpus, sink in corpora
+        ]
         return reports[0]
 
     def contains(self, text: str, **overrides: Any) -> bool:

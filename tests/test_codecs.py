@@ -15,10 +15,12 @@ from store_entries import DTYPES, FINGERPRINT, make_entry, same
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import CODECS, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.store import DiskStore
 from ragkv.store.codecs import codec_of
 from ragkv.store.codecs.grid import LARGEST, GridCodec
 from ragkv.store.format import decode, encode
 from ragkv.store.header import read_header
+from ragkv.store.upkeep import verify
 
 GRIDS = ("int8", "int4")
 SHAPES = [(1, 1, 1), (2, 1, 16), (3, 5, 7), (2, 67, 16), (2, 130, 64), (1, 300, 5), (4, 9, 80)]
@@ -310,17 +312,24 @@ def test_bytes_of_another_layer_are_refused(name):
         assert not codec.fits(len(data), other.shape, other.dtype)
 
 
-def test_a_codec_without_its_package(monkeypatch):
+def test_a_codec_without_its_package(monkeypatch, tmp_path):
     fingerprint = replace(FINGERPRINT, codec="int4+zstd")
     entry = make_entry("text")
     data = bytearray(b"".join(encode(entry, fingerprint).parts()))
+    store = DiskStore(tmp_path)
+    store.put(entry, fingerprint)
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match=r"ragkv\[zstd\]"):
         StoreConfig(codec="int8+zstd")
     with pytest.raises(MissingDependencyError, match=r"ragkv\[zstd\]"):
         encode(entry, fingerprint)
-    assert decode(data, "text", fingerprint).reason == "format"
+    assert decode(data, "text", fingerprint).reason == "codec"
     StoreConfig(codec="int8")
+    assert store.get("text", fingerprint).reason == "codec"
+    assert verify(store, heal=True).healed == 0
+    monkeypatch.undo()
+    assert store.get("text", fingerprint).entry is not None  # nothing was lost
+    store.close()
 
 
 def test_unknown_codecs():

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -387,3 +389,19 @@ class Tiers(RuleBasedStateMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_lossy_codec_gives_this_process_what_it_gives_others(tmp_path: Path) -> None:
+    entry, fingerprint = make_entry("one", tokens=40), replace(FINGERPRINT, codec="int8")
+    config = StoreConfig(tmp_path, codec="int8")
+    with closing(open_store(config)) as store:
+        store.put(entry, fingerprint)
+        mine = store.get("one", fingerprint).entry
+    with closing(open_store(config)) as other:
+        theirs = other.get("one", fingerprint).entry
+    assert mine is not None
+    assert theirs is not None
+    assert same(mine, theirs)
+    assert not torch.equal(mine.keys, entry.keys)
+    with pytest.raises(ConfigError, match="in memory is not encoded"):
+        StoreConfig(":memory:", codec="int8")

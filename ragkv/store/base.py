@@ -27,6 +27,8 @@ class Lookup:
         The entry's bytes are not those that were written.
     ``format``
         It is an entry of a version that this ragkv does not read, or no entry.
+    ``codec``
+        The package that its codec needs is not installed here; the entry stays.
     ``expired``
         Its time is over. ``gc`` removes it.
     ``unreadable``

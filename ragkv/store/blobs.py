@@ -101,7 +101,8 @@ class BlobStore(Store):
             logger.warning("cannot read the chunk cache %s: %s", key, error)
             return Lookup(None, "unreadable")
         if lookup.entry is None:
-            self._drop(key, blob)
+            if lookup.reason != "codec":
+                self._drop(key, blob)
             return lookup
         self._seen[digest] = text
         return Lookup(lookup.entry, expires_at=row.expires_at)

@@ -40,7 +40,7 @@ def make_private_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def write_temporary(folder: Path, parts: Iterable[bytes | memoryview]) -> Path:
+def write_temporary(folder: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Path:
     """Write a synced temporary file into ``folder``; on failure nothing is left of it."""
     make_private_folder(folder)
     path = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
@@ -80,7 +80,7 @@ def is_abandoned(path: Path) -> bool:
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
-def _write_all(file: int, part: bytes | memoryview) -> None:
+def _write_all(file: int, part: bytes | bytearray | memoryview) -> None:
     view = memoryview(part).cast("B")
     while view:
         view = view[os.write(file, view) :]

@@ -217,7 +217,9 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]
             versions=tuple(_version(**fields) for fields in json.loads(metadata["versions"])),
         )
         fits = _is_laid_out(header) and header.table() == table
-    except (StoreError, MissingDependencyError) as error:  # an unknown codec, or no zstandard
+    except MissingDependencyError as error:
+        raise RefusedEntryError("codec", str(error)) from error
+    except StoreError as error:  # an unknown codec
         raise RefusedEntryError("format", str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, Warning) as error:
         # Warning: how Python reports a bad escape in the text where warnings are errors

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.base import EntryInfo, Lookup, Store
+from ragkv.store.codecs import codec_of
 from ragkv.store.memory import MemoryStore
 from ragkv.store.rates import Rate
 
@@ -83,12 +84,15 @@ class TieredStore(Store):
         document: str | None = None,
         expires_at: float | None = None,
     ) -> int:
-        """Write through: below first."""
+        """Write through: below first.
+
+        What a codec rounds is not kept here as it was before: every reader gets the same.
+        """
         deletions = self._deletions
         nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
         for tier in self.tiers:
             tier.drop(entry.text, fingerprint)
-        if nbytes:
+        if nbytes and codec_of(fingerprint.codec).lossless:
             self._fill(entry, fingerprint, expires_at, deletions)
         return nbytes
 

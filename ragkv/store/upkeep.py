@@ -57,7 +57,8 @@ class Problem(NamedTuple):
         An interrupted writer left it: an entry or a note without its text's row, a row
         without entries. It does no harm, and ``gc`` removes it.
     ``unknown``
-        Its key is none of this version's. It is never touched.
+        Its key is none of this version's, or its codec's package is missing here. It is never
+        touched.
     """
 
     key: str
@@ -172,7 +173,8 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> Problem | None:
     try:
         header, _ = read_header(memoryview(blob))
     except RefusedEntryError as refused:
-        return Problem(key, "damaged", f"{refused} ({refused.reason})")
+        kind: Damage = "unknown" if refused.reason == "codec" else "damaged"
+        return Problem(key, kind, f"{refused} ({refused.reason})")
     text, fingerprint = header.text, header.fingerprint
     if (digest_of_text(text), digest_of_fingerprint(fingerprint)) != digests:
         return Problem(key, "foreign", "an entry of another text or model")
