@@ -84,7 +84,7 @@ def load_model(
         return model
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
-    loaded, tokens, name = _resolve(model, tokenizer, _dtype(dtype))
+    loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
     if device is not None:
         loaded.to(device)  # type: ignore[arg-type]
     loaded.train(mode=False)
@@ -140,7 +140,14 @@ def _resolve(
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype of that name; None stays None.
+
+    Raises
+    ------
+    ConfigError
+        There is no such dtype.
+    """
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     found = getattr(torch, str(dtype), None)
