@@ -46,10 +46,10 @@ class AttentionTimer:
             yield
             self._seconds[index] += time.perf_counter() - before
             return
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()  # type: ignore[no-untyped-call]
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        first.record()
         yield
-        last.record()  # type: ignore[no-untyped-call]
+        last.record()
         self._events.append((index, first, last))
 
     def seconds(self) -> list[float]:
@@ -155,7 +155,7 @@ def read_rate(folder: Path) -> float:
 
         def read() -> None:
             file.seek(0)
-            file.readinto(buffer)  # type: ignore[attr-defined]
+            file.readinto(buffer)
 
         return _best_rate(read)
 

@@ -129,9 +129,10 @@ def random_model(
         dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     torch.manual_seed(seed)
     with where:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     model.config.name_or_path = f"{name} (random weights)"
-    return model.eval(), tokenizer
+    model.train(mode=False)
+    return model, tokenizer
 
 
 def _config(shape: str) -> tuple[PreTrainedConfig, Path | None]:
