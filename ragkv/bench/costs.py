@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,33 +104,38 @@ def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[N
         config._attn_implementation = before
 
 
-def measure_costs(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Costs:
-    """Prefill the prompts in full, each once, and return the median costs.
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One full prefill: seconds outside attention, and within it layer by layer."""
 
-    Parameters
-    ----------
-    prompts
-        Token ids; all of nearly one length.
-    """
+    tokens: int
+    linear_s: float
+    attention_s: tuple[float, ...]
+
+
+def timed_prefill(loaded: LoadedModel, ids: Sequence[int]) -> Prefill:
+    """Prefill a prompt's token ids in full and say where the time went."""
     if loaded.architecture is None:
         raise ValueError("costs need a supported model")
-    linear, attention = [], []
-    for ids in prompts:
-        timer = AttentionTimer(loaded.architecture.layers, loaded.device)
-        synchronise(loaded.device)
-        started = time.perf_counter()
-        with timed_attention(loaded.model, timer):
-            logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
-        int(logits.argmax())
-        total = time.perf_counter() - started
-        layers = timer.seconds()
-        attention.append(layers)
-        linear.append(total - sum(layers))
+    timer = AttentionTimer(loaded.architecture.layers, loaded.device)
+    synchronise(loaded.device)
+    started = time.perf_counter()
+    with timed_attention(loaded.model, timer):
+        logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
+    int(logits.argmax())
+    total = time.perf_counter() - started
+    layers = timer.seconds()
+    return Prefill(len(ids), total - sum(layers), tuple(layers))
+
+
+def median_costs(prefills: Sequence[Prefill], windows: tuple[int | None, ...]) -> Costs:
+    """Return the median costs of prefills of nearly one length."""
+    layers = zip(*(prefill.attention_s for prefill in prefills), strict=True)
     return Costs(
-        tokens=round(statistics.median(map(len, prompts))),
-        linear_s=statistics.median(linear),
-        attention_s=tuple(statistics.median(layer) for layer in zip(*attention, strict=True)),
-        windows=loaded.architecture.windows,
+        tokens=round(statistics.median(prefill.tokens for prefill in prefills)),
+        linear_s=statistics.median(prefill.linear_s for prefill in prefills),
+        attention_s=tuple(statistics.median(layer) for layer in layers),
+        windows=windows,
     )
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.bench.bound import Costs, Positions, bound_s
-from ragkv.bench.costs import copy_rate, measure_costs, read_rate, synchronise
+from ragkv.bench.costs import copy_rate, median_costs, read_rate, synchronise, timed_prefill
 from ragkv.bench.memory import peak_growth
 from ragkv.bench.prompts import MIN_CHUNK_TOKENS, Trace, make_traces
 from ragkv.bench.result import Row, Tier
@@ -113,7 +113,7 @@ class Measured:
     trace: Trace
     costs: Costs
     samples: dict[Setting, list[Sample]]
-    peaks: dict[Setting, int | None] = field(default_factory=dict)
+    peaks: dict[Setting, int | None]
 
 
 class Bench:
@@ -130,7 +130,9 @@ class Bench:
     def __init__(
         self, loaded: LoadedModel, plan: Plan, *, auxiliary_model: str | None = None
     ) -> None:
-        self._loaded, self._plan = loaded, plan
+        if loaded.architecture is None:
+            raise ValueError("a benchmark needs a supported model")
+        self._loaded, self._plan, self._architecture = loaded, plan, loaded.architecture
         self._reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip")
         self.rates: dict[Tier, float] = {}
         """Bytes a second from each tier to the device."""
@@ -177,19 +179,20 @@ class Bench:
         warm, *prompts = trace.prompts
         for setting in settings:
             self._pair(engines, setting, trace, warm)
-        measured = Measured(
-            trace, measure_costs(self._loaded, trace.ids), {setting: [] for setting in settings}
-        )
+        samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
+        prefills = []
         for number, prompt in enumerate(prompts):
             first = number % len(settings)  # no setting always comes at the same place
             for setting in settings[first:] + settings[:first]:
                 bar.set_postfix_str(f"{trace.tokens} tokens, {setting}", refresh=False)
-                measured.samples[setting].append(self._pair(engines, setting, trace, prompt))
+                samples[setting].append(self._pair(engines, setting, trace, prompt))
                 bar.update()
+            prefills.append(timed_prefill(self._loaded, trace.ids[number + 1]))
+        peaks = {}
         for setting in settings:
             request = partial(self._timed, engines, setting, trace, warm)
-            measured.peaks[setting] = peak_growth(request, self._loaded.device)
-        return measured
+            peaks[setting] = peak_growth(request, self._loaded.device)
+        return Measured(trace, median_costs(prefills, self._architecture.windows), samples, peaks)
 
     def _pair(
         self, engines: dict[Tier, RagKV], setting: Setting, trace: Trace, prompt: Prompt
@@ -254,9 +257,7 @@ class Bench:
     @property
     def _token_bytes(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        shape = self._loaded.architecture
-        if shape is None:
-            raise ValueError("a benchmark needs a supported model")
+        shape = self._architecture
         return 2 * shape.layers * shape.kv_heads * shape.head_dim * self._loaded.dtype.itemsize
 
 
