@@ -41,3 +41,7 @@ class MissingDependencyError(RagKVError, ImportError):
 
 class PromptTooLongError(RagKVError, ValueError):
     """The prompt has more tokens than the model knows positions."""
+
+
+class PeerError(RagKVError, RuntimeError):
+    """Another engine, measured beside ragkv, did not start or gave no token."""

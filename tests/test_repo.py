@@ -27,6 +27,7 @@ ROOMS = (
     "explain",
     "evaluate",
     "tune",
+    "bench",
     "cli",
 )
 # Written in pieces, so that this file does not contain them.
@@ -113,6 +114,7 @@ def test_imports_go_one_way():
             engine = top in {"", "engine", "corpus", "repair", "answer"} and parts[0] not in {
                 "evaluate",
                 "tune",
+                "bench",
                 "cli",
             }
             if later or engine:

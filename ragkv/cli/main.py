@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from ragkv.cli.ask import ask
+from ragkv.cli.bench import bench
 from ragkv.cli.check import check
 from ragkv.cli.console import err
 from ragkv.cli.demo.command import demo
@@ -49,3 +50,4 @@ app.command("eval")(evaluate_command)
 app.command("calibrate")(calibrate_command)
 app.command("tune-auxiliary")(tune_command)
 app.add_typer(store_app, name="store")
+app.add_typer(bench, name="bench")

