@@ -205,7 +205,7 @@ def _row(codec: str, setting: Setting, seen: Sequence[_Seen]) -> CodecRow:
     kept = float(ratio_of_sums(scores, np.array(raw)))
     return CodecRow(
         codec=codec,
-        method=setting[0],
+        method=get_method(setting[0]).name,
         ratio=setting[1],
         bytes_per_token=total("nbytes") / total("stored_tokens"),
         load_s=1000 * total("load_s") / total("loaded_tokens"),

@@ -74,7 +74,8 @@ class DiskBackend(Backend):
 
     def get(self, key: str) -> Blob | None:
         """Return the value; a file as a private mapping, which is read where it is used."""
-        return self._use(key, lambda value: value, lambda path, _: _mapped(path), b"")
+        gone: Blob = b""
+        return self._use(key, lambda value: value, lambda path, _: _mapped(path), gone)
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
         """Read a range of the value's file, or of its row."""
