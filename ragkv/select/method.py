@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -162,6 +163,7 @@ def method_of(config: ReuseConfig) -> Method:
     return method
 
 
+@cache
 def method_names() -> tuple[str, ...]:
     """Return the names of all methods, in alphabetical order."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))

@@ -138,8 +138,8 @@ class Registry:
         keys = [key.name for key in self._backend.scan("held/")]
         held: dict[str, list[str]] = {}
         for key, value in zip(keys, self._backend.get_many(keys), strict=True):
-            _, digest, holder = key.split("/")
             with suppress(ValueError):  # damaged
+                _, digest, holder = key.split("/")
                 document = to_text(value or b"")
                 if digest_of_text(document) == holder:
                     held.setdefault(digest, []).append(document)
