@@ -1,1 +1,22 @@
-"""Fast paths of single operations, one file each. Empty so far."""
+"""Fast paths of single operations: Triton on a GPU, a torch twin of the same signature elsewhere.
+
+One file an operation in ``gpu/``, its twin in ``twins/``; ``dispatch.py`` picks. Nothing here
+imports ragkv, and nothing imports Triton before a GPU asks for it.
+"""
+
+from ragkv_kernels.dispatch import attend, encode, received, restore, runs_attend
+from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
+from ragkv_kernels.results import Attended
+
+__all__ = [
+    "INT4",
+    "INT8",
+    "Attended",
+    "Encoded",
+    "Grid",
+    "attend",
+    "encode",
+    "received",
+    "restore",
+    "runs_attend",
+]

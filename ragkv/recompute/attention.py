@@ -117,12 +117,18 @@ def attend(
     -------
     torch.Tensor
         ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
-        keys that one of its rows may see.
+        keys that one of its rows may see. On a GPU a kernel does so where it can.
     """
     if window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
+    if query.is_cuda and len(query) == 1:
+        import ragkv_kernels
+
+        if ragkv_kernels.runs_attend(query[0], key[0], value[0]):
+            tensors = query[0], key[0], value[0], rows.positions
+            return ragkv_kernels.attend(*tensors, window=window, scaling=scaling).out[None]
     out = torch.empty_like(query)
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(

@@ -1,0 +1,263 @@
+"""Picks Triton where it can run and the torch twin elsewhere, and says so once."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from functools import cache
+
+import torch
+
+from ragkv_kernels import twins
+from ragkv_kernels.grid import Encoded, Grid
+from ragkv_kernels.results import Attended
+
+log = logging.getLogger(__name__)
+
+HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Head sizes of the Triton kernels; those between powers of two are padded."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LARGEST_OFFSET = 2**31 - 1
+"""Within one head the kernels count in int32."""
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+    lse: bool = False,
+    watch: int = 0,
+) -> Attended:
+    """Let query row i see exactly the keys ``positions[i] - window < j <= positions[i]``.
+
+    Parameters
+    ----------
+    query
+        ``[heads, rows, head_dim]`` float16, bfloat16 or float32; any strides.
+    key, value
+        ``[kv_heads, tokens, head_dim]`` of the same dtype; key j stands at position j.
+        ``heads`` is a multiple of ``kv_heads``.
+    positions
+        ``[rows]`` int64, ascending, each below ``tokens``. Not checked: it would wait for
+        the GPU.
+    window
+        Keys that a row sees, itself included; None is no limit.
+    scaling
+        Factor of the scores before the softmax.
+    lse
+        Return the log-sum-exp too.
+    watch
+        Return what each key receives from the last so many rows too.
+
+    Raises
+    ------
+    ValueError
+        Shapes, dtypes or devices do not belong together.
+    """
+    _check_attention(query, key, positions, window)
+    if value.shape != key.shape or value.dtype != key.dtype:
+        raise ValueError(f"value {tuple(value.shape)} must be like key {tuple(key.shape)}")
+    if not 0 <= watch <= len(positions):
+        raise ValueError(f"watch must be from 0 to {len(positions)}, not {watch}")
+    run = twins.attend
+    if runs_attend(query, key, value):
+        from ragkv_kernels.gpu.attend import attend as run
+    return run(query, key, value, positions, window=window, scaling=scaling, lse=lse, watch=watch)
+
+
+def received(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Return what each key receives from these rows together, mean over heads.
+
+    Parameters
+    ----------
+    query, key, positions, window, scaling
+        As in :func:`attend`, of any of its rows, still ascending.
+    lse
+        ``[heads, rows]`` float32: :func:`attend`'s, of these rows.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[tokens]`` float32; sums to the number of rows.
+
+    Raises
+    ------
+    ValueError
+        Shapes, dtypes or devices do not belong together.
+    """
+    _check_attention(query, key, positions, window)
+    if lse.shape != query.shape[:2]:
+        raise ValueError(f"lse must be {tuple(query.shape[:2])}, not {tuple(lse.shape)}")
+    run = twins.received
+    if runs_attend(query, key):
+        from ragkv_kernels.gpu.received import received as run
+    return run(query, key, positions, lse, window=window, scaling=scaling)
+
+
+def restore(
+    data: torch.Tensor,
+    tokens: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor],
+    grid: Grid | None,
+) -> None:
+    """Decode rows of one layer, rotate its keys, and write both into the buffer.
+
+    Arithmetic is float32; what is written is rounded once, at the end.
+
+    Parameters
+    ----------
+    data
+        ``[bytes]`` uint8: a layer of ``tokens`` tokens, as :mod:`ragkv_kernels.grid` lays it
+        out, or with ``grid`` None keys and values of the buffer's dtype, one behind the other.
+    keys, values
+        ``[kv_heads, capacity, head_dim]``: one layer of the buffer.
+    rows, slots
+        ``[n]`` int64: row ``rows[i]`` of the layer goes to ``slots[i]``; no slot twice.
+    table
+        cos and sin at the rows' new positions, each ``[n, rotary_dim / 2]`` float32,
+        rotate-half convention; channels from ``rotary_dim`` on do not turn.
+
+    Raises
+    ------
+    ValueError
+        Shapes, sizes or dtypes do not belong together.
+    """
+    _check_table(keys, table, len(rows))
+    if len(rows) != len(slots):
+        raise ValueError(f"{len(rows)} rows cannot go to {len(slots)} slots")
+    heads, _, width = keys.shape
+    if grid is None and data.numel() != 2 * heads * tokens * width * keys.dtype.itemsize:
+        raise ValueError(f"{data.numel()} bytes are not {tokens} raw tokens of {keys.dtype}")
+    run = twins.restore
+    if _runs("restore", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.restore import restore as run
+    run(data, tokens, keys, values, rows=rows, slots=slots, table=table, grid=grid)
+
+
+def encode(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor],
+    *,
+    grid: Grid,
+) -> Encoded:
+    """Un-rotate one layer's keys and quantise keys and values.
+
+    Arithmetic is float32, one rounding an operation: the codes are the same on every device.
+
+    Parameters
+    ----------
+    keys, values
+        ``[kv_heads, tokens, head_dim]``, keys rotated; any strides, at least one token.
+    table
+        cos and sin that the keys were rotated by, each ``[tokens, rotary_dim / 2]`` float32.
+
+    Raises
+    ------
+    ValueError
+        Shapes or dtypes do not belong together, or there is no token.
+    """
+    _check_table(keys, table, keys.shape[1])
+    if keys.shape[1] == 0 or values.shape != keys.shape:
+        raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
+    run = twins.encode
+    if _runs("encode", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.encode import encode as run
+    return run(keys, values, table, grid=grid)
+
+
+def runs_attend(query: torch.Tensor, *cached: torch.Tensor) -> bool:
+    """Whether :func:`attend` runs on Triton for such tensors; if not, says once why.
+
+    Parameters
+    ----------
+    query, *cached
+        As in :func:`attend`: the query, and key and value.
+    """
+    width = query.shape[-1]
+    problem = None
+    if width not in HEAD_DIMS:
+        problem = f"heads of {width} numbers"
+    elif query.dtype not in DTYPES or any(part.dtype != query.dtype for part in cached):
+        problem = f"{query.dtype} beside {', '.join(str(part.dtype) for part in cached)}"
+    elif any(part[0].numel() and _reach(part[0]) > _LARGEST_OFFSET for part in (query, *cached)):
+        problem = "more than 2**31 numbers a head"
+    return _runs("attend", query, problem)
+
+
+def _problem_of_layer(keys: torch.Tensor) -> str | None:
+    if keys.dtype not in DTYPES:
+        return str(keys.dtype)
+    if keys.shape[-1] % 2 or keys.shape[-1] > HEAD_DIMS[-1]:
+        return f"heads of {keys.shape[-1]} numbers"
+    return None
+
+
+def _runs(operation: str, tensor: torch.Tensor, problem: str | None) -> bool:
+    problem = _problem_of_device(tensor.device) or problem
+    if problem is not None:
+        _say(operation, problem, logging.WARNING if tensor.is_cuda else logging.INFO)
+    return problem is None
+
+
+@cache
+def _problem_of_device(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"a device {device.type!r}"
+    if torch.version.hip is not None:
+        return "AMD's GPUs, on which no one has run them yet"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "GPUs before compute capability 8.0"
+    if importlib.util.find_spec("triton") is None:
+        return "a Python without Triton: pip install 'ragkv[kernels]'"
+    return None
+
+
+@cache
+def _say(operation: str, problem: str, level: int) -> None:
+    log.log(level, "%s runs in torch: the kernels do not know %s", operation, problem)
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    return sum(
+        (size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _check_attention(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, window: int | None
+) -> None:
+    if query.ndim != 3 or key.ndim != 3 or query.shape[2] != key.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)} does not fit key {tuple(key.shape)}")
+    if query.shape[0] % key.shape[0]:
+        raise ValueError(f"{query.shape[0]} heads cannot share {key.shape[0]} KV heads")
+    if positions.shape != query.shape[1:2]:
+        raise ValueError(f"positions must be ({query.shape[1]},), not {tuple(positions.shape)}")
+    if len({query.device, key.device, positions.device}) > 1:
+        raise ValueError("query, key and positions must lie on one device")
+    if window is not None and window < 1:
+        raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
+
+
+def _check_table(keys: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor], tokens: int) -> None:
+    for part in table:
+        if len(part) != tokens or 2 * part.shape[1] > keys.shape[2]:
+            raise ValueError(f"a table {tuple(part.shape)} does not fit {tuple(keys.shape)}")

@@ -1,0 +1,1 @@
+"""The operations in Triton, one file each. Importing one imports Triton."""

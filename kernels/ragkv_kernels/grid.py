@@ -1,0 +1,140 @@
+"""The byte layout of one quantised layer, as the store's codecs define it.
+
+The bytes, without gaps, little-endian:
+
+==============================  =======  ===================================
+``key_low``, ``key_step``       float16  ``[kv_heads, groups, head_dim]`` each
+``value_unit``                  float32  ``[1]``
+``value_step``                  uint8    ``[value_groups, tokens]``
+keys' codes, values' codes      packed   ``[kv_heads, tokens, head_dim]`` each
+==============================  =======  ===================================
+
+A key is ``key_low + code * key_step``, a value ``(code - (levels - 1) / 2) * value_step *
+value_unit``. A key's groups are of tokens, a value's of heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How numbers are quantised: the parameters of a codec of the store.
+
+    Attributes
+    ----------
+    levels
+        256 (a byte a code) or 16 (two codes a byte: the first half of the layer's codes in
+        the low bits, the second half in the high bits).
+    key_group
+        Tokens of a key's group: at least so many where the chunk has them.
+    value_group
+        Numbers of one token that share a step: whole heads, so many as reach this.
+    """
+
+    levels: int
+    key_group: int
+    value_group: int
+
+    def __post_init__(self) -> None:
+        if self.levels not in {16, 256}:
+            raise ValueError(f"levels must be 16 or 256, not {self.levels}")
+
+    def key_span(self, tokens: int) -> int:
+        """Return the tokens of a key's group; the last one may have fewer."""
+        return _span(tokens, self.key_group)
+
+    def value_span(self, kv_heads: int, head_dim: int) -> int:
+        """Return the heads that share a value's step; the last ones may be fewer."""
+        return _span(kv_heads, math.ceil(self.value_group / head_dim))
+
+    def sizes(self, shape: tuple[int, int, int]) -> list[int]:
+        """Return the bytes of the six parts of a layer ``(kv_heads, tokens, head_dim)``."""
+        heads, tokens, width = shape
+        key_grids = 2 * heads * math.ceil(tokens / self.key_span(tokens)) * width
+        value_grids = tokens * math.ceil(heads / self.value_span(heads, width))
+        codes = heads * tokens * width
+        if self.levels == 16:
+            codes = (codes + 1) // 2
+        return [key_grids, key_grids, 4, value_grids, codes, codes]
+
+
+INT8 = Grid(levels=256, key_group=64, value_group=64)
+INT4 = Grid(levels=16, key_group=256, value_group=128)
+
+
+class Parts(NamedTuple):
+    """The six parts of a layer's bytes, each with its own dtype and shape; codes are flat."""
+
+    key_low: torch.Tensor
+    key_step: torch.Tensor
+    value_unit: torch.Tensor
+    value_step: torch.Tensor
+    key_codes: torch.Tensor
+    value_codes: torch.Tensor
+
+
+class Encoded(NamedTuple):
+    """One layer, quantised.
+
+    Attributes
+    ----------
+    data
+        ``[bytes]`` uint8: the codec's bytes.
+    largest
+        ``[]`` float32: the largest absolute key or value, inf where one is not a number.
+        The store refuses layers above 32,768; no one else has looked.
+    """
+
+    data: torch.Tensor
+    largest: torch.Tensor
+
+
+def split(data: torch.Tensor, shape: tuple[int, int, int], grid: Grid) -> Parts:
+    """Return views of a layer's bytes; grids that lie askew in memory are copied.
+
+    Raises
+    ------
+    ValueError
+        The bytes are not as many as such a layer takes.
+    """
+    sizes = grid.sizes(shape)
+    if data.numel() != sum(sizes):
+        raise ValueError(f"a layer {shape} takes {sum(sizes)} bytes, and here are {data.numel()}")
+    low, step, unit, value_step, key_codes, value_codes = data.split(sizes)
+    heads, tokens, width = shape
+    return Parts(
+        typed(low, torch.float16).view(heads, -1, width),
+        typed(step, torch.float16).view(heads, -1, width),
+        typed(unit, torch.float32),
+        value_step.view(-1, tokens),
+        key_codes,
+        value_codes,
+    )
+
+
+def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes as numbers, without a copy where they are aligned."""
+    if data.storage_offset() % dtype.itemsize or data.data_ptr() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype)
+
+
+def pack(codes: torch.Tensor, levels: int) -> torch.Tensor:
+    """Return the bytes, ``[n]`` uint8, of a layer's codes, uint8."""
+    flat = codes.reshape(-1)
+    if levels == 256:
+        return flat
+    half = (len(flat) + 1) // 2
+    packed = flat[:half].clone()
+    packed[: len(flat) - half] |= flat[half:] << 4
+    return packed
+
+
+def _span(size: int, least: int) -> int:
+    return math.ceil(size / max(1, size // least))

@@ -1,0 +1,84 @@
+"""Attention of scattered rows in torch, block by block in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ragkv_kernels.results import Attended
+
+_ROW_BLOCK = 128
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+    lse: bool = False,
+    watch: int = 0,
+) -> Attended:
+    """See :func:`ragkv_kernels.attend`."""
+    heads, rows, _ = query.shape
+    values = value.float()
+    out = torch.empty_like(query)
+    sums = query.new_empty(heads, rows, dtype=torch.float32)
+    for block, scores in _blocks(query, key, positions, window, scaling):
+        mass = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - mass[..., None])
+        sums[:, block] = mass.flatten(0, 1)
+        attended = torch.matmul(weights, values[:, None, : scores.shape[-1]])
+        out[:, block] = attended.flatten(0, 1).to(out.dtype)
+    watched = None
+    if watch:
+        last = slice(rows - watch, rows)
+        watched = received(
+            query[:, last], key, positions[last], sums[:, last], window=window, scaling=scaling
+        )
+    return Attended(out, sums if lse else None, watched)
+
+
+def received(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """See :func:`ragkv_kernels.received`."""
+    total = key.new_zeros(key.shape[1], dtype=torch.float32)
+    for block, scores in _blocks(query, key, positions, window, scaling):
+        mass = lse[:, block].view(*scores.shape[:3], 1)
+        weights = torch.exp(scores - mass)
+        total[: scores.shape[-1]] += weights.mean(dim=(0, 1)).sum(dim=0)
+    return total
+
+
+def _blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    window: int | None,
+    scaling: float,
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield blocks of rows and scores ``[kv_heads, group, rows, keys up to the last row]``."""
+    heads, rows, width = query.shape
+    kv_heads = key.shape[0]
+    grouped = query.reshape(kv_heads, heads // kv_heads, rows, width)
+    keys = key.float().transpose(1, 2)[:, None]
+    for first in range(0, rows, _ROW_BLOCK):
+        block = slice(first, min(first + _ROW_BLOCK, rows))
+        seen = int(positions[block][-1]) + 1
+        scores = torch.matmul(grouped[:, :, block].float() * scaling, keys[..., :seen])
+        limit = positions[block, None]
+        places = torch.arange(seen, device=key.device)
+        hidden = places > limit
+        if window is not None:
+            hidden |= places <= limit - window
+        yield block, scores.masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,221 @@
+"""Restoring and encoding against the store's layout, written out in numpy loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ragkv_kernels import INT4, INT8, Grid, twins
+
+SMALL = Grid(levels=16, key_group=16, value_group=48)
+
+
+def operation(side, name):
+    if side == "twin":
+        return getattr(twins, name)
+    if name == "encode":
+        from ragkv_kernels.gpu.encode import encode
+
+        return encode
+    from ragkv_kernels.gpu.restore import restore
+
+    return restore
+
+
+def draw(heads, tokens, width, dtype=torch.float32, half=None):
+    torch.manual_seed(tokens)
+    keys, values = torch.randn(2, heads, tokens, width).mul(3).to(dtype)
+    angles = torch.rand(tokens, width // 2 if half is None else half) * 6
+    return keys, values, (1.2 * angles.cos(), 1.2 * angles.sin())
+
+
+def turned(keys, table, sign):
+    """Rotate by complex numbers, in float64; ``sign`` -1 undoes it, scaling included."""
+    cos, sin = (part.double().cpu().numpy() for part in table)
+    half = cos.shape[1]
+    out = keys.double().cpu().numpy().copy()
+    number = (out[..., :half] + 1j * out[..., half : 2 * half]) * (cos + 1j * sin) ** sign
+    out[..., :half], out[..., half : 2 * half] = number.real, number.imag
+    return out
+
+
+def bounds(tokens, least):
+    length = math.ceil(tokens / max(1, tokens // least))
+    return [(first, min(first + length, tokens)) for first in range(0, tokens, length)]
+
+
+def decoded(data, shape, grid):
+    """Read the bytes number by number, as docs say they lie."""
+    heads, tokens, width = shape
+    raw = data.cpu().numpy().tobytes()
+    groups = bounds(tokens, grid.key_group)
+    shares = bounds(heads, math.ceil(grid.value_group / width))
+    at = 0
+
+    def take(kind, count):
+        nonlocal at
+        part = np.frombuffer(raw, kind, count, at)
+        at += part.nbytes
+        return part
+
+    low = take("<f2", heads * len(groups) * width).reshape(heads, len(groups), width)
+    step = take("<f2", heads * len(groups) * width).reshape(heads, len(groups), width)
+    unit = take("<f4", 1)[0]
+    value_step = take("u1", len(shares) * tokens).reshape(len(shares), tokens)
+    codes = []
+    for _ in range(2):
+        count = heads * tokens * width
+        if grid.levels == 256:
+            codes.append(take("u1", count).reshape(shape))
+        else:
+            part = take("u1", (count + 1) // 2)
+            codes.append(np.concatenate([part & 15, part >> 4])[:count].reshape(shape))
+    assert at == len(raw)
+    keys, values = np.zeros(shape), np.zeros(shape)
+    for h in range(heads):
+        for number, (first, last) in enumerate(groups):
+            span = slice(first, last)
+            keys[h, span] = codes[0][h, span] * step[h, number].astype(float) + low[h, number]
+        share = next(n for n, (first, last) in enumerate(shares) if first <= h < last)
+        scale = value_step[share].astype(float) * unit
+        values[h] = (codes[1][h] - (grid.levels - 1) / 2) * scale[:, None]
+    return keys, values
+
+
+GRIDS = pytest.mark.parametrize("grid", [INT8, INT4, SMALL], ids=["int8", "int4", "small"])
+SHAPES = pytest.mark.parametrize(
+    ("heads", "tokens", "width", "half"),
+    [(2, 131, 64, 32), (3, 21, 32, 16), (4, 1, 64, 32), (2, 40, 80, 16), (5, 7, 96, 48)],
+)
+
+
+@GRIDS
+@SHAPES
+def test_encoded_bytes_hold_the_numbers(side, device, heads, tokens, width, half, grid):
+    keys, values, table = draw(heads, tokens, width, half=half)
+    parts = [part.to(device) for part in (keys, values, *table)]
+    made = operation(side, "encode")(*parts[:2], tuple(parts[2:]), grid=grid)
+    plain = turned(keys, table, -1)
+    got_keys, got_values = decoded(made.data, (heads, tokens, width), grid)
+    for first, last in bounds(tokens, grid.key_group):
+        span = slice(first, last)
+        reach = plain[:, span].max(1, keepdims=True) - plain[:, span].min(1, keepdims=True)
+        # half a step, and float16's rounding of the grid itself
+        limit = reach / (grid.levels - 1) * 0.52 + np.abs(plain[:, span]).max() * 2**-9
+        assert (np.abs(got_keys[:, span] - plain[:, span]) <= limit).all()
+    limit = values.abs().max() / (grid.levels - 1) * 1.1 + 1e-6
+    assert np.abs(got_values - values.numpy()).max() <= float(limit)
+    expected = max(np.abs(plain).max(), float(values.abs().max()))
+    assert float(made.largest) == pytest.approx(expected, rel=1e-5)
+
+
+@GRIDS
+@SHAPES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernel_and_twin_make_the_same_bytes(device, heads, tokens, width, half, grid, dtype):
+    keys, values, table = draw(heads, tokens, width, dtype, half)
+    # any strides
+    keys = keys.to(device).transpose(0, 1).contiguous().transpose(0, 1)
+    values = torch.cat([values, values], dim=1).to(device)[:, :tokens]
+    table = tuple(part.to(device) for part in table)
+    theirs = twins.encode(keys, values, table, grid=grid)
+    ours = operation("triton", "encode")(keys, values, table, grid=grid)
+    assert torch.equal(ours.data, theirs.data)
+    assert torch.equal(ours.largest, theirs.largest)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(2, 150, 64), (4, 300, 128), (3, 21, 80), (1, 1, 96)], ids=str)
+def test_the_store_codecs_make_the_same_bytes(side, device, name, shape):
+    codecs = pytest.importorskip("ragkv.store.codecs", reason="a store without codecs")
+    codec, grid = codecs.codec_of(name), {"int8": INT8, "int4": INT4}[name]
+    assert (codec.levels, codec.key_group, codec.value_group) == (
+        grid.levels,
+        grid.key_group,
+        grid.value_group,
+    )
+    from ragkv.model.rotary import unrotate
+
+    keys, values, table = draw(*shape)
+    parts = [part.to(device) for part in (keys, values, *table)]
+    made = operation(side, "encode")(*parts[:2], tuple(parts[2:]), grid=grid)
+    data = b"".join(codec.encode(unrotate(parts[0], tuple(parts[2:])), parts[1]))
+    assert made.data.cpu().numpy().tobytes() == data
+    expected = torch.empty(2, *shape)
+    codec.decode(memoryview(bytearray(data)), expected)
+    still = torch.ones(shape[1], 1, device=device), torch.zeros(shape[1], 1, device=device)
+    out = torch.empty(2, *shape, device=device)
+    rows = torch.arange(shape[1], device=device)
+    operation(side, "restore")(
+        made.data, shape[1], *out, rows=rows, slots=rows, table=still, grid=grid
+    )
+    assert torch.equal(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("number", [0.0, 1.5, -3.0])
+def test_equal_numbers_come_back(side, device, number):
+    keys = torch.full((2, 70, 64), number, device=device)
+    still = torch.ones(70, 32, device=device), torch.zeros(70, 32, device=device)
+    made = operation(side, "encode")(keys, keys, still, grid=INT8)
+    got_keys, got_values = decoded(made.data, (2, 70, 64), INT8)
+    np.testing.assert_allclose(got_keys, number, rtol=1e-3)
+    np.testing.assert_allclose(got_values, number, rtol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.parametrize("where", [0, 1], ids=["keys", "values"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e6])
+def test_what_no_codec_can_keep_is_told(side, device, where, number):
+    both = torch.ones(2, 2, 9, 64, device=device)
+    both[where, 1, 4, 40] = number
+    still = torch.ones(9, 32, device=device), torch.zeros(9, 32, device=device)
+    made = operation(side, "encode")(*both, still, grid=INT8)
+    assert not float(made.largest) <= 32768
+
+
+@pytest.mark.parametrize("grid", [None, INT8, INT4, SMALL], ids=["raw", "int8", "int4", "small"])
+@SHAPES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_are_restored_at_their_slots(side, device, heads, tokens, width, half, grid, dtype):
+    keys, values, _ = draw(heads, tokens, width, dtype, half)
+    if grid is None:
+        data = torch.stack([keys, values]).view(-1).view(torch.uint8)
+        plain = keys.double().numpy(), values.double().numpy()
+    else:
+        still = torch.ones(tokens, half), torch.zeros(tokens, half)
+        data = twins.encode(keys, values, still, grid=grid).data
+        plain = decoded(data, (heads, tokens, width), grid)
+    # the bytes may lie askew in memory
+    data = torch.cat([torch.zeros(3, dtype=torch.uint8), data]).to(device)[3:]
+    rows = torch.tensor([row for row in range(tokens) if row % 5 != 2])
+    slots = 200 - rows
+    angles = torch.rand(len(rows), half) * 6
+    table = 1.2 * angles.cos(), 1.2 * angles.sin()
+    buffer = torch.full((2, 256, heads, width), 7.0, dtype=dtype, device=device).transpose(1, 2)
+    operation(side, "restore")(
+        data,
+        tokens,
+        *buffer,
+        rows=rows.to(device),
+        slots=slots.to(device),
+        table=tuple(part.to(device) for part in table),
+        grid=grid,
+    )
+    expected = np.full((2, heads, 256, width), 7.0)
+    expected[0][:, slots] = turned(torch.tensor(plain[0][:, rows]), table, 1)
+    expected[1][:, slots] = plain[1][:, rows]
+    # a whole unit in the last place: Triton's interpreter cuts bfloat16 where a GPU rounds
+    limit = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    np.testing.assert_allclose(buffer.double().cpu(), expected, atol=1e-5, rtol=limit)
+
+
+def test_no_rows_write_nothing(side, device):
+    buffer = torch.full((2, 2, 9, 64), 7.0, device=device)
+    none, table = torch.empty(0, dtype=torch.long, device=device), torch.empty(0, 32, device=device)
+    data = torch.zeros(2 * 2 * 5 * 64 * 4, dtype=torch.uint8, device=device)
+    operation(side, "restore")(
+        data, 5, *buffer, rows=none, slots=none, table=(table, table), grid=None
+    )
+    assert (buffer == 7).all()

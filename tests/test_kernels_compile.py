@@ -1,0 +1,130 @@
+"""Triton's compiler takes every kernel, without a GPU, and each fits a GPU's shared memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragkv_kernels import INT4, INT8
+
+pytest.importorskip("triton", reason="needs Triton")
+
+import triton
+from ragkv_kernels.gpu import attend as attending
+from ragkv_kernels.gpu import encode as encoding
+from ragkv_kernels.gpu import received as receiving
+from ragkv_kernels.gpu import restore as restoring
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED = 99 << 10
+"""Bytes that one program may take on the smallest GPU of compute capability 8."""
+
+KINDS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int64: "*i64",
+}
+
+
+class Compiled:
+    """Stands in for a kernel: a launch compiles it."""
+
+    def __init__(self, kernel, target, found):
+        self._kernel, self._target, self._found = kernel, target, found
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, *args, **kwargs):
+        options = {
+            name: kwargs.pop(name)
+            for name in ("num_warps", "num_stages", "enable_fp_fusion")
+            if name in kwargs
+        }
+        given = {**dict(zip(self._kernel.arg_names, args, strict=False)), **kwargs}
+        given = {name: given[name] for name in self._kernel.arg_names}
+        params = {p.name: p for p in self._kernel.params}
+        constants = {
+            name: value
+            for name, value in given.items()
+            if params[name].is_constexpr or (one(value) and not params[name].do_not_specialize)
+        }
+        signature = {
+            name: "constexpr" if name in constants else kind_of(value)
+            for name, value in given.items()
+        }
+        aligned = {
+            (number,): [["tt.divisibility", 16]]
+            for number, name in enumerate(given)
+            if name not in constants and is_aligned(given[name], params[name])
+        }
+        source = ASTSource(self._kernel, signature, constants, aligned)
+        made = triton.compile(source, target=self._target, options=options)
+        self._found.append((self._kernel.__name__, made.metadata.shared))
+
+
+def one(value):
+    """Whether Triton compiles the number in, as it does with a stride of 1."""
+    return isinstance(value, int) and value == 1
+
+
+def is_aligned(value, param):
+    """Whether Triton is told that the number, or the tensor's place, is a multiple of 16."""
+    if isinstance(value, torch.Tensor):
+        return not param.do_not_specialize_on_alignment
+    return isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize
+
+
+def kind_of(value):
+    if isinstance(value, torch.Tensor):
+        return KINDS[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+@pytest.fixture(params=[80, 90])
+def compiled(request, monkeypatch):
+    found = []
+    target = GPUTarget("cuda", request.param, 32)
+    for module, names in (
+        (attending, ["_attend", "_join"]),
+        (receiving, ["_received"]),
+        (restoring, ["_restore"]),
+        (encoding, ["_encode_keys", "_size_values", "_encode_values"]),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Compiled(getattr(module, name), target, found))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "window", "splits"),
+    [
+        (128, torch.bfloat16, None, 1),
+        (64, torch.float16, 50, 4),
+        (80, torch.bfloat16, 50, 1),
+        (128, torch.float32, None, 1),
+        (256, torch.float32, 50, 4),
+        (256, torch.float16, None, 1),
+    ],
+)
+def test_attention_compiles(compiled, width, dtype, window, splits):
+    query, key = torch.zeros(7, 300, width, dtype=dtype), torch.zeros(1, 400, width, dtype=dtype)
+    attending.attend(
+        query, key, key, torch.arange(300), window=window, scaling=1.0, watch=300, splits=splits
+    )
+    assert {name for name, _ in compiled} >= {"_attend", "_received"}
+    assert all(shared <= SHARED for _, shared in compiled), compiled
+
+
+@pytest.mark.parametrize("grid", [None, INT8, INT4], ids=["raw", "int8", "int4"])
+def test_codes_compile(compiled, grid):
+    keys = torch.ones(2, 600, 128, dtype=torch.bfloat16)
+    table = torch.ones(600, 64), torch.zeros(600, 64)
+    rows = torch.arange(600)
+    data = torch.stack([keys, keys]).view(-1).view(torch.uint8)
+    if grid is not None:
+        data = encoding.encode(keys, keys, table, grid=grid).data
+    restoring.restore(data, 600, keys, keys, rows=rows, slots=rows, table=table, grid=grid)
+    assert all(shared <= SHARED for _, shared in compiled), compiled
