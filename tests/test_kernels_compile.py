@@ -16,6 +16,8 @@ from ragkv_kernels.gpu import restore as restoring
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+pytestmark = pytest.mark.slow
+
 SHARED = 99 << 10
 """Bytes that one program may take on the smallest GPU of compute capability 8."""
 

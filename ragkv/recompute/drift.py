@@ -75,7 +75,8 @@ class Drift:
         values += self._mean(self._moved(values, fresh[1]))
 
     def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        return fresh[:, self._seen].float() - rows[:, self._here].float()
+        before, after = rows.index_select(1, self._here), fresh.index_select(1, self._seen)
+        return after.float() - before.float()
 
     def _mean(self, moved: torch.Tensor) -> torch.Tensor:
         """Return by what each position moves, ``[kv_heads, tokens, head_dim]``."""
@@ -85,9 +86,9 @@ class Drift:
         chunks.index_add_(1, self._in_chunk, moved)
         passages.index_add_(1, self._in_passage, moved)
         chunks /= self._chunk_counts + CHUNK_PRIOR
-        passages += PASSAGE_PRIOR * chunks[:, self._chunk]
+        passages += PASSAGE_PRIOR * chunks.index_select(1, self._chunk)
         passages /= self._passage_counts + PASSAGE_PRIOR
-        return passages[:, self._passage]
+        return passages.index_select(1, self._passage)
 
 
 def _passages(layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
