@@ -128,7 +128,8 @@ def attend(
 
         if ragkv_kernels.runs_attend(query[0], key[0], value[0]):
             tensors = query[0], key[0], value[0], rows.positions
-            return ragkv_kernels.attend(*tensors, window=window, scaling=scaling).out[None]
+            done = ragkv_kernels.attend(*tensors, window=window, scaling=scaling)
+            return torch.as_tensor(done.out[None])
     out = torch.empty_like(query)
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
