@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from ragkv_kernels import INT4, INT8
@@ -85,7 +87,7 @@ def kind_of(value):
     return "i32" if isinstance(value, int) else "fp32"
 
 
-@pytest.fixture(params=[80, 90])
+@pytest.fixture(params=[80, pytest.param(90, marks=pytest.mark.slow)])
 def compiled(request, monkeypatch):
     found = []
     target = GPUTarget("cuda", request.param, 32)
@@ -130,3 +132,16 @@ def test_codes_compile(compiled, grid):
         data = encoding.encode(keys, keys, table, grid=grid).data
     restoring.restore(data, 600, keys, keys, rows=rows, slots=rows, table=table, grid=grid)
     assert all(shared <= SHARED for _, shared in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    ("programs", "seen", "expected"),
+    [(4, 32768, 64), (40, 32768, 6), (4, 500, 2), (4, 100, 1), (1000, 32768, 1)],
+    ids=["few-rows", "some", "short", "shorter", "many-rows"],
+)
+def test_programs_share_keys_where_rows_are_few(monkeypatch, programs, seen, expected):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
+    )
+    tiles = attending.tiles_for(torch.zeros(7, 64, 128, dtype=torch.bfloat16), 64)
+    assert attending._splits(torch.device("cuda"), programs, seen, tiles) == expected

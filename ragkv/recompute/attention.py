@@ -126,10 +126,12 @@ def attend(
     if query.is_cuda and len(query) == 1:
         import ragkv_kernels
 
-        if ragkv_kernels.runs_attend(query[0], key[0], value[0]):
-            tensors = query[0], key[0], value[0], rows.positions
-            done = ragkv_kernels.attend(*tensors, window=window, scaling=scaling)
-            return torch.as_tensor(done.out[None])
+        tensors = query[0], key[0], value[0]
+        if ragkv_kernels.runs_attend(*tensors):
+            attended: torch.Tensor = ragkv_kernels.attend(
+                *tensors, rows.positions, window=window, scaling=scaling
+            ).out
+            return attended[None]
     out = torch.empty_like(query)
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(

@@ -83,11 +83,21 @@ def check(attend, tensors, positions, window, watch=3, limit=None):
         [149],
         [63],
         [64],
+        [134],
         [0, 63, 64, 65, 127, 128, 129, 149],
         scattered(40, 150),
         list(range(110, 150)),
     ],
-    ids=["first", "last", "block-end", "block-start", "edges", "scattered", "tail"],
+    ids=[
+        "first",
+        "last",
+        "block-end",
+        "block-start",
+        "window-at-block-start",
+        "edges",
+        "scattered",
+        "tail",
+    ],
 )
 def test_rows_see_exactly_their_keys(side, device, positions, window):
     tensors = draw(4, 2, len(positions), 150, 64, torch.float32, device)

@@ -249,7 +249,7 @@ def _put_keys(
         TO_A_BYTE=to_a_byte,
         BLOCK_T=triton.next_power_of_2(span),
         BLOCK_P=_PAIRS,
-        num_warps=8 if span > 128 else 4,
+        num_warps=16 if span > 128 else 4,
         enable_fp_fusion=False,
     )
     return sizes.amax()

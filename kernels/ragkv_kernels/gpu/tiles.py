@@ -35,7 +35,8 @@ def tiles_for(query: torch.Tensor, rows: int) -> Tiles:
         Rows times heads of a group: a tile is no larger than they need.
     """
     channels = triton.next_power_of_2(query.shape[-1])
-    nbytes = channels * query.element_size()
+    # products of float32 need room for the parts that they are split into
+    nbytes = channels * query.element_size() * (2 if query.dtype == torch.float32 else 1)
     most = max(16, min(128, 32768 // nbytes))
     tile = max(16, min(most, triton.next_power_of_2(rows)))
     keys = max(16, min(64, 16384 // nbytes))
