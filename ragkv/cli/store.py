@@ -180,15 +180,24 @@ def key() -> None:
 def bench(
     store: StorePath = None,
     megabytes: Annotated[float, typer.Option("--mb", min=1, help="10^6 bytes to load.")] = 64,
+    chunk_megabytes: Annotated[
+        float, typer.Option("--chunk-mb", min=0.1, help="10^6 bytes of a chunk's keys and values.")
+    ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time loading from the store beside a plain memory-mapped file of the same bytes."""
+    """Time loading from the store beside plain memory-mapped files of the same bytes."""
     from ragkv.store.bench import bandwidth
 
     with err.status("Writing, then loading …"):
-        found = bandwidth(store, megabytes=megabytes, rounds=rounds, encrypt=encrypt)
+        found = bandwidth(
+            store,
+            megabytes=megabytes,
+            chunk_megabytes=chunk_megabytes,
+            rounds=rounds,
+            encrypt=encrypt,
+        )
     if as_json:
         out.print_json(json.dumps(found.to_dict()))
         return

@@ -1,4 +1,4 @@
-"""How fast a store loads, beside a plain memory-mapped file with the same bytes."""
+"""How fast a store loads, beside plain memory-mapped files with the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ragkv.store import folder_of, open_blobs
 
 _FINGERPRINT = Fingerprint("bandwidth", "bandwidth", "bandwidth", "bfloat16")
 _LAYERS, _HEADS, _WIDTH = 24, 2, 64
-_ENTRY_TOKENS = 680  # 8.4 MB: a chunk of a model of a few billion parameters
+_TOKEN_BYTES = 2 * _LAYERS * _HEADS * _WIDTH * 2
 
 
 class Pair(NamedTuple):
@@ -48,9 +48,11 @@ class Bandwidth:
     """Medians over the rounds, in MB (10^6 bytes) of keys and values a second.
 
     ``cold`` is None where no files of the store can be dropped from the page cache.
+    ``megabytes`` is of all entries, ``chunk_megabytes`` of each.
     """
 
     megabytes: float
+    chunk_megabytes: float
     rounds: int
     warm: Pair
     cold: Pair | None
@@ -62,14 +64,19 @@ class Bandwidth:
 
 
 def bandwidth(
-    place: str | Path | None, *, megabytes: float = 64, rounds: int = 5, encrypt: bool = False
+    place: str | Path | None,
+    *,
+    megabytes: float = 64,
+    chunk_megabytes: float = 8,
+    rounds: int = 5,
+    encrypt: bool = False,
 ) -> Bandwidth:
     """Put random entries into a namespace of their own, load them in turn, delete them.
 
     Every ``get`` verifies all checksums and copies the entry into memory of its own, and
-    no tier keeps it. The memory map is of a file that has the same keys and values in one
-    piece and lies in the store's folder, or in the folder for temporary files where the
-    store is no folder; it is copied into memory, too, and verifies nothing.
+    no tier keeps it. The memory maps are of plain files, one with the keys and values of
+    each entry, in the store's folder, or in the folder for temporary files where the store
+    is no folder; they are copied into memory, too, and nothing verifies them.
 
     Cold means that the system was told to forget the files' pages
     (``posix_fadvise(POSIX_FADV_DONTNEED)``) after they were synced. What the drive, its
@@ -81,7 +88,9 @@ def bandwidth(
     place
         A folder or an address, as :class:`ragkv.config.StoreConfig` takes it.
     megabytes
-        10^6 bytes of keys and values to load in each round.
+        10^6 bytes of keys and values to load in each round, one entry at least.
+    chunk_megabytes
+        10^6 bytes of keys and values of each entry.
     rounds
         How often each is timed, store and map in turn.
     encrypt
@@ -94,25 +103,26 @@ def bandwidth(
     """
     folder = folder_of(place)
     config = StoreConfig(place, encrypt=encrypt)
-    count = max(1, round(megabytes * 1e6 / _entry(0, "").nbytes))
+    tokens = max(1, round(chunk_megabytes * 1e6 / _TOKEN_BYTES))
+    count = max(1, round(megabytes * 1e6 / (tokens * _TOKEN_BYTES)))
     namespace = f"bandwidth-{secrets.token_hex(8)}"
     texts = [f"entry {number}" for number in range(count)]
     with (
         closing(open_blobs(config, namespace)) as store,
         tempfile.TemporaryDirectory(prefix="bandwidth-", dir=folder) as beside,
     ):
-        plain = Path(beside) / "plain"
+        plain = [Path(beside) / str(number) for number in range(count)]
         nbytes = 0
         try:
-            with plain.open("wb") as file:
-                for number, text in enumerate(texts):
-                    entry = _entry(number, text)
-                    store.put(entry, _FINGERPRINT)
+            for number, (text, path) in enumerate(zip(texts, plain, strict=True)):
+                entry = _entry(number, text, tokens)
+                store.put(entry, _FINGERPRINT)
+                with path.open("wb") as file:
                     file.write(entry.keys.view(torch.uint8).numpy().data)
                     file.write(entry.values.view(torch.uint8).numpy().data)
-                    nbytes += entry.nbytes
-                file.flush()
-                os.fsync(file.fileno())
+                    file.flush()
+                    os.fsync(file.fileno())
+                nbytes += entry.nbytes
 
             def load() -> None:
                 for text in texts:
@@ -120,7 +130,8 @@ def bandwidth(
                         raise StoreError("an entry that was just put is not there")
 
             def copy() -> None:
-                np.array(np.memmap(plain, dtype=np.uint8, mode="r"))
+                for path in plain:
+                    np.array(np.memmap(path, dtype=np.uint8, mode="r"))
 
             cold = None
             if folder is not None and hasattr(os, "posix_fadvise"):
@@ -130,7 +141,7 @@ def bandwidth(
         finally:
             for text in texts:
                 store.delete(text)
-    return Bandwidth(nbytes / 1e6, rounds, warm, cold)
+    return Bandwidth(nbytes / 1e6, nbytes / 1e6 / count, rounds, warm, cold)
 
 
 def _pair(
@@ -151,11 +162,11 @@ def _pair(
     return Pair(*speeds)
 
 
-def _entry(number: int, text: str) -> ChunkKV:
-    shape = (2, _LAYERS, _HEADS, _ENTRY_TOKENS, _WIDTH)
+def _entry(number: int, text: str, tokens: int) -> ChunkKV:
+    shape = (2, _LAYERS, _HEADS, tokens, _WIDTH)
     draw = torch.Generator().manual_seed(number)
     keys, values = torch.randn(shape, generator=draw).to(torch.bfloat16)
-    ids = np.arange(_ENTRY_TOKENS, dtype=np.int32)
+    ids = np.arange(tokens, dtype=np.int32)
     return ChunkKV(text, ids, np.stack([ids, ids + 1], axis=1), keys, values)
 
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ByteArray = npt.NDArray[np.uint8]
 _BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
-_MANY_BYTES = 1 << 23  # above this, several threads copy: one alone does not fill the bus
+_MANY_BYTES = 1 << 25  # from here memory is fresh from the system: threads share its first touch
 _THREADS = min(4, os.cpu_count() or 1)
 
 

@@ -256,7 +256,8 @@ def _is_laid_out(header: Header) -> bool:
         and len(header.layer_checksums) == header.shape[0]
         and all(type(size) is int and size > 0 for size in header.layer_sizes)
         and all(
-            codec.fits(size, header.shape[1:], DTYPES[header.dtype]) for size in header.layer_sizes
+            codec.fits(size, header.shape[1:], DTYPES[header.dtype])
+            for size in set(header.layer_sizes)
         )
     )
 

@@ -279,10 +279,7 @@ def _mapped(path: Path) -> Blob:
         if os.fstat(file.fileno()).st_size == 0:  # nothing that could be mapped
             return b""
         # copy-on-write: torch wants memory that may be written to
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    if hasattr(mapping, "madvise"):
-        mapping.madvise(mmap.MADV_WILLNEED)
-    return mapping
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _listed(folder: Path) -> list[Path]:
