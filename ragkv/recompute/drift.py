@@ -1,13 +1,17 @@
 """Drift: what neighbouring tokens have in common when their chunk comes into a prompt.
 
 A token's key and value in the real prompt differ from the cached ones, because it now sees
-the chunks before its own. A good part of that difference is the same for all tokens of one
-chunk, and more for those of one passage. The recomputed tokens show it, layer by layer and
-at no cost; the tokens that are not recomputed are moved by it. With nothing left to move,
-or nothing recomputed, nothing changes: ratio 1 stays a full prefill and ratio 0 plain reuse.
+the chunks before its own. Neighbours differ alike, and a chunk's first tokens differ most.
+The recomputed tokens show by how much, layer by layer and at no cost; the tokens that are
+not recomputed are moved by what these let expect (simple kriging: the best linear guess).
+With nothing left to move, or nothing recomputed, nothing changes: ratio 1 stays a full
+prefill and ratio 0 plain reuse.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +21,28 @@ from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.splice.layout import Layout
 
-PASSAGE_TOKENS = 16
-"""Tokens of a chunk that stand together and drift together."""
+# Shares of what a token moves by, squared: what it has in common with all of its chunk, with
+# tokens near and very near (share, tokens within which that falls to 1/e), and with none.
+# How they were measured: docs/log.md.
+CHUNK = 0.25
+NEAR = ((0.1, 40.0), (0.2, 3.0))
+OWN = 0.45
 
-PASSAGE_PRIOR = 2
-"""A passage's mean counts so many tokens that moved like the chunk."""
+EARLY_TOKENS = 20
+"""A chunk's token ``i`` moves by ``(1 + i / 20) ** -0.5`` of what its first one does."""
 
-CHUNK_PRIOR = 5
-"""A chunk's mean counts so many tokens that did not move."""
+STRETCH_TOKENS = 512
+"""Tokens further apart, in a longer chunk, say nothing of each other."""
 
 
 class Drift:
     """Moves a layer's unrepaired rows just before its recomputed rows are written.
 
-    A row moves by ``(sum_p + 2 m) / (n_p + 2)``, where ``sum_p`` is over what the ``n_p``
-    recomputed tokens of its passage moved by, and ``m = sum_c / (n_c + 5)`` likewise over
-    its chunk: few recomputed tokens say little. Keys are compared and moved unrotated.
+    By ``k (K + N)^-1 d``, where ``d`` is what the recomputed tokens of the stretch moved
+    by, ``K`` holds the covariances among these and ``k`` those of the row with them: for
+    tokens ``i`` and ``j`` of a stretch ``g_i g_j (CHUNK + sum a exp(-|i - j| / t))`` with
+    ``g_i = (1 + i / 20) ** -0.5``. ``N = diag(OWN g_i ** 2)``. One set of weights serves
+    all layers and heads. Keys are compared and moved unrotated.
 
     Parameters
     ----------
@@ -47,18 +57,20 @@ class Drift:
         if architecture is None or rotary is None:
             raise ValueError("drift needs a supported model")
         self._kinds = architecture.rope_kinds
-        passage, chunk = _passages(layout)
-        seen = np.flatnonzero(rows < len(passage))
-        seen = seen[passage[rows[seen]] > 0]
-        here = rows[seen]
-        self._tables = rotary.tables(self._kinds, torch.arange(len(passage), device=device))
-        self._seen, self._here = (torch.from_numpy(part).to(device) for part in (seen, here))
-        self._passage = torch.from_numpy(passage).to(device)
-        self._chunk = torch.from_numpy(chunk).to(device)
-        self._in_passage = self._passage[self._here]
-        self._in_chunk = self._chunk[self._in_passage]
-        self._passage_counts = torch.bincount(self._in_passage, minlength=len(chunk))[:, None]
-        self._chunk_counts = torch.bincount(self._in_chunk, minlength=len(chunk))[:, None]
+        self._end = layout.query_start
+        self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
+        self._stretches: list[_Stretch] = []
+        seen: list[npt.NDArray[np.int64]] = []
+        count = 0
+        for start, at, told in _stretches(layout, rows):
+            known = slice(count, count + len(told))
+            weights = _weights(at, rows[told] - start).to(device)
+            self._stretches.append(_Stretch(slice(start, start + len(at)), known, weights))
+            seen.append(told)
+            count = known.stop
+        told = np.concatenate([*seen, np.empty(0, dtype=np.int64)])
+        self._seen = torch.from_numpy(told).to(device)
+        self._here = torch.from_numpy(rows[told]).to(device)
 
     def __call__(
         self,
@@ -67,44 +79,73 @@ class Drift:
         fresh: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Move the chunks' rows in place; see :class:`ragkv.splice.buffer.BeforeWrite`."""
-        keys, values = (part[:, : len(self._passage)] for part in rows)
+        if not self._stretches:
+            return
+        keys, values = (part[:, : self._end] for part in rows)
         table = self._tables[self._kinds[layer]]
         here = table[0][self._here], table[1][self._here]
-        # rotation is linear: the means are taken of unrotated keys, and turned to each place
-        keys += rotate(self._mean(unrotate(self._moved(keys, fresh[0]), here)), table)
-        values += self._mean(self._moved(values, fresh[1]))
+        moved_keys = unrotate(self._moved(keys, fresh[0]), here)
+        expected = self._expected(torch.cat([moved_keys, self._moved(values, fresh[1])]))
+        heads = len(keys)
+        keys += rotate(expected[:heads], table)
+        values += expected[heads:]
 
     def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         before, after = rows.index_select(1, self._here), fresh.index_select(1, self._seen)
         return after.float() - before.float()
 
-    def _mean(self, moved: torch.Tensor) -> torch.Tensor:
-        """Return by what each position moves, ``[kv_heads, tokens, head_dim]``."""
+    def _expected(self, moved: torch.Tensor) -> torch.Tensor:
+        """Return by what each position moves, ``[heads, end, head_dim]``."""
         heads, _, width = moved.shape
-        chunks = moved.new_zeros(heads, len(self._chunk), width)
-        passages = torch.zeros_like(chunks)
-        chunks.index_add_(1, self._in_chunk, moved)
-        passages.index_add_(1, self._in_passage, moved)
-        chunks /= self._chunk_counts + CHUNK_PRIOR
-        passages += PASSAGE_PRIOR * chunks.index_select(1, self._chunk)
-        passages /= self._passage_counts + PASSAGE_PRIOR
-        return passages.index_select(1, self._passage)
+        known = moved.transpose(0, 1).reshape(-1, heads * width)
+        out = known.new_zeros(self._end, heads * width)
+        for stretch in self._stretches:
+            torch.mm(stretch.weights, known[stretch.known], out=out[stretch.positions])
+        return out.view(self._end, heads, width).transpose(0, 1)
 
 
-def _passages(layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return each position's passage, and each passage's chunk.
+class _Stretch(NamedTuple):
+    """Neighbouring positions, the rows of all known ones that are theirs, the weights."""
 
-    The first is ``[tokens up to the last chunk's end]``. Passage 0, of chunk 0, is for
-    positions that neither move nor tell; the chunks are numbered from 1.
+    positions: slice
+    known: slice
+    weights: torch.Tensor
+
+
+def _stretches(
+    layout: Layout, rows: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yield each stretch in which something is recomputed.
+
+    Its first position; ``[positions]`` each one's place in the chunk; ``[told]`` indices
+    into ``rows`` of its cached tokens that are recomputed.
     """
-    passage = np.zeros(layout.query_start, dtype=np.int64)
-    chunk = [np.zeros(1, dtype=np.int64)]
-    count = 1
-    for number, piece in enumerate(layout.placed, start=1):
-        slots = piece.slots[piece.slots >= layout.exact]
-        within = (slots - piece.start) // PASSAGE_TOKENS
-        passage[slots] = count + within
-        found = int(within.max(initial=-1)) + 1
-        chunk.append(np.full(found, number))
-        count += found
-    return passage, np.concatenate(chunk)
+    for piece in layout.placed:
+        cached = piece.slots >= layout.exact
+        slots, places = piece.slots[cached], piece.rows[cached]
+        if not len(slots):
+            continue
+        # the chunk's fresh tokens stand between; they are computed, whatever they move by
+        at = np.zeros(slots[-1] + 1 - slots[0], dtype=np.int64)
+        at[slots - slots[0]] = places
+        found = np.flatnonzero(np.isin(rows, slots))
+        for first in range(0, len(at), STRETCH_TOKENS):
+            start = int(slots[0]) + first
+            told = found[(rows[found] >= start) & (rows[found] < start + STRETCH_TOKENS)]
+            if len(told):
+                yield start, at[first : first + STRETCH_TOKENS], told
+
+
+def _weights(at: npt.NDArray[np.int64], told: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return ``[positions, told]``: what each position takes from each recomputed one."""
+    steps = torch.arange(len(at), dtype=torch.float32)
+    alike = torch.full_like(steps, CHUNK)
+    for share, within in NEAR:
+        alike += share * torch.exp(-steps / within)
+    size = torch.rsqrt(1 + torch.from_numpy(at) / EARLY_TOKENS)
+    known = torch.from_numpy(told)
+    apart = (torch.arange(len(at))[:, None] - known).abs()
+    covariance = alike[apart] * size[:, None] * size[known]
+    among = covariance[known] + torch.diag(OWN * size[known].square())
+    weights: torch.Tensor = torch.linalg.solve(among, covariance, left=False)
+    return weights
