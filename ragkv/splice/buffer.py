@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ragkv.chunk.memory import uninitialised
 from ragkv.model.architecture import Architecture
 
 
@@ -99,7 +100,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class SplicedCache(Cache):
-    """A transformers Cache over one preallocated buffer.
+    """A transformers Cache over one preallocated buffer, undefined until rows are written.
 
     Parameters
     ----------
@@ -123,8 +124,8 @@ class SplicedCache(Cache):
         spare: int = 64,
     ) -> None:
         shape = (architecture.layers, architecture.kv_heads, length + spare, architecture.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = uninitialised(shape, dtype, device)
+        self.values = uninitialised(shape, dtype, device)
         layers = [
             SplicedLayer(keys[None], values[None], length)
             for keys, values in zip(self.keys, self.values, strict=True)

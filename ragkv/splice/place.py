@@ -53,6 +53,9 @@ def splice(
         rows, slots = _index(piece.rows, cache.keys.device), _index(piece.slots, cache.keys.device)
         _copy(cache.keys, slots, piece.entry.keys, rows)
         _copy(cache.values, slots, piece.entry.values, rows)
+    fresh = _index(layout.fresh, cache.keys.device)
+    for part in (cache.keys, cache.values):
+        part[:, :, fresh] = 0
     if pieces:
         end = max(int(piece.slots[-1]) for piece in pieces) + 1
         positions = torch.arange(end, device=loaded.device)

@@ -10,7 +10,6 @@ checksum covers those and every other header field.
 from __future__ import annotations
 
 import logging
-import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ import torch
 from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.memory import uninitialised
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
@@ -174,7 +174,7 @@ def _read(data: memoryview, header: Header, device: torch.device, *, copy: bool)
         kv = _read_raw(data, header, copy=copy or device.type != "cpu")
         tensor = torch.from_numpy(kv).view(dtype).view(header.shape).to(device)
     else:
-        tensor = _empty(header.shape, dtype, device)
+        tensor = uninitialised(header.shape, dtype, device)
         for layer, span in enumerate(header.spans):
             decode_layer(data[span], header, layer, tensor[layer])
     token_ids, offsets = tokens_in(bytes(data[header.kv_bytes :]), header)
@@ -210,17 +210,6 @@ def _copy_verified(data: memoryview, out: ByteArray, header: Header, layer: int)
         state.update(block.data)
     if state.hexdigest() != header.layer_checksums[layer]:
         raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return fresh memory; on the CPU numpy's.
-
-    numpy asks for huge pages where torch does not: filling them is 3x faster.
-    """
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    flat = np.empty(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(flat).view(dtype).view(*shape)
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:
