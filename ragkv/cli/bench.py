@@ -174,13 +174,14 @@ def _opening(
 
 
 def _show(benchmark: Benchmark, plot: Path | None) -> None:
-    from ragkv.bench.chart import save_chart
+    from ragkv.bench.chart import chart
     from ragkv.bench.table import tables
+    from ragkv.evaluate.picture import save_chart
 
     for table in tables(benchmark):
         out.print(table)
     if plot is not None:
-        save_chart(benchmark, plot)
+        save_chart(chart(benchmark), plot)
         out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -220,12 +220,13 @@ def _build(
 
 
 def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
-    from ragkv.evaluate.chart import save_chart
+    from ragkv.evaluate.chart import chart
+    from ragkv.evaluate.picture import save_chart
     from ragkv.evaluate.table import table
 
     console.print(table(evaluation))
     if plot is not None:
-        save_chart(evaluation, plot)
+        save_chart(chart(evaluation), plot)
         console.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
