@@ -11,15 +11,7 @@ import typer
 from ragkv.cli.console import err, out
 from ragkv.cli.options import ModelName
 from ragkv.errors import ConfigError
-from ragkv.evaluate.options import (
-    AuxiliaryModel,
-    Chart,
-    Device,
-    DType,
-    Plot,
-    check_folders,
-    parts_of,
-)
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -57,8 +49,8 @@ def ttft(
     tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
     rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    plot: Plot = None,
-    chart: Chart = None,
+    plot: options.Plot = None,
+    chart: options.Chart = None,
     random_weights: Annotated[
         str | None,
         typer.Option(
@@ -78,13 +70,13 @@ def ttft(
     vllm_python: Annotated[
         Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
     ] = None,
-    auxiliary_model: AuxiliaryModel = None,
-    device: Device = None,
-    dtype: DType = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
     seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
 ) -> None:
     """Time to first token beside a full prefill, the arithmetic bound and other engines."""
-    check_folders(json_path, plot)
+    options.check_folders(json_path, plot)
     if chart is not None:
         from ragkv.bench.result import Benchmark
 
@@ -100,8 +92,8 @@ def ttft(
         tokens=_numbers("--tokens", tokens, int),
         chunk_tokens=chunk_tokens,
         ratios=_numbers("--ratio", ratio, float),
-        methods=tuple(parts_of(method)),
-        tiers=tuple(parts_of(tier)),  # type: ignore[arg-type]
+        methods=tuple(options.parts_of(method)),
+        tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
         rounds=rounds,
         seed=seed,
     )
@@ -190,6 +182,6 @@ def _show(benchmark: Benchmark, plot: Path | None) -> None:
 
 def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
     try:
-        return tuple(kind(part) for part in parts_of(text))
+        return tuple(kind(part) for part in options.parts_of(text))
     except ValueError as error:
         raise ConfigError(f"{option} takes numbers such as 1,2, not {text!r}") from error

@@ -8,27 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ragkv.evaluate import options
 from ragkv.evaluate.command import ratios_of, read_examples
-from ragkv.evaluate.options import (
-    AuxiliaryModel,
-    Data,
-    Device,
-    DType,
-    Limit,
-    Model,
-    Resume,
-    Strict,
-    check_folders,
-)
 
 
 def calibrate_command(
     *,
-    data: Data,
+    data: options.Data,
     target: Annotated[
         float, typer.Option(help="Share of full attention's behaviour to keep.")
     ] = 0.95,
-    model: Model = None,
+    model: options.Model = None,
     method: Annotated[str, typer.Option(help="How tokens to recompute are chosen.")] = "query",
     measure: Annotated[
         str, typer.Option(help="agreement (next tokens) or retention (task score).")
@@ -36,7 +26,7 @@ def calibrate_command(
     ratio: Annotated[
         str, typer.Option(help="Comma-separated candidates, tried from the highest down.")
     ] = "0.7,0.5,0.3,0.2,0.15,0.1,0.05,0",
-    limit: Limit = None,
+    limit: options.Limit = None,
     seed: Annotated[int, typer.Option(help="Draws examples and intervals.")] = 0,
     out: Annotated[
         Path | None,
@@ -46,14 +36,14 @@ def calibrate_command(
         bool,
         typer.Option("--accept-likely", help="Take a ratio whose mean reaches the target."),
     ] = False,
-    strict: Strict = True,
-    resume: Resume = None,
-    auxiliary_model: AuxiliaryModel = None,
-    device: Device = None,
-    dtype: DType = None,
+    strict: options.Strict = True,
+    resume: options.Resume = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
 ) -> None:
     """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
-    check_folders(out)
+    options.check_folders(out)
 
     from ragkv import RagKV, ReuseConfig
     from ragkv.evaluate.calibration import calibrate

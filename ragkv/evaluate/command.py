@@ -9,19 +9,7 @@ import typer
 from rich.console import Console
 
 from ragkv.errors import ConfigError
-from ragkv.evaluate.options import (
-    AuxiliaryModel,
-    Chart,
-    Device,
-    DType,
-    Limit,
-    Model,
-    Plot,
-    Resume,
-    Strict,
-    check_folders,
-    parts_of,
-)
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,19 +26,19 @@ def evaluate_command(
     data: Annotated[
         Path | None, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")
     ] = None,
-    model: Model = None,
+    model: options.Model = None,
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = DEFAULT_METHODS,
     ratio: Annotated[
         str, typer.Option(help="Comma-separated shares to recompute, or auto.")
     ] = "0.2",
-    limit: Limit = None,
+    limit: options.Limit = None,
     seed: Annotated[int, typer.Option(help="Draws examples, needles and intervals.")] = 0,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", help="Write the result here; an interrupted run is resumed."),
     ] = None,
-    plot: Plot = None,
-    chart: Chart = None,
+    plot: options.Plot = None,
+    chart: options.Chart = None,
     needles: Annotated[
         str | None,
         typer.Option(help="Instead of --data: single, multikey, multivalue, multiquery or all."),
@@ -64,8 +52,8 @@ def evaluate_command(
     needle_values: Annotated[
         str, typer.Option(help="Needles: numbers, words or uuids are hidden.")
     ] = "numbers",
-    strict: Strict = True,
-    resume: Resume = None,
+    strict: options.Strict = True,
+    resume: options.Resume = None,
     time_in_turn: Annotated[
         bool,
         typer.Option(
@@ -79,16 +67,16 @@ def evaluate_command(
             help="Comma-separated codecs: compare their fidelity, size and load time instead."
         ),
     ] = None,
-    auxiliary_model: AuxiliaryModel = None,
-    device: Device = None,
-    dtype: DType = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
 ) -> None:
     """Compare methods with full attention: answers, fidelity and time to first token."""
     from ragkv.evaluate.summary import Evaluation
 
     if sum(option is not None for option in (data, needles, chart)) != 1:
         raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
-    check_folders(json_path, plot)
+    options.check_folders(json_path, plot)
     codecs = _codecs_of(codec, plot or chart)
     console = Console()
     if chart is not None:
@@ -125,7 +113,7 @@ def evaluate_command(
                 kv,
                 examples,
                 codecs,
-                methods=parts_of(methods),
+                methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 show_progress=True,
             )
@@ -137,7 +125,7 @@ def evaluate_command(
             evaluation = evaluate(
                 kv,
                 examples,
-                methods=parts_of(methods),
+                methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 seed=seed,
                 records=json_path.with_suffix(".rows.jsonl") if json_path else None,
@@ -163,7 +151,7 @@ def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
         return []
     if picture is not None:
         raise ConfigError("--codec draws no picture: leave out --plot and --chart")
-    return [StoreConfig(codec=name).codec for name in parts_of(codec)] or ["raw"]
+    return [StoreConfig(codec=name).codec for name in options.parts_of(codec)] or ["raw"]
 
 
 def read_examples(path: Path, *, strict: bool) -> DataSet:
@@ -192,7 +180,7 @@ def _build(
     from ragkv.evaluate.needles import NeedleKind, NeedleSpec, build_needles
 
     text = read_haystack(haystack) if haystack is not None else default_haystack()
-    names = get_args(NeedleKind) if kinds == "all" else parts_of(kinds)
+    names = get_args(NeedleKind) if kinds == "all" else options.parts_of(kinds)
     if not names:
         raise ConfigError(f"--needles takes {', '.join(get_args(NeedleKind))} or all")
     specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
@@ -219,6 +207,6 @@ def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
 def ratios_of(text: str) -> list[Ratio]:
     """Return the ratios of a comma-separated option."""
     try:
-        return ["auto" if part == "auto" else float(part) for part in parts_of(text)]
+        return ["auto" if part == "auto" else float(part) for part in options.parts_of(text)]
     except ValueError as error:
         raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.evaluate.options import Data, Device, Limit, check_folders
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from ragkv.evaluate.data import DataSet
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def tune_command(
     *,
-    data: Data,
+    data: options.Data,
     primary: Annotated[str, typer.Option(help="Hub name or folder of the model that answers.")],
     out: Annotated[Path, typer.Option(help="New folder for the tuned auxiliary model.")],
     auxiliary: Annotated[
         str | None, typer.Option(help="Model to tune; default: the embedded model.")
     ] = None,
-    limit: Limit = None,
+    limit: options.Limit = None,
     holdout: Annotated[float, typer.Option(help="Share of them that is not trained on.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 6,
     layers: Annotated[int, typer.Option(help="Last layers that are trained.")] = 2,
@@ -34,7 +34,7 @@ def tune_command(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here, pass by pass.")
     ] = None,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Train the auxiliary model to look where the primary model's query looks."""
     from ragkv.evaluate.data import read_data
@@ -66,7 +66,7 @@ def _check_places(out: Path, json_path: Path | None) -> None:
     """Find out before the work, not after it, that its result cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out a new or empty folder")
-    check_folders(out, json_path)
+    options.check_folders(out, json_path)
 
 
 def _targets(examples: DataSet, primary: str, device: str | None) -> list[Target]:
