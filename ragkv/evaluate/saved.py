@@ -41,12 +41,7 @@ def write(path: str | Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def reading(path: str | Path, otherwise: str) -> Iterator[Any]:
-    """Yield a JSON file's content, and name the file in errors of it or of the block.
-
-    Parameters
-    ----------
-    otherwise
-        What is said of a file with other content, with ``{path}`` and ``{error}``.
+    """Yield what a JSON file holds; errors say ``otherwise``, with ``{path}`` and ``{error}``.
 
     Raises
     ------
