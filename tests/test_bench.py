@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import ragkv
 from ragkv import RagKV
 from ragkv.bench.bound import Costs, bound_s, causal_area
-from ragkv.bench.chart import chart, save_chart
+from ragkv.bench.chart import chart
 from ragkv.bench.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
 from ragkv.bench.measure import Bench, Plan
 from ragkv.bench.memory import peak_growth
@@ -25,6 +25,7 @@ from ragkv.bench.shapes import SHAPES, random_model
 from ragkv.bench.table import tables
 from ragkv.cli.main import app
 from ragkv.errors import ConfigError, MissingDependencyError, PromptTooLongError, UnknownMethodError
+from ragkv.evaluate.picture import save_chart
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import tokenize
 
@@ -411,7 +412,7 @@ def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path, m
         assert figure.bbox.contains(one.x0, one.y0)
         assert figure.bbox.contains(one.x1, one.y1)
     with pytest.raises(ConfigError, match="cannot be written"):
-        save_chart(some_benchmark(), tmp_path / "p.docx")
+        save_chart(chart(some_benchmark()), tmp_path / "p.docx")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"ragkv\[bench\]"):
         chart(some_benchmark())

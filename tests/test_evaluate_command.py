@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import ragkv
 from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.evaluate import write_data
-from ragkv.evaluate.chart import chart, save_chart
+from ragkv.evaluate.chart import chart
 from ragkv.evaluate.command import evaluate_command
+from ragkv.evaluate.picture import save_chart
 from ragkv.evaluate.summary import Evaluation, Row
 
 
@@ -158,12 +159,12 @@ def test_auto_is_one_marker_in_the_picture():
 
 def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
     full = Evaluation("m", "d", 1, _evaluation().rows[:1])
-    save_chart(full, tmp_path / "p.svg")
+    save_chart(chart(full), tmp_path / "p.svg")
     assert [text.get_text() for axes in chart(full).axes for text in axes.texts] == [
         "no figures"
     ] * 2
     with pytest.raises(ConfigError, match="cannot be written"):
-        save_chart(full, tmp_path / "p.docx")
+        save_chart(chart(full), tmp_path / "p.docx")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"ragkv\[bench\]"):
         chart(full)

@@ -27,14 +27,17 @@ def where(finder: ChunkFinder, prompt: str) -> list[tuple[str, str]]:
     return [(prompt[span.start : span.end], span.text) for span in spans]
 
 
+def is_complete(span: Span) -> bool:
+    return span.end - span.start == len(span.text)
+
+
 def check(prompt: str, spans: list[Span], finder: ChunkFinder) -> None:
     end = 0
     for span in spans:
         assert end <= span.start < span.end <= len(prompt)
         assert prompt[span.start : span.end] == span.text[: span.end - span.start]
         assert span.text in finder
-        assert span.complete == (prompt[span.start : span.end] == span.text)
-        assert span.complete or span.end - span.start >= MIN_HEAD
+        assert is_complete(span) or span.end - span.start >= MIN_HEAD
         end = span.end
 
 
@@ -85,14 +88,14 @@ def compare(texts: list[str], prompt: str) -> None:
                 whole[start] = max(count, whole.get(start, 0))
             if count >= MIN_HEAD:
                 cut[start] = max(count, cut.get(start, 0))
-    complete = [span for span in spans if span.complete]
+    complete = [span for span in spans if is_complete(span)]
     for span in complete:
         assert span.end - span.start == whole[span.start]
     total = sum(span.end - span.start for span in complete)
     assert (total, -len(complete)) == best(whole, 0, len(prompt), None)
     borders = [0, *(edge for span in complete for edge in (span.start, span.end)), len(prompt)]
     for low, high in zip(borders[::2], borders[1::2], strict=True):
-        inside = [s for s in spans if low <= s.start < high and not s.complete]
+        inside = [s for s in spans if low <= s.start < high and not is_complete(s)]
         total = sum(span.end - span.start for span in inside)
         free = {start: count for start, count in cut.items() if high - start >= MIN_HEAD}
         assert (total, -len(inside)) == best(free, low, high, MIN_HEAD)
@@ -138,8 +141,8 @@ def test_adding_and_discarding_agree_with_a_new_finder(data: st.DataObject) -> N
     assert len(finder) == len(live)
     found, wanted = finder.find(prompt), ChunkFinder(live).find(prompt)
     check(prompt, found, finder)
-    assert [(s.start, s.end) for s in found if s.complete] == [
-        (s.start, s.end) for s in wanted if s.complete
+    assert [(s.start, s.end) for s in found if is_complete(s)] == [
+        (s.start, s.end) for s in wanted if is_complete(s)
     ]
     assert sum(s.end - s.start for s in found) == sum(s.end - s.start for s in wanted)
 

@@ -148,7 +148,7 @@ def test_budgets_hold_under_load(policy: str) -> None:
     )  # fmt: skip
     store = with_tiers(config, below, CPU)
     assert isinstance(store, EvictingStore)
-    tiered = store.store
+    tiered = store.below
     assert isinstance(tiered, TieredStore)
     places = [*tiered.tiers, below]
     over: list[int] = []

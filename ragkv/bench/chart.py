@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.bench.result import Benchmark, Row
-from ragkv.errors import ConfigError, MissingDependencyError
-from ragkv.evaluate.chart import COLOURS, MARKERS
+from ragkv.evaluate.picture import COLOURS, MARKERS, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_TITLE = 80
 
 
 def chart(benchmark: Benchmark) -> Figure:
@@ -26,15 +22,10 @@ def chart(benchmark: Benchmark) -> Figure:
     MissingDependencyError
         matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise MissingDependencyError(
-            "charts need matplotlib: pip install 'ragkv[bench]'"
-        ) from error
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
-    axes = figure.subplots()
+    title = f"{benchmark.model_name} on {benchmark.device}"
+    figure, (axes,) = panels(title, (8.0, 5.0))
+    from matplotlib.lines import Line2D
+
     handles = []
     styles = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
     for (name, rows), (colour, marker) in zip(_lines(benchmark).items(), styles, strict=False):
@@ -56,29 +47,9 @@ def chart(benchmark: Benchmark) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.set_xlabel("prompt tokens")
     axes.set_ylabel("first token sooner than by full prefill")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, axis="y", color="0.9")
-    axes.set_axisbelow(True)
     bound = Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="arithmetic bound")
     figure.legend(handles=[*handles, bound], loc="outside lower center", ncols=3, frameon=False)
-    title = f"{benchmark.model_name} on {benchmark.device}"
-    figure.suptitle(f"...{title[-_TITLE:]}" if len(title) > _TITLE else title, fontsize=11)
     return figure
-
-
-def save_chart(benchmark: Benchmark, path: str | Path) -> None:
-    """Write the picture; the ending (.png, .svg, .pdf) gives the format.
-
-    Raises
-    ------
-    ConfigError
-        The format is unknown or the file cannot be written.
-    """
-    figure = chart(benchmark)
-    try:
-        figure.savefig(path, dpi=150)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the chart cannot be written to {path}: {error}") from error
 
 
 def _lines(benchmark: Benchmark) -> dict[str, list[Row]]:

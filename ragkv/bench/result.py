@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ragkv.errors import ConfigError
+from ragkv.evaluate.saved import Saved, reading
 
 Tier = Literal["memory", "disk"]
 
@@ -74,7 +73,7 @@ class PeerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
+class Benchmark(Saved):
     """All rows, with what they were measured on.
 
     Attributes
@@ -86,27 +85,11 @@ class Benchmark:
         Versions, threads and the like.
     """
 
-    model: str
     device: str
     rows: tuple[Row, ...]
     peers: tuple[PeerRow, ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
     setup: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def model_name(self) -> str:
-        """The model as titles name it: a folder without the way to it."""
-        path = Path(self.model)
-        return path.name if path.is_absolute() else self.model
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types."""
-        return asdict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Benchmark:
@@ -117,8 +100,7 @@ class Benchmark:
         ConfigError
             The file cannot be read or is not such a benchmark.
         """
-        try:
-            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        with reading(path, "{path} is not by `ragkv bench ttft`: {error!r}") as saved:
             low_high = [(one, tuple(one["quartiles"])) for one in saved["rows"] + saved["peers"]]
             parts = [one | {"quartiles": ends} for one, ends in low_high]
             count = len(saved["rows"])
@@ -130,7 +112,3 @@ class Benchmark:
                 tuple(saved["costs"]),
                 saved["setup"],
             )
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is not by `ragkv bench ttft`: {error!r}") from error

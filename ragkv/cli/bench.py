@@ -11,6 +11,7 @@ import typer
 from ragkv.cli.console import err, out
 from ragkv.cli.options import ModelName
 from ragkv.errors import ConfigError
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -48,10 +49,8 @@ def ttft(
     tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
     rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")
-    ] = None,
+    plot: options.Plot = None,
+    chart: options.Chart = None,
     random_weights: Annotated[
         str | None,
         typer.Option(
@@ -71,17 +70,13 @@ def ttft(
     vllm_python: Annotated[
         Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
     ] = None,
-    auxiliary_model: Annotated[
-        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
     seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
 ) -> None:
     """Time to first token beside a full prefill, the arithmetic bound and other engines."""
-    for path in (json_path, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"there is no folder {path.absolute().parent}")
+    options.check_folders(json_path, plot)
     if chart is not None:
         from ragkv.bench.result import Benchmark
 
@@ -97,8 +92,8 @@ def ttft(
         tokens=_numbers("--tokens", tokens, int),
         chunk_tokens=chunk_tokens,
         ratios=_numbers("--ratio", ratio, float),
-        methods=tuple(_split(method)),
-        tiers=tuple(_split(tier)),  # type: ignore[arg-type]
+        methods=tuple(options.parts_of(method)),
+        tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
         rounds=rounds,
         seed=seed,
     )
@@ -174,22 +169,19 @@ def _opening(
 
 
 def _show(benchmark: Benchmark, plot: Path | None) -> None:
-    from ragkv.bench.chart import save_chart
+    from ragkv.bench.chart import chart
     from ragkv.bench.table import tables
+    from ragkv.evaluate.picture import save_chart
 
     for table in tables(benchmark):
         out.print(table)
     if plot is not None:
-        save_chart(benchmark, plot)
+        save_chart(chart(benchmark), plot)
         out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
     try:
-        return tuple(kind(part) for part in _split(text))
+        return tuple(kind(part) for part in options.parts_of(text))
     except ValueError as error:
         raise ConfigError(f"{option} takes numbers such as 1,2, not {text!r}") from error

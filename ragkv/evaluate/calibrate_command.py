@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ragkv.errors import ConfigError
+from ragkv.evaluate import options
 from ragkv.evaluate.command import ratios_of, read_examples
 
 
 def calibrate_command(
     *,
-    data: Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")],
+    data: options.Data,
     target: Annotated[
         float, typer.Option(help="Share of full attention's behaviour to keep.")
     ] = 0.95,
-    model: Annotated[
-        str | None, typer.Option(help="Hub name or folder; default: the embedded model.")
-    ] = None,
+    model: options.Model = None,
     method: Annotated[str, typer.Option(help="How tokens to recompute are chosen.")] = "query",
     measure: Annotated[
         str, typer.Option(help="agreement (next tokens) or retention (task score).")
@@ -28,7 +26,7 @@ def calibrate_command(
     ratio: Annotated[
         str, typer.Option(help="Comma-separated candidates, tried from the highest down.")
     ] = "0.7,0.5,0.3,0.2,0.15,0.1,0.05,0",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
+    limit: options.Limit = None,
     seed: Annotated[int, typer.Option(help="Draws examples and intervals.")] = 0,
     out: Annotated[
         Path | None,
@@ -38,26 +36,14 @@ def calibrate_command(
         bool,
         typer.Option("--accept-likely", help="Take a ratio whose mean reaches the target."),
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
-    ] = True,
-    resume: Annotated[
-        bool | None,
-        typer.Option(
-            "--resume/--fresh",
-            help="Add to a complete run's measurements, or start anew in any case.",
-            show_default="interrupted runs are resumed",
-        ),
-    ] = None,
-    auxiliary_model: Annotated[
-        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+    strict: options.Strict = True,
+    resume: options.Resume = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
 ) -> None:
     """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {out.absolute().parent}")
+    options.check_folders(out)
 
     from ragkv import RagKV, ReuseConfig
     from ragkv.evaluate.calibration import calibrate

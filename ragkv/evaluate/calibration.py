@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from ragkv.evaluate.data import DataSet
 from ragkv.evaluate.measure import FULL
 from ragkv.evaluate.records import Ratio, RecordFile
 from ragkv.evaluate.run import measurements
+from ragkv.evaluate.saved import write
 from ragkv.evaluate.trial import Trial, judge
 from ragkv.select import get_method
 
@@ -121,9 +121,8 @@ class Calibration:
             "ragkv": _version(),
             "date": datetime.now(UTC).date().isoformat(),
         }
-        text = json.dumps(profile, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            write(path, profile)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.evaluate.picture import COLOURS, MARKERS, panels
 from ragkv.evaluate.summary import Evaluation, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, without the yellow that is too light on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
 _DASHES = ("-", "--", "-.", ":")
 _EXACT_KL = 1e-6
-_TITLE = 80
 
 
 def chart(evaluation: Evaluation) -> Figure:
@@ -34,14 +29,8 @@ def chart(evaluation: Evaluation) -> Figure:
     MissingDependencyError
         matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "charts need matplotlib: pip install 'ragkv[bench]'"
-        ) from error
-    figure = Figure(figsize=(9.0, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharex=True)
+    title = f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
+    figure, (left, right) = panels(title, (9.0, 4.6), columns=2)
     for (method, rows), style in zip(_lines(evaluation), _styles(), strict=False):
         _line(left, rows, "kl", method, style)
         _line(right, rows, "retention", method, style)
@@ -55,32 +44,12 @@ def chart(evaluation: Evaluation) -> Figure:
             axes.text(0.5, 0.5, "no figures", transform=axes.transAxes, ha="center", color="0.5")
         axes.set_xlabel("share of cached tokens recomputed")
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(visible=True, axis="y", color="0.9")
-        axes.set_axisbelow(True)
     handles, labels = left.get_legend_handles_labels()
     if handles:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
         )
-    title = f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
-    figure.suptitle(f"...{title[-_TITLE:]}" if len(title) > _TITLE else title, fontsize=11)
     return figure
-
-
-def save_chart(evaluation: Evaluation, path: str | Path) -> None:
-    """Write the picture; the ending (.png, .svg, .pdf) gives the format.
-
-    Raises
-    ------
-    ConfigError
-        The format is unknown or the file cannot be written.
-    """
-    figure = chart(evaluation)
-    try:
-        figure.savefig(path, dpi=150)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the chart cannot be written to {path}: {error}") from error
 
 
 def _lines(evaluation: Evaluation) -> Iterator[tuple[str, list[Row]]]:

@@ -7,10 +7,9 @@ ratio, along the full prefill's greedy answer (see :mod:`ragkv.evaluate.fidelity
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from ragkv.evaluate.measure import FULL, Setting
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
 from ragkv.evaluate.records import Ratio
 from ragkv.evaluate.run import grid
+from ragkv.evaluate.saved import Saved
 from ragkv.evaluate.scores import score
 from ragkv.evaluate.tasks import TASKS
 from ragkv.select import get_method
@@ -70,22 +70,12 @@ class CodecRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecComparison:
+class CodecComparison(Saved):
     """What ``ragkv eval --codec`` writes."""
 
-    model: str
     data: str
     examples: int
     rows: tuple[CodecRow, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types."""
-        return asdict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ragkv.errors import ConfigError
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,23 +26,19 @@ def evaluate_command(
     data: Annotated[
         Path | None, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Hub name or folder; default: the embedded model.")
-    ] = None,
+    model: options.Model = None,
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = DEFAULT_METHODS,
     ratio: Annotated[
         str, typer.Option(help="Comma-separated shares to recompute, or auto.")
     ] = "0.2",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
+    limit: options.Limit = None,
     seed: Annotated[int, typer.Option(help="Draws examples, needles and intervals.")] = 0,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", help="Write the result here; an interrupted run is resumed."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")
-    ] = None,
+    plot: options.Plot = None,
+    chart: options.Chart = None,
     needles: Annotated[
         str | None,
         typer.Option(help="Instead of --data: single, multikey, multivalue, multiquery or all."),
@@ -55,17 +52,8 @@ def evaluate_command(
     needle_values: Annotated[
         str, typer.Option(help="Needles: numbers, words or uuids are hidden.")
     ] = "numbers",
-    strict: Annotated[
-        bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
-    ] = True,
-    resume: Annotated[
-        bool | None,
-        typer.Option(
-            "--resume/--fresh",
-            help="Add to a complete run's measurements, or start anew in any case.",
-            show_default="interrupted runs are resumed",
-        ),
-    ] = None,
+    strict: options.Strict = True,
+    resume: options.Resume = None,
     time_in_turn: Annotated[
         bool,
         typer.Option(
@@ -79,16 +67,16 @@ def evaluate_command(
             help="Comma-separated codecs: compare their fidelity, size and load time instead."
         ),
     ] = None,
-    auxiliary_model: Annotated[
-        str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+    auxiliary_model: options.AuxiliaryModel = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
 ) -> None:
     """Compare methods with full attention: answers, fidelity and time to first token."""
     from ragkv.evaluate.summary import Evaluation
 
-    _check_options(data, needles, json_path, plot, chart)
+    if sum(option is not None for option in (data, needles, chart)) != 1:
+        raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
+    options.check_folders(json_path, plot)
     codecs = _codecs_of(codec, plot or chart)
     console = Console()
     if chart is not None:
@@ -125,7 +113,7 @@ def evaluate_command(
                 kv,
                 examples,
                 codecs,
-                methods=_split(methods),
+                methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 show_progress=True,
             )
@@ -137,7 +125,7 @@ def evaluate_command(
             evaluation = evaluate(
                 kv,
                 examples,
-                methods=_split(methods),
+                methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 seed=seed,
                 records=json_path.with_suffix(".rows.jsonl") if json_path else None,
@@ -155,20 +143,6 @@ def evaluate_command(
     _show(console, evaluation, plot)
 
 
-def _check_options(
-    data: Path | None,
-    needles: str | None,
-    json_path: Path | None,
-    plot: Path | None,
-    chart: Path | None,
-) -> None:
-    if sum(option is not None for option in (data, needles, chart)) != 1:
-        raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
-    for path in (json_path, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"there is no folder {path.absolute().parent}")
-
-
 def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
     """Return the codecs of ``--codec``, checked; none where it is not given."""
     from ragkv.config import StoreConfig
@@ -177,7 +151,7 @@ def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
         return []
     if picture is not None:
         raise ConfigError("--codec draws no picture: leave out --plot and --chart")
-    return [StoreConfig(codec=name).codec for name in _split(codec)] or ["raw"]
+    return [StoreConfig(codec=name).codec for name in options.parts_of(codec)] or ["raw"]
 
 
 def read_examples(path: Path, *, strict: bool) -> DataSet:
@@ -206,7 +180,7 @@ def _build(
     from ragkv.evaluate.needles import NeedleKind, NeedleSpec, build_needles
 
     text = read_haystack(haystack) if haystack is not None else default_haystack()
-    names = get_args(NeedleKind) if kinds == "all" else _split(kinds)
+    names = get_args(NeedleKind) if kinds == "all" else options.parts_of(kinds)
     if not names:
         raise ConfigError(f"--needles takes {', '.join(get_args(NeedleKind))} or all")
     specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
@@ -220,22 +194,19 @@ def _build(
 
 
 def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
-    from ragkv.evaluate.chart import save_chart
+    from ragkv.evaluate.chart import chart
+    from ragkv.evaluate.picture import save_chart
     from ragkv.evaluate.table import table
 
     console.print(table(evaluation))
     if plot is not None:
-        save_chart(evaluation, plot)
+        save_chart(chart(evaluation), plot)
         console.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def ratios_of(text: str) -> list[Ratio]:
     """Return the ratios of a comma-separated option."""
     try:
-        return ["auto" if part == "auto" else float(part) for part in _split(text)]
+        return ["auto" if part == "auto" else float(part) for part in options.parts_of(text)]
     except ValueError as error:
         raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ragkv.errors import ConfigError
 from ragkv.evaluate.bootstrap import Array, interval, mean, median, ratio_of_sums
 from ragkv.evaluate.records import Ratio, Record
+from ragkv.evaluate.saved import Saved, reading
 
 Interval = tuple[float, float]
 
@@ -52,28 +50,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Saved):
     """The outcome of a run: what ``ragkv eval --json`` writes."""
 
-    model: str
     data: str
     examples: int
     rows: tuple[Row, ...]
-
-    @property
-    def model_name(self) -> str:
-        """The model as titles name it: a folder without the way to it."""
-        path = Path(self.model)
-        return path.name if path.is_absolute() else self.model
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types."""
-        return asdict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -84,17 +66,12 @@ class Evaluation:
         ConfigError
             The file cannot be read or is not an evaluation.
         """
-        try:
-            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        with reading(path, "{path} is not an evaluation by `ragkv eval`: {error}") as saved:
             rows = [
                 Row(**{**row, "ci95": {k: tuple(v) for k, v in row["ci95"].items()}})
                 for row in saved["rows"]
             ]
             return cls(saved["model"], saved["data"], saved["examples"], tuple(rows))
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is not an evaluation by `ragkv eval`: {error}") from error
 
 
 def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:

@@ -43,11 +43,6 @@ class Span:
     end: int
     text: str
 
-    @property
-    def complete(self) -> bool:
-        """Whether the whole chunk stands there, not only its head."""
-        return self.end - self.start == len(self.text)
-
 
 def is_registrable(text: str) -> bool:
     """Return whether a text is long enough, stripped, to be found in prompts."""

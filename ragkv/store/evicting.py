@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import EntryInfo, Lookup, Store
+from ragkv.store.base import Lookup, Store
+from ragkv.store.over import StoreOver
 from ragkv.store.policies import make_policy
 
 _PATIENCE = 4
 
 
-class EvictingStore(Store):
+class EvictingStore(StoreOver):
     """Stands over a store that raises StoreFullError at its limit, and deletes chunks there.
 
     A chunk leaves with all its entries, in memory, too, and is forgotten by finders as if
-    it had been deleted. What other processes use is not known here, only what they put.
+    it had been deleted. What other processes use is not known here, only what they put; what
+    ``keep_only`` removes is found out when room is made.
 
     Parameters
     ----------
-    store
+    below
         Any store. Closed together with this one.
     budget
         The store's limit in bytes: nothing leaves for an entry that is larger than that.
@@ -32,13 +34,13 @@ class EvictingStore(Store):
 
     def __init__(
         self,
-        store: Store,
+        below: Store,
         budget: float,
         *,
         policy: str = "lru",
         costs: Callable[[int, int], float] | None = None,
     ) -> None:
-        self.store = store
+        super().__init__(below)
         self.budget = budget
         self._costs = costs
         self._policy = make_policy(policy)
@@ -49,7 +51,7 @@ class EvictingStore(Store):
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Return the entry, and count a hit as a use."""
-        lookup = self.store.get(text, fingerprint)
+        lookup = self.below.get(text, fingerprint)
         if lookup.entry is not None:
             self._enter(text, len(lookup.entry), used=True)
         return lookup
@@ -69,7 +71,7 @@ class EvictingStore(Store):
         """
 
         def write() -> int:
-            return self.store.put(entry, fingerprint, document=document, expires_at=expires_at)
+            return self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
 
         try:
             nbytes = write()
@@ -83,58 +85,11 @@ class EvictingStore(Store):
             self._enter(entry.text, len(entry))
         return nbytes
 
-    def hold(
-        self,
-        text: str,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> bool:
-        """Hold the chunk in the store."""
-        return self.store.hold(text, fingerprint, document=document, expires_at=expires_at)
-
-    def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether the entry is there."""
-        return self.store.contains(text, fingerprint)
-
     def delete(self, text: str) -> int:
         """Remove the chunk's entries."""
         with self._lock:
             self._policy.remove(text)
-        return self.store.delete(text)
-
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:
-        """Let the store decide. What it removed is found out when room is made."""
-        return self.store.keep_only(document, texts)
-
-    def entries(self) -> Iterator[EntryInfo]:
-        """Entries of the store."""
-        return self.store.entries()
-
-    def gc(self) -> int:
-        """Remove what has expired."""
-        return self.store.gc()
-
-    def changes(self, since: int) -> tuple[int, list[str]]:
-        """Return the changes of the store."""
-        return self.store.changes(since)
-
-    def deletions(self, since: int) -> list[str]:
-        """Return the deletions of the store, those that made room included."""
-        return self.store.deletions(since)
-
-    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return what the store says."""
-        return self.store.load_seconds(text, fingerprint, nbytes)
-
-    def texts(self) -> Iterator[str]:
-        """Texts of the store."""
-        return self.store.texts()
-
-    def close(self) -> None:
-        """Close the store."""
-        self.store.close()
+        return self.below.delete(text)
 
     def _make_room(self, entry: ChunkKV, write: Callable[[], int]) -> int:
         self._learn(entry)
@@ -149,7 +104,7 @@ class EvictingStore(Store):
             with self._lock:
                 tokens = self._policy.size(victim)
                 self._policy.evict(victim)
-            if self.store.delete(victim):
+            if self.below.delete(victim):
                 freed += tokens
 
     def _victim(self, spared: str) -> str | None:
@@ -160,12 +115,12 @@ class EvictingStore(Store):
 
     def _learn(self, like: ChunkKV) -> None:
         """Enter what is there and was not put here, and forget what is gone."""
-        self._seen, texts = self.store.changes(self._seen)
+        self._seen, texts = self.below.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):
                 return
         sizes: dict[str, int] = {}
-        for info in self.store.entries():
+        for info in self.below.entries():
             sizes[info.text] = sizes.get(info.text, 0) + info.nbytes
         with self._lock:
             for text in self._policy:

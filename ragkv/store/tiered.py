@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import EntryInfo, Lookup, Store
+from ragkv.store.base import Lookup, Store
 from ragkv.store.codecs import codec_of
 from ragkv.store.memory import MemoryStore
+from ragkv.store.over import StoreOver
 from ragkv.store.rates import Rate
 
 
-class TieredStore(Store):
+class TieredStore(StoreOver):
     """Serves from its tiers what they hold; ``below`` decides what exists.
 
     Parameters
@@ -39,8 +40,8 @@ class TieredStore(Store):
     def __init__(
         self, memory: MemoryStore, below: Store, *, device: MemoryStore | None = None
     ) -> None:
+        super().__init__(below)
         self.memory = memory
-        self.below = below
         self.tiers: Sequence[MemoryStore] = [memory] if device is None else [device, memory]
         self.load_rate = Rate()
         """Bytes of KV a second that ``below`` delivers, decoded, as measured."""
@@ -105,14 +106,10 @@ class TieredStore(Store):
         expires_at: float | None = None,
     ) -> bool:
         """Hold the chunk below."""
-        held = self.below.hold(text, fingerprint, document=document, expires_at=expires_at)
+        held = super().hold(text, fingerprint, document=document, expires_at=expires_at)
         for tier in self.tiers if held else ():
             tier.hold(text, fingerprint, expires_at=expires_at)
         return held
-
-    def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether the entry is below."""
-        return self.below.contains(text, fingerprint)
 
     def delete(self, text: str) -> int:
         """Remove the chunk's entries from all tiers."""
@@ -124,48 +121,32 @@ class TieredStore(Store):
     def keep_only(self, document: str, texts: Iterable[str]) -> int:
         """Let the store below decide; what it removed leaves the tiers."""
         try:
-            return self.below.keep_only(document, texts)
+            return super().keep_only(document, texts)
         finally:
             self.changes(self._seen)
 
-    def entries(self) -> Iterator[EntryInfo]:
-        """Entries of the store below."""
-        return self.below.entries()
-
-    def gc(self) -> int:
-        """Remove what has expired below; in the tiers it is a miss already."""
-        return self.below.gc()
-
     def changes(self, since: int) -> tuple[int, list[str]]:
         """Return the changes of the store below; what was deleted there leaves the tiers."""
-        number, texts = self.below.changes(since)
+        number, texts = super().changes(since)
         if number < self._seen:  # the place was emptied, and is another one now
             self._forget({text for tier in self.tiers for text in tier.texts()})
         elif number > self._seen:
-            self._forget(self.below.deletions(self._seen))
+            self._forget(self.deletions(self._seen))
         self._seen = number
         return number, texts
-
-    def deletions(self, since: int) -> list[str]:
-        """Return the deletions of the store below."""
-        return self.below.deletions(since)
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """0 in a tier, otherwise by the speed at which entries came from below lately."""
         if any(tier.contains(text, fingerprint) for tier in self.tiers):
             return 0.0
-        known = self.below.load_seconds(text, fingerprint, nbytes)
+        known = super().load_seconds(text, fingerprint, nbytes)
         return self.load_rate.seconds(nbytes) if known is None else known
-
-    def texts(self) -> Iterator[str]:
-        """Texts of the store below."""
-        return self.below.texts()
 
     def close(self) -> None:
         """Close all tiers."""
         for tier in self.tiers:
             tier.close()
-        self.below.close()
+        super().close()
 
     def _load(self, text: str, fingerprint: Fingerprint) -> Lookup:
         deletions = self._deletions

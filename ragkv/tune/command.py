@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from ragkv.evaluate.data import DataSet
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 def tune_command(
     *,
-    data: Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")],
+    data: options.Data,
     primary: Annotated[str, typer.Option(help="Hub name or folder of the model that answers.")],
     out: Annotated[Path, typer.Option(help="New folder for the tuned auxiliary model.")],
     auxiliary: Annotated[
         str | None, typer.Option(help="Model to tune; default: the embedded model.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples.")] = None,
+    limit: options.Limit = None,
     holdout: Annotated[float, typer.Option(help="Share of them that is not trained on.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 6,
     layers: Annotated[int, typer.Option(help="Last layers that are trained.")] = 2,
@@ -33,7 +34,7 @@ def tune_command(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here, pass by pass.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
+    device: options.Device = None,
 ) -> None:
     """Train the auxiliary model to look where the primary model's query looks."""
     from ragkv.evaluate.data import read_data
@@ -65,9 +66,7 @@ def _check_places(out: Path, json_path: Path | None) -> None:
     """Find out before the work, not after it, that its result cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out a new or empty folder")
-    for path in (out, json_path):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"there is no folder {path.absolute().parent}")
+    options.check_folders(out, json_path)
 
 
 def _targets(examples: DataSet, primary: str, device: str | None) -> list[Target]:

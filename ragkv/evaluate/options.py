@@ -1,0 +1,44 @@
+"""Options that the commands which measure share, and what is read from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ragkv.errors import ConfigError
+
+Data = Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")]
+Model = Annotated[str | None, typer.Option(help="Hub name or folder; default: the embedded model.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most this many examples.")]
+Strict = Annotated[
+    bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
+]
+Resume = Annotated[
+    bool | None,
+    typer.Option(
+        "--resume/--fresh",
+        help="Add to a complete run's measurements, or start anew in any case.",
+        show_default="interrupted runs are resumed",
+    ),
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")]
+Chart = Annotated[Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")]
+AuxiliaryModel = Annotated[
+    str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
+]
+Device = Annotated[str | None, typer.Option(help="As torch names it.")]
+DType = Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")]
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Find out before the work, not after it, that a result has no folder to go to."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"there is no folder {path.absolute().parent}")
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the parts of a comma-separated option."""
+    return [part.strip() for part in text.split(",") if part.strip()]
