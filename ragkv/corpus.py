@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -196,7 +197,18 @@ class Corpus:
             disable=not show_progress,
         )
         tokens = written = 0
-        with bar:
+
+        def write(batch: list[ChunkKV]) -> None:
+            nonlocal tokens, written
+            for entry in batch:
+                written += self.store.put(
+                    entry, sink.fingerprint, document=document, expires_at=expires_at
+                )
+                tokens += len(entry)
+                bar.update()
+
+        with bar, ThreadPoolExecutor(1, thread_name_prefix="ragkv-write") as writer:
+            writing = writer.submit(write, [])
             batches = encode_chunks(
                 [self._tokenized(text, sink) for text in missing], sink.rows, self.loaded
             )
@@ -204,15 +216,11 @@ class Corpus:
                 with self._lock:
                     began = time.perf_counter()
                     batch = next(batches, None)
+                writing.result()  # at most one batch is written while the next is computed
                 if batch is None:
                     break
                 self.computed(sum(map(len, batch)), time.perf_counter() - began)
-                for entry in batch:
-                    written += self.store.put(
-                        entry, sink.fingerprint, document=document, expires_at=expires_at
-                    )
-                    tokens += len(entry)
-                    bar.update()
+                writing = writer.submit(write, batch)
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(
             new=len(missing),
