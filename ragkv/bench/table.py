@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from ragkv.bench.ingest import Ingestion
 from ragkv.bench.result import Benchmark, Row
 
 _CAPTION = (
@@ -97,3 +98,24 @@ def _peers(benchmark: Benchmark) -> Table:
 
 def _name(row: Row) -> str:
     return escape(f"{row.method} {row.ratio:g}")
+
+
+def ingest_table(found: Ingestion) -> Table:
+    """Return the one table of ``ragkv bench ingest``."""
+    table = _table(
+        f"{found.model_name} on {found.device}, {found.chunks} chunks, {found.tokens:,} tokens",
+        f"Medians over {found.rounds} rounds, in turn. share: of the model's plain prefill rate; "
+        "grey: quartiles.",
+        "codec", "prefill tokens/s", "ingest tokens/s", "share", "", "bytes/token",
+        names=1,
+    )  # fmt: skip
+    low, high = found.quartiles
+    table.add_row(
+        found.codec,
+        f"{found.prefill_tokens_s:,.0f}",
+        f"{found.ingest_tokens_s:,.0f}",
+        f"{found.share:.0%}",
+        f"[bright_black]{low:.0%}-{high:.0%}[/]",
+        f"{found.bytes_per_token:,.0f}",
+    )
+    return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli.console import err, out
-from ragkv.cli.options import ModelName
+from ragkv.cli.options import Codec, ModelName
 from ragkv.errors import ConfigError
 from ragkv.evaluate import options
 
@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
 
 
+RandomWeights = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of --model: a config.json, its folder, or a public shape such as "
+        "qwen2.5-7b; the weights are drawn at random."
+    ),
+]
+
+
 class PeerName(StrEnum):
     """The engines that can be measured beside ragkv."""
 
     LLAMA_CPP = "llama.cpp"
     VLLM = "vllm"
-
-
-@bench.callback()
-def _group() -> None:
-    """Keep ``ttft`` a command of its own beside those to come."""
 
 
 @bench.command()
@@ -51,13 +55,7 @@ def ttft(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     plot: options.Plot = None,
     chart: options.Chart = None,
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of --model: a config.json, its folder, or a public shape such as "
-            "qwen2.5-7b; the weights are drawn at random."
-        ),
-    ] = None,
+    random_weights: RandomWeights = None,
     peer: Annotated[
         list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
     ] = None,
@@ -111,6 +109,45 @@ def ttft(
     if json_path is not None:
         benchmark.save(json_path)
     _show(benchmark, plot)
+
+
+@bench.command()
+def ingest(
+    *,
+    model: ModelName = None,
+    chunks: Annotated[int, typer.Option(help="Chunks of each round.")] = 32,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
+    rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 5,
+    codec: Codec = "raw",
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The store is made in it.", show_default="where temporary files go"),
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    random_weights: RandomWeights = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    seed: Annotated[int, typer.Option(help="Draws weights.")] = 0,
+) -> None:
+    """Tokens a second from texts to a store, beside the model's plain prefill."""
+    from ragkv.bench.ingest import bench_ingest
+    from ragkv.bench.table import ingest_table
+
+    options.check_folders(json_path)
+    if model is not None and random_weights is not None:
+        raise ConfigError("give one of --model and --random-weights")
+    with _engine(model, random_weights, device, dtype, seed) as kv, err.status("Ingesting …"):
+        found = bench_ingest(
+            kv.loaded,
+            chunks=chunks,
+            chunk_tokens=chunk_tokens,
+            rounds=rounds,
+            codec=codec,
+            folder=folder,
+        )
+    if json_path is not None:
+        found.save(json_path)
+    out.print(ingest_table(found))
 
 
 def _engine(
