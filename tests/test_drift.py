@@ -67,23 +67,8 @@ def check_rows(engine: RagKV, stretch: int) -> int:
     stale = engine.prefill(PROMPT, recompute_ratio=0)
     out = engine.prefill(PROMPT, recompute_ratio=0.3)
     origin = list(out.report.positions)
-    told = [
-        [at for at in range(chunk.start, chunk.end) if origin[at] == Origin.RECOMPUTED]
-        for chunk in out.report.chunks
-    ]
-    counts = sum(map(bool, told)), sum(map(len, told))
     moved_rows = 0
     for layer in range(engine.model.config.num_hidden_layers):
-        common: torch.Tensor | float = 0.0
-        square = 0.0
-        for chunk, places in zip(out.report.chunks, told, strict=True):
-            before = rows_of(engine, stale.cache, layer, places)
-            after = rows_of(engine, out.cache, layer, places)
-            for at in places:
-                size = (1 + (at - chunk.start) / 20) ** -0.5
-                common = common + size * (after[at] - before[at])
-                square += size**2
-        common = common / square
         for number, chunk in enumerate(out.report.chunks):
             places = [at for at in range(chunk.start, chunk.end) if origin[at] != Origin.FRESH]
             before = rows_of(engine, stale.cache, layer, places)
@@ -92,39 +77,30 @@ def check_rows(engine: RagKV, stretch: int) -> int:
             if number == 0:
                 assert all(not shift[at].abs().max() for at in places)
                 continue
-            seen = told[number]
+            seen = [at for at in places if origin[at] == Origin.RECOMPUTED]
             for at in set(places) - set(seen):
                 part = (at - places[0]) // stretch
                 near = [one for one in seen if (one - places[0]) // stretch == part]
-                weights = expected_weights(
-                    at - chunk.start, [one - chunk.start for one in near], *counts
-                )
-                expected = weights[-1] * common
-                for weight, one in zip(weights, near, strict=False):
+                weights = expected_weights(at - chunk.start, [one - chunk.start for one in near])
+                expected = torch.zeros_like(shift[at])
+                for weight, one in zip(weights, near, strict=True):
                     expected += weight * shift[one]
                 torch.testing.assert_close(shift[at], expected, atol=2e-5, rtol=1e-3)
                 moved_rows += bool(shift[at].abs().max() > 1e-4)
     return moved_rows
 
 
-def expected_weights(at: int, seen: list[int], chunks: int, tokens: int) -> list[float]:
-    """Solve for what a row takes from each recomputed one, then from what is common."""
-
-    def size(one: int) -> float:
-        return 1 / math.sqrt(1 + one / 20)
+def expected_weights(at: int, seen: list[int]) -> list[float]:
+    """Solve for what a row takes from each recomputed one, by elimination."""
 
     def alike(one: int, other: int) -> float:
         apart = abs(one - other)
-        near = 0.1 * math.exp(-apart / 40) + 0.2 * math.exp(-apart / 3)
-        return (0.2 + 0.1 + near) * size(one) * size(other)
+        common = 0.25 + 0.1 * math.exp(-apart / 40) + 0.2 * math.exp(-apart / 3)
+        return common / math.sqrt((1 + one / 20) * (1 + other / 20))
 
-    system = [
-        [alike(one, other) for other in seen] + [0.2 * size(one), alike(one, at)] for one in seen
-    ]
+    system = [[alike(one, other) for other in seen] + [alike(one, at)] for one in seen]
     for index, one in enumerate(seen):
-        system[index][index] += 0.45 * size(one) ** 2
-    of_common = 0.2 + 0.1 / chunks + (0.1 + 0.2 + 0.45) / tokens
-    system.append([0.2 * size(other) for other in seen] + [of_common, 0.2 * size(at)])
+        system[index][index] += 0.45 / (1 + one / 20)
     for pivot, row in enumerate(system):
         for other in system:
             if other is not row:

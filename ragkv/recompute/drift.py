@@ -21,11 +21,10 @@ from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.splice.layout import Layout
 
-# Shares of what a token moves by, squared: what it has in common with all chunks, with its
-# own, with tokens near and very near (share, tokens within which that falls to 1/e), and
-# with none. How they were measured: docs/log.md.
-SHARED = 0.2
-CHUNK = 0.1
+# Shares of what a token moves by, squared: what it has in common with all of its chunk, with
+# tokens near and very near (share, tokens within which that falls to 1/e), and with none.
+# How they were measured: docs/log.md.
+CHUNK = 0.25
 NEAR = ((0.1, 40.0), (0.2, 3.0))
 OWN = 0.45
 
@@ -33,19 +32,17 @@ EARLY_TOKENS = 20
 """A chunk's token ``i`` moves by ``g_i = (1 + i / 20) ** -0.5`` of what its first one does."""
 
 STRETCH_TOKENS = 512
-"""Tokens further apart, in a longer chunk, say no more of each other than other chunks'."""
+"""Tokens further apart, in a longer chunk, say nothing of each other."""
 
 
 class Drift:
     """Moves a layer's unrepaired rows just before its recomputed rows are written.
 
-    A row moves by ``k (K + N)^-1 d``. ``d`` is what the recomputed tokens of its stretch
-    moved by, and what all recomputed tokens have in common, ``sum g_i d_i / sum g_i^2``.
-    ``K`` holds the covariances among these, and ``k`` those of the row with them: between
-    tokens ``i`` and ``j`` ``g_i g_j (SHARED + CHUNK + sum a exp(-|i - j| / t))``, and
-    ``g_i SHARED`` with what is common. ``N`` is ``OWN g_i^2``, and for what is common the
-    variance of a mean. One set of weights serves all layers and heads. Keys are compared
-    and moved unrotated.
+    A row moves by ``k (K + N)^-1 d``: ``d`` is what the recomputed tokens of its stretch
+    moved by, ``K`` holds the covariances among these, ``k`` those of the row with them,
+    ``g_i g_j (CHUNK + sum a exp(-|i - j| / t))`` for tokens ``i`` and ``j``, and ``N`` is
+    diagonal, ``OWN g_i^2``. One set of weights serves all layers and heads. Keys are
+    compared and moved unrotated.
 
     Parameters
     ----------
@@ -62,22 +59,18 @@ class Drift:
         self._kinds = architecture.rope_kinds
         self._end = layout.query_start
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
-        stretches = list(_stretches(layout, rows))
-        told = np.concatenate([_NOTHING, *(part.told for part in stretches)])
-        chunks = len({part.chunk for part in stretches if len(part.told)})
-        places = np.concatenate([_NOTHING, *(part.places[part.known] for part in stretches)])
-        sizes = _sizes(places)
-        self._common = (sizes / sizes.square().sum()).to(device)
-        self._seen = torch.from_numpy(told).to(device)
-        self._here = torch.from_numpy(rows[told]).to(device)
         self._weights: list[tuple[slice, slice, torch.Tensor]] = []
+        told: list[npt.NDArray[np.int64]] = []
         first = 0
-        for part in stretches if len(told) else ():
+        for part in _stretches(layout, rows):
             positions = slice(part.start, part.start + len(part.places))
             known = slice(first, first + len(part.told))
-            weights = _weights(part, chunks, len(told)).to(device)
-            self._weights.append((positions, known, weights))
+            self._weights.append((positions, known, _weights(part).to(device)))
+            told.append(part.told)
             first = known.stop
+        seen = np.concatenate([np.empty(0, dtype=np.int64), *told])
+        self._seen = torch.from_numpy(seen).to(device)
+        self._here = torch.from_numpy(rows[seen]).to(device)
 
     def __call__(
         self,
@@ -105,20 +98,19 @@ class Drift:
         """Return by what each position moves, ``[heads, end, head_dim]``."""
         heads, _, width = moved.shape
         known = moved.transpose(0, 1).reshape(-1, heads * width)
-        common = (self._common @ known)[None]
         out = known.new_zeros(self._end, heads * width)
         for positions, part, weights in self._weights:
-            torch.mm(weights, torch.cat([known[part], common]), out=out[positions])
+            torch.mm(weights, known[part], out=out[positions])
         return out.view(self._end, heads, width).transpose(0, 1)
 
 
 class _Stretch(NamedTuple):
-    """Neighbouring positions of a chunk.
+    """Neighbouring positions of a chunk, some of them recomputed.
 
     Attributes
     ----------
-    chunk, start
-        The chunk's number and the first position.
+    start
+        The first position.
     places
         ``[positions]`` each one's place in the chunk.
     told
@@ -127,18 +119,14 @@ class _Stretch(NamedTuple):
         ``[known]`` their indices in ``places``.
     """
 
-    chunk: int
     start: int
     places: npt.NDArray[np.int64]
     told: npt.NDArray[np.int64]
     known: npt.NDArray[np.int64]
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
-
-
 def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch]:
-    for number, piece in enumerate(layout.placed):
+    for piece in layout.placed:
         cached = piece.slots >= layout.exact
         slots = piece.slots[cached]
         if not len(slots):
@@ -150,33 +138,21 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
         for first in range(0, len(places), STRETCH_TOKENS):
             start = int(slots[0]) + first
             told = found[(rows[found] >= start) & (rows[found] < start + STRETCH_TOKENS)]
-            known = rows[told] - start
-            yield _Stretch(number, start, places[first : first + STRETCH_TOKENS], told, known)
+            if len(told):
+                part = places[first : first + STRETCH_TOKENS]
+                yield _Stretch(start, part, told, rows[told] - start)
 
 
-def _sizes(places: npt.NDArray[np.int64]) -> torch.Tensor:
-    return torch.rsqrt(1 + torch.from_numpy(places) / EARLY_TOKENS)
-
-
-def _weights(stretch: _Stretch, chunks: int, tokens: int) -> torch.Tensor:
-    """Return ``[positions, known + 1]``: what each takes from each, and from the common.
-
-    ``chunks`` and ``tokens`` are what the common part is the mean of.
-    """
+def _weights(stretch: _Stretch) -> torch.Tensor:
+    """Return ``[positions, known]``: what each position takes from each recomputed one."""
     steps = torch.arange(len(stretch.places), dtype=torch.float32)
-    alike = torch.full_like(steps, SHARED + CHUNK)
+    alike = torch.full_like(steps, CHUNK)
     for share, within in NEAR:
         alike += share * torch.exp(-steps / within)
-    size, known = _sizes(stretch.places), torch.from_numpy(stretch.known)
+    size = torch.rsqrt(1 + torch.from_numpy(stretch.places) / EARLY_TOKENS)
+    known = torch.from_numpy(stretch.known)
     apart = (torch.arange(len(size))[:, None] - known).abs()
-    covariance = torch.cat(
-        [alike[apart] * size[:, None] * size[known], SHARED * size[:, None]], dim=1
-    )
-    alone = OWN + sum(share for share, _ in NEAR)
-    common = SHARED + CHUNK / chunks + alone / tokens
-    among = torch.cat(
-        [covariance[known], torch.cat([SHARED * size[known], torch.tensor([common])])[None]]
-    )
-    among.diagonal()[:-1] += OWN * size[known].square()
+    covariance = alike[apart] * size[:, None] * size[known]
+    among = covariance[known] + torch.diag(OWN * size[known].square())
     weights: torch.Tensor = torch.linalg.solve(among, covariance, left=False)
     return weights
