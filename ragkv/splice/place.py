@@ -56,6 +56,7 @@ def splice(
     fresh = _index(layout.fresh, cache.keys.device)
     for part in (cache.keys, cache.values):
         part[:, :, fresh] = 0
+        part[:, :, len(layout) :] = 0
     if pieces:
         end = max(int(piece.slots[-1]) for piece in pieces) + 1
         positions = torch.arange(end, device=loaded.device)
