@@ -5,22 +5,24 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ragkv import RagKV
 from ragkv.bench.costs import synchronise
+from ragkv.bench.measure import middle
 from ragkv.bench.prompts import Text
 from ragkv.bench.run import device_name
-from ragkv.chunk import encode
+from ragkv.chunk.encode import in_batches, padded_ids
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.evaluate.saved import Saved
 from ragkv.model.load import LoadedModel
+from ragkv.prompt.render import Rendered
+from ragkv.prompt.tokens import Tokens, tokenize
 
 _SINK = "Answer from these passages."
 
@@ -92,12 +94,13 @@ def bench_ingest(
         tempfile.TemporaryDirectory(dir=folder, prefix="ragkv-ingest-") as place,
         RagKV(loaded, store=StoreConfig(place, codec=codec)) as kv,
     ):
-        ids = [
-            np.array(loaded.tokenizer(one, add_special_tokens=False)["input_ids"]) for one in texts
+        tokenized = [
+            (one, tokenize(Rendered(one, add_special_tokens=False), loaded.tokenizer))
+            for one in texts
         ]
         sink = kv.sink_from(_SINK)
         for round_ in range(rounds + 1):
-            prefill = _seconds(lambda: _prefill(loaded, ids), loaded.device)
+            prefill = _seconds(lambda: _prefill(loaded, tokenized), loaded.device)
             report = kv.precompute(texts, sink=sink)
             if round_:
                 prefill_s.append(prefill)
@@ -105,7 +108,7 @@ def bench_ingest(
             for one in texts:
                 kv.forget(one)
     shares = [model / whole for model, whole in zip(prefill_s, ingest_s, strict=True)]
-    low, _, high = statistics.quantiles(shares, n=4) if len(shares) > 1 else shares * 3
+    share, quartiles = middle(shares)
     return Ingestion(
         loaded.name,
         device_name(loaded.device),
@@ -115,22 +118,17 @@ def bench_ingest(
         rounds,
         prefill_tokens_s=report.tokens / statistics.median(prefill_s),
         ingest_tokens_s=report.tokens / statistics.median(ingest_s),
-        share=statistics.median(shares),
-        quartiles=(low, high),
+        share=share,
+        quartiles=quartiles,
         bytes_per_token=report.bytes / report.tokens,
     )
 
 
 @torch.no_grad()
-def _prefill(loaded: LoadedModel, chunks: list[np.ndarray]) -> None:
-    by_length = sorted(chunks, key=len, reverse=True)
-    while by_length:
-        size = max(1, encode.BATCH_TOKENS // len(by_length[0]))
-        batch, by_length = by_length[:size], by_length[size:]
-        ids = torch.zeros(len(batch), len(batch[0]), dtype=torch.long)
-        for row, chunk in zip(ids, batch, strict=True):
-            row[: len(chunk)] = torch.from_numpy(chunk)
-        loaded.model(input_ids=ids.to(loaded.device), use_cache=True, logits_to_keep=1)
+def _prefill(loaded: LoadedModel, chunks: Sequence[tuple[str, Tokens]]) -> None:
+    for batch in in_batches(chunks):
+        ids = padded_ids(batch, loaded.device)
+        loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:

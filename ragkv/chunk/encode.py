@@ -37,21 +37,33 @@ def encode_chunks(
     sink
         Rows of :func:`encode_sink`, computed once and shared by the batch.
     """
+    for batch in in_batches(chunks):
+        yield _encode_batch(batch, sink, loaded)
+
+
+def in_batches(chunks: Sequence[tuple[str, Tokens]]) -> Iterator[list[tuple[str, Tokens]]]:
+    """Yield the chunks, the longest first, as many together as padding them allows."""
     by_length = sorted(chunks, key=lambda chunk: len(chunk[1]), reverse=True)
     while by_length:
         size = max(1, BATCH_TOKENS // len(by_length[0][1]))
-        yield _encode_batch(by_length[:size], sink, loaded)
+        yield by_length[:size]
         del by_length[:size]
+
+
+def padded_ids(batch: Sequence[tuple[str, Tokens]], device: torch.device) -> torch.Tensor:
+    """Return the token ids of a batch, ``[chunks, longest]`` int64, zeros on the right."""
+    ids = torch.zeros((len(batch), max(len(tokens) for _, tokens in batch)), dtype=torch.long)
+    for row, (_, tokens) in zip(ids, batch, strict=True):
+        row[: len(tokens)] = torch.from_numpy(tokens.ids)
+    return ids.to(device)
 
 
 @torch.no_grad()
 def _encode_batch(
     chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: LoadedModel
 ) -> list[ChunkKV]:
-    device, lengths = loaded.device, [len(tokens) for _, tokens in chunks]
-    ids = torch.zeros((len(chunks), max(lengths)), dtype=torch.long, device=device)
-    for row, (_, tokens) in zip(ids, chunks, strict=True):
-        row[: len(tokens)] = torch.from_numpy(tokens.ids).to(device)
+    device = loaded.device
+    ids = padded_ids(chunks, device)
     cache = DynamicCache()
     first = 0
     if sink is not None:

@@ -80,8 +80,7 @@ def ttft(
 
         _show(Benchmark.load(chart), plot)
         return
-    if model is not None and random_weights is not None:
-        raise ConfigError("give one of --model and --random-weights")
+    _check_model(model, random_weights)
 
     from ragkv.bench.measure import Plan
     from ragkv.bench.run import bench_ttft
@@ -134,8 +133,7 @@ def ingest(
     from ragkv.bench.table import ingest_table
 
     options.check_folders(json_path)
-    if model is not None and random_weights is not None:
-        raise ConfigError("give one of --model and --random-weights")
+    _check_model(model, random_weights)
     with _engine(model, random_weights, device, dtype, seed) as kv, err.status("Ingesting …"):
         found = bench_ingest(
             kv.loaded,
@@ -148,6 +146,11 @@ def ingest(
     if json_path is not None:
         found.save(json_path)
     out.print(ingest_table(found))
+
+
+def _check_model(model: str | None, random_weights: str | None) -> None:
+    if model is not None and random_weights is not None:
+        raise ConfigError("give one of --model and --random-weights")
 
 
 def _engine(
