@@ -22,7 +22,7 @@ from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report import PrecomputeReport
-from ragkv.store.base import Lookup, Store
+from ragkv.store.base import Lookup, Opened, Store
 from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,13 @@ class Corpus:
     def get(self, text: str, sink: Sink) -> Lookup:
         """Return the chunk's entry, or why there is none."""
         return self.store.get(text, sink.fingerprint)
+
+    def open(self, text: str, sink: Sink) -> Opened:
+        """Return the chunk's entry, perhaps with its layers still arriving, or why there is none.
+
+        See :meth:`ragkv.store.base.Store.open`.
+        """
+        return self.store.open(text, sink.fingerprint)
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
         """Whether the chunk is stored, and loading it takes longer than computing it."""

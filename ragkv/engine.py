@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,13 +14,11 @@ from typing import Any, Literal, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
 
 from ragkv.answer import Completion, CompletionStream, Prefilled, Speak
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
-from ragkv.decode.full import full_prefill
-from ragkv.decode.generate import draw
+from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, UnsupportedModelError
@@ -28,8 +26,8 @@ from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, served_in_full
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
-from ragkv.recompute.forward import subset_forward
-from ragkv.repair import Repaired, Repairer
+from ragkv.recompute.forward import observed_forward
+from ragkv.repair import Repaired, Repairer, without_lost
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
@@ -177,16 +175,7 @@ class RagKV:
         clock = Clock()
         config = self._configured(overrides)
         with self._turn(clock):
-            ready = self._repairer.prepare(prompt, config, self._sink, clock)
-            logits: torch.Tensor | None = None
-            cache: Cache | None = ready.cache
-            if cache is not None:
-                logits = self._repairer.recompute(ready, clock)
-            if cache is None or logits is None:
-                began = time.perf_counter()
-                logits, cache = full_prefill(self._loaded, ready.ids)
-                self._loaded.wait()
-                self._corpus.computed(len(ready.ids), time.perf_counter() - began)
+            ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
             report = ready.report(config, clock, time.perf_counter())
         self._after(ready, config)
         ids = ready.ids.tolist()
@@ -250,10 +239,11 @@ class RagKV:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Completion:
         pieces = TextPieces(self.tokenizer, decode.stops)
-        with self._turn(clock):
-            ready = self._repairer.prepare(prompt, config, self._sink, clock)
+
+        def answer(lost: Mapping[str, str]) -> tuple[Repaired, Drawn]:
+            ready = self._repairer.prepare(prompt, config, self._sink, clock, lost)
             with self._repairer.recomputing_first(ready, clock):
-                drawn = draw(
+                return ready, draw(
                     self._loaded,
                     ready.ids,
                     ready.cache,
@@ -261,6 +251,9 @@ class RagKV:
                     on_token=lambda token: speak(pieces.feed(token)),
                     cancelled=cancelled,
                 )
+
+        with self._turn(clock):
+            ready, drawn = without_lost(answer)
             report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
         speak(pieces.finish())
         self._after(ready, config)
@@ -316,7 +309,7 @@ class RagKV:
             corpus.loaded,
             sink.rows,
             lambda text: corpus.get_or_encode(text, sink, keep=keep),
-            subset_forward,
+            observed_forward,
         )
 
     def _auxiliary_corpus(self, config: ReuseConfig) -> tuple[Corpus, Sink]:

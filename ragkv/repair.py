@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers.cache_utils import Cache
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
+from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.recompute.drift import Drift
-from ragkv.recompute.forward import subset_as_first_call, subset_forward
+from ragkv.recompute.forward import observed_forward, subset_as_first_call, subset_forward
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Scene, method_of
 from ragkv.select.auxiliary import Auxiliary
@@ -32,6 +35,8 @@ from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
+from ragkv.store.arriving import ArrivingKV, LostEntryError, bring
+from ragkv.store.base import Opened
 from ragkv.trace import Trace
 
 _log = logging.getLogger(__name__)
@@ -139,8 +144,17 @@ class Repairer:
         config: ReuseConfig,
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
+        lost: Mapping[str, str],
     ) -> Repaired:
-        """Find, load, splice and select; nothing is recomputed yet."""
+        """Find, load, splice and select; nothing is recomputed yet.
+
+        ``lost`` are the texts whose entries cannot be used, with the reasons.
+
+        Raises
+        ------
+        LostEntryError
+            A layer that arrived does not hold: see :func:`without_lost`.
+        """
         method = method_of(config)
         with clock.step("find"):
             rendered = render(prompt, self._loaded.tokenizer)
@@ -159,7 +173,7 @@ class Repairer:
             spans = self._corpus.find(rendered.text)
         with clock.step("load"):
             sink = sink_of(config)
-            found = self._load(spans, sink, ready, config)
+            found = self._load(spans, sink, ready, config, lost)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
             ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
@@ -175,7 +189,14 @@ class Repairer:
             overlap = None
             if method.parallel is not None and layout.placed and not takes_all(layout, config):
                 overlap = overlap_of(layout, method.parallel, self._loaded.device)
-            ready.cache = splice(layout, sink.rows, self._loaded, _SPARE_ROWS, overlap)
+            ready.cache = splice(
+                layout,
+                sink.rows,
+                self._loaded,
+                _SPARE_ROWS,
+                overlap,
+                step=partial(clock.step, "splice"),
+            )
         with clock.step("select"):
             scene = Scene(
                 layout=layout,
@@ -191,62 +212,87 @@ class Repairer:
                 ready.drift = Drift(layout, ready.rows, self._loaded)
         return ready
 
-    def recompute(self, ready: Repaired, clock: Clock) -> torch.Tensor | None:
-        """Compute the chosen and the fresh tokens in the real prompt, into the cache.
+    def repair(
+        self,
+        prompt: Prompt,
+        config: ReuseConfig,
+        sink_of: Callable[[ReuseConfig], Sink],
+        clock: Clock,
+    ) -> tuple[Repaired, torch.Tensor, Cache]:
+        """Prepare a prompt and compute what is to be computed: all, where nothing was spliced.
 
         Returns
         -------
-        torch.Tensor or None
-            The next token's logits ``[vocab]``.
+        tuple
+            The prompt, the next token's logits ``[vocab]``, and the cache of the whole prompt.
         """
-        if ready.layout is None or ready.cache is None:
-            raise ValueError("recompute() needs a spliced prompt")
+
+        def attempt(lost: Mapping[str, str]) -> tuple[Repaired, torch.Tensor, Cache]:
+            ready = self.prepare(prompt, config, sink_of, clock, lost)
+            if ready.cache is None:
+                began = time.perf_counter()
+                logits, cache = full_prefill(self._loaded, ready.ids)
+                self._loaded.wait()
+                self._corpus.computed(len(ready.ids), time.perf_counter() - began)
+                return ready, logits, cache
+            with self._recomputing(ready, clock):
+                logits = subset_forward(
+                    self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
+                )
+                self._loaded.wait()
+            return ready, logits, ready.cache
+
+        return without_lost(attempt)
+
+    @contextmanager
+    def _recomputing(self, ready: Repaired, clock: Clock) -> Iterator[None]:
         with clock.step("recompute"):
-            logits = subset_forward(
-                self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
-            )
-            self._loaded.wait()
+            yield
         self._corpus.computed(len(ready.rows), clock.steps["recompute"])
-        return logits
 
     @contextmanager
     def recomputing_first(self, ready: Repaired, clock: Clock) -> Iterator[None]:
-        """Do the same inside the first step of the generation in the block."""
+        """Compute the same tokens inside the first step of the generation in the block."""
         if ready.cache is None:
             yield
             return
         ready.cache.crop(-1)
-
-        def took(seconds: float) -> None:
-            clock.add("recompute", seconds)
-            self._corpus.computed(len(ready.rows), seconds)
-
+        step = partial(self._recomputing, ready, clock)
         with (
             overlapping(self._loaded, ready.cache),
             subset_as_first_call(
-                self._loaded, ready.ids, ready.rows, ready.cache, took, drift=ready.drift
+                self._loaded, ready.ids, ready.rows, ready.cache, step, drift=ready.drift
             ),
         ):
             yield
 
     def _load(
-        self, spans: Sequence[Span], sink: Sink, ready: Repaired, config: ReuseConfig
-    ) -> list[tuple[ChunkKV, int, int]]:
-        """Fetch the entries of the spans; count those that cannot, or should not, be used."""
-        found = []
+        self,
+        spans: Sequence[Span],
+        sink: Sink,
+        ready: Repaired,
+        config: ReuseConfig,
+        lost: Mapping[str, str],
+    ) -> list[tuple[LayeredKV, int, int]]:
+        """Open the entries of the spans; count those that cannot, or should not, be used."""
+        found: list[tuple[LayeredKV, int, int]] = []
         for span in spans:
             first, end = np.searchsorted(ready.offsets[:, 0], (span.start, span.end))
             if config.load == "auto" and self._corpus.is_slower(span.text, int(end - first), sink):
                 ready.misses.append(Miss(span.text[:80], "slower"))
                 ready.late.append(span.text)
                 continue
-            lookup = self._corpus.get(span.text, sink)
-            if lookup.entry is not None:
-                found.append((lookup.entry, span.start, span.end))
+            reason = lost.get(span.text)
+            opened = Opened(None, reason) if reason else self._corpus.open(span.text, sink)
+            if opened.entry is not None:
+                found.append((opened.entry, span.start, span.end))
             else:
-                ready.misses.append(Miss(span.text[:80], lookup.reason))
-                if lookup.reason != "expired":  # only precompute() renews it
+                ready.misses.append(Miss(span.text[:80], opened.reason))
+                if opened.reason != "expired":  # only precompute() renews it
                     ready.missed.append(span.text)
+        arriving = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
+        if arriving:
+            bring(arriving)
         return found
 
     def _probe(
@@ -261,7 +307,7 @@ class Repairer:
         """Run tokens over the unrepaired cache, see :class:`ragkv.select.method.Probe`."""
         chosen = layout.fresh if rows == "fresh" else np.arange(len(layout))
         where = cache.copy() if on_copy else cache
-        subset_forward(self._loaded, layout.ids, chosen, where, observer)
+        observed_forward(self._loaded, layout.ids, chosen, where, observer)
 
     def _warn_of_head(self, layout: Layout, sink: Sink, ready: Repaired) -> None:
         """Say once that the prompt's head is not the sink."""
@@ -270,3 +316,19 @@ class Repairer:
             message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink.ids))
             ready.warnings.append(message)
             _log.warning(message)
+
+
+Result = TypeVar("Result")
+
+
+def without_lost(attempt: Callable[[Mapping[str, str]], Result]) -> Result:
+    """Attempt a repair; where an entry turns out to be lost, again without it.
+
+    ``attempt`` is given the lost texts with the reasons, as :meth:`Repairer.prepare` is.
+    """
+    lost: dict[str, str] = {}
+    while True:
+        try:
+            return attempt(lost)
+        except LostEntryError as error:
+            lost[error.text] = error.reason

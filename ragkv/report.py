@@ -163,16 +163,16 @@ class Clock:
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.steps: dict[str, float] = {}
+        self._within = 0.0
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to the step."""
+        """Add the block's wall time to the step, but for that of steps within the block."""
+        outer, self._within = self._within, 0.0
         before = time.perf_counter()
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - before)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Add seconds to a step."""
-        self.steps[name] = self.steps.get(name, 0.0) + seconds
+            took = time.perf_counter() - before
+            self.steps[name] = self.steps.get(name, 0.0) + took - self._within
+            self._within = outer + took

@@ -133,13 +133,13 @@ def test_a_bad_file_that_was_replaced_meanwhile_is_spared(
     reader, writer = DiskStore(tmp_path), DiskStore(tmp_path)
     writer.put(make_entry("a"), FINGERPRINT)
     flip(file_of(writer, "a"), -1)
-    drop = reader._drop
+    drop = reader._refuse
 
     def late(*arguments: Any) -> None:
         writer.put(make_entry("a"), FINGERPRINT)
         drop(*arguments)
 
-    monkeypatch.setattr(reader, "_drop", late)
+    monkeypatch.setattr(reader, "_refuse", late)
     assert reader.get("a", FINGERPRINT).reason == "checksum"
     assert same(reader.get("a", FINGERPRINT).entry, make_entry("a"))
 

@@ -18,7 +18,6 @@ from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.format import decode, encode
 from ragkv.store.header import RefusedEntryError, Version, read_header
-from ragkv.store.layers import LayeredEntry
 from ragkv.store.migrate import migrate
 
 TEXT = 'a "chunk"'
@@ -235,58 +234,6 @@ def test_several_versions_of_a_chunk_have_room() -> None:
     assert again.versions == versions
     assert again == replace(header, versions=versions)
     assert start == len(full)
-
-
-@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
-def test_one_layer_is_read_and_trusted_alone(codec: str) -> None:
-    fingerprint = replace(FINGERPRINT, codec=codec)
-    entry = make_entry(TEXT, layers=5, tokens=7)
-    data = to_bytes(entry, fingerprint)
-    whole = decode(data, TEXT, fingerprint).entry
-    assert whole is not None
-    read: list[tuple[int, int]] = []
-
-    def ranges(start: int, length: int) -> bytes:
-        read.append((start, length))
-        return bytes(data[start : start + length])
-
-    layered = LayeredEntry(ranges, len(data), TEXT, fingerprint)
-    sizes = layered.header.layer_sizes
-    assert len(sizes) == 5
-    read.clear()
-    data[-12 * 7 - 1] ^= 1  # in the last layer
-    for index in (3, 0):
-        keys, values = layered.layer(index)
-        assert torch.equal(keys, whole.keys[index])
-        assert torch.equal(values, whole.values[index])
-    assert [length for _, length in read] == [sizes[3], sizes[0]]
-    with pytest.raises(RefusedEntryError, match="layer 4's checksum"):
-        layered.layer(4)
-    ids, offsets = layered.tokens()
-    assert ids.tolist() == entry.token_ids.tolist()
-    assert offsets.tolist() == entry.offsets.tolist()
-    data = data[:-1]
-    with pytest.raises(RefusedEntryError, match="shorter"):
-        layered.tokens()
-
-
-def test_layers_of_long_headers_and_foreign_entries() -> None:
-    text = "long " * 9000
-    data = to_bytes(make_entry(text))
-
-    def ranges(start: int, length: int) -> bytes:
-        return bytes(data[start : start + length])
-
-    keys, _ = LayeredEntry(ranges, len(data), text, FINGERPRINT).layer(1)
-    assert torch.equal(keys, make_entry(text).keys[1])
-    for size, wanted, reason in (
-        (len(data), "another text", "tokens"),
-        (len(data) - 1, text, "unreadable"),
-        (10, text, "unreadable"),
-    ):
-        with pytest.raises(RefusedEntryError) as refused:
-            LayeredEntry(ranges, size, wanted, FINGERPRINT)
-        assert refused.value.reason == reason
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+
+class LayeredKV(Protocol):
+    """A chunk's cache, whole or still arriving; attributes as in :class:`ChunkKV`."""
+
+    @property
+    def text(self) -> str:
+        """The chunk's text."""
+        ...
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """``[tokens]``."""
+        ...
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int32]:
+        """``[tokens, 2]``."""
+        ...
+
+    def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
+        ...
+
+    def whole(self) -> ChunkKV:
+        """Return it when all of its layers are there."""
+        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,6 +64,14 @@ class ChunkKV:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
+        return self.keys[which], self.values[which]
+
+    def whole(self) -> ChunkKV:
+        """Return the entry itself."""
+        return self
 
     @property
     def nbytes(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ def subset_forward(
     ids: IntArray,
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
-    observer: Observer | None = None,
     *,
     drift: BeforeWrite | None = None,
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """Compute the rows at their true positions and overwrite them in the cache.
 
     Parameters
@@ -37,23 +35,36 @@ def subset_forward(
         ``[tokens]`` the whole prompt.
     rows
         ``[rows]`` sorted positions to compute. With all of them this is a full prefill.
-    observer
-        Called in every layer before its attention; may raise :class:`StopPass`.
     drift
         Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
 
     Returns
     -------
-    torch.Tensor or None
-        Logits after the last row, ``[vocab]`` float32; None if the observer stopped
-        the pass.
+    torch.Tensor
+        Logits after the last row, ``[vocab]`` float32.
     """
-    try:
-        with _subset(loaded, ids, rows, cache, observer=observer, drift=drift) as arguments:
-            out = loaded.model(**arguments)
-    except StopPass:
-        return None
+    with _subset(loaded, ids, rows, cache, drift=drift) as arguments:
+        out = loaded.model(**arguments)
     return torch.as_tensor(out.logits[0, -1].float())
+
+
+@torch.no_grad()
+def observed_forward(
+    loaded: LoadedModel,
+    ids: IntArray,
+    rows: npt.NDArray[np.int64],
+    cache: SplicedCache,
+    observer: Observer,
+) -> None:
+    """Run the same pass for what can be seen in it.
+
+    Parameters
+    ----------
+    observer
+        Called in every layer before its attention; may end the pass with :class:`StopPass`.
+    """
+    with suppress(StopPass), _subset(loaded, ids, rows, cache, observer=observer) as arguments:
+        loaded.model(**arguments)
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def subset_as_first_call(
     ids: IntArray,
     rows: npt.NDArray[np.int64],
     cache: SplicedCache,
-    took: Callable[[float], None],
+    step: Callable[[], AbstractContextManager[None]],
     *,
     drift: BeforeWrite | None = None,
 ) -> Iterator[None]:
@@ -76,35 +87,32 @@ def subset_as_first_call(
     ----------
     rows
         ``[rows]`` sorted; the last is the prompt's last token.
-    took
-        Is given the seconds that the pass took.
+    step
+        Entered around the pass, such as a clock's step.
     drift
         As in :func:`subset_forward`.
     """
     running = ExitStack()
-    started = 0.0
 
     def before(_: object, __: object, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        nonlocal started
-        started = time.perf_counter()
         enter.remove()
+        running.enter_context(step())
         arguments = running.enter_context(_subset(loaded, ids, rows, cache, drift=drift))
         return (), {**given, "attention_mask": None, **arguments}
 
     def after(*_: object) -> None:
         leave.remove()
-        running.close()
         loaded.wait()
-        took(time.perf_counter() - started)
+        running.close()
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
     leave = loaded.model.register_forward_hook(after)
-    try:
-        yield
-    finally:
-        enter.remove()
-        leave.remove()
-        running.close()
+    with running:
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
 
 
 @contextmanager
@@ -115,7 +123,7 @@ def _subset(
     cache: SplicedCache,
     *,
     observer: Observer | None = None,
-    drift: BeforeWrite | None,
+    drift: BeforeWrite | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Prepare model and cache for a pass over the rows; give the call's arguments."""
     if loaded.architecture is None:

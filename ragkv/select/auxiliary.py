@@ -20,7 +20,7 @@ from ragkv.splice.place import splice
 
 
 class Forward(Protocol):
-    """The subset forward pass (:func:`ragkv.recompute.forward.subset_forward`)."""
+    """A pass to look at (:func:`ragkv.recompute.forward.observed_forward`)."""
 
     def __call__(
         self,
@@ -28,8 +28,8 @@ class Forward(Protocol):
         ids: IntArray,
         rows: npt.NDArray[np.int64],
         cache: SplicedCache,
-        observer: Observer | None = None,
-    ) -> torch.Tensor | None:
+        observer: Observer,
+    ) -> None:
         """Run the rows over the cache."""
         ...
 
@@ -46,7 +46,7 @@ class Auxiliary:
     entry_of
         Returns a chunk's entry for this model: stored at ingestion, or encoded now.
     forward
-        The subset forward pass.
+        The pass to look at.
     """
 
     def __init__(

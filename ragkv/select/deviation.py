@@ -32,9 +32,9 @@ def deviation(scene: Scene, states: Literal["keys", "values"]) -> FloatArray:
         ``[cached]`` float32: the squared difference, summed over KV heads and head_dim.
     """
     layer = min(CHECK_LAYER, scene.layers - 1)
-    held = scene.cache.keys if states == "keys" else scene.cache.values
+    held = scene.cache.layer(layer)[0 if states == "keys" else 1]
     cached = torch.from_numpy(scene.layout.cached).to(held.device)
-    before = held[layer, :, cached].float()
+    before = held[:, cached].float()
     distance = np.zeros(len(cached), dtype=np.float32)
 
     def observe(call: LayerCall) -> None:

@@ -57,7 +57,8 @@ class Scene:
         Number of the primary model's layers.
     cache
         The spliced cache, keys rotated: ``keys`` and ``values`` ``[layers, kv_heads,
-        capacity, head_dim]``; row j belongs to position j.
+        capacity, head_dim]``, or ``layer(index)`` without waiting for the others; row j
+        belongs to position j.
     probe
         Runs tokens through the primary model over the cache.
     auxiliary

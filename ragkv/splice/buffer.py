@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,8 +33,9 @@ class BeforeWrite(Protocol):
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
 
-    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise.
-    Sliding-window layers keep every row too: their mask limits what is seen.
+    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise; what the
+    layer waits for is placed by its first ``update``. Sliding-window layers keep every row
+    too: their mask limits what is seen.
     """
 
     keys: torch.Tensor
@@ -47,16 +49,23 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.length = length
         self.slots: torch.Tensor | None = None
         self.before_write: partial[None] | None = None
+        self.awaited: Callable[[], None] | None = None
         self.is_initialized = True
         self.dtype, self.device = keys.dtype, keys.device
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: the buffer is there from the start."""
 
+    def arrive(self) -> None:
+        """Place the rows that are still awaited, if any."""
+        if self.awaited is not None:
+            self.awaited()
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
+        self.arrive()
         if self.slots is not None:
             if self.before_write is not None:
                 self.before_write(
@@ -102,6 +111,8 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class SplicedCache(Cache):
     """A transformers Cache over one preallocated buffer, undefined until rows are written.
 
+    A layer's rows may arrive as late as its first use: see :meth:`await_rows`.
+
     Parameters
     ----------
     architecture
@@ -124,11 +135,12 @@ class SplicedCache(Cache):
         spare: int = 64,
     ) -> None:
         shape = (architecture.layers, architecture.kv_heads, length + spare, architecture.head_dim)
-        self.keys = uninitialised(shape, dtype, device)
-        self.values = uninitialised(shape, dtype, device)
+        self.device = device
+        self._keys = uninitialised(shape, dtype, device)
+        self._values = uninitialised(shape, dtype, device)
         layers = [
             SplicedLayer(keys[None], values[None], length)
-            for keys, values in zip(self.keys, self.values, strict=True)
+            for keys, values in zip(self._keys, self._values, strict=True)
         ]
         super().__init__(layers=list(layers))
         self._prompt = length
@@ -144,10 +156,53 @@ class SplicedCache(Cache):
             if slots is not None:
                 layer.length = self._prompt
 
+    def await_rows(self, place: Callable[[slice], None], at_once: int) -> None:
+        """Let ``place(layers)`` write the cached rows of layers before one is first used.
+
+        Parameters
+        ----------
+        at_once
+            Layers that are placed together.
+        """
+
+        def arrive(layers: slice) -> None:
+            place(layers)
+            for layer in self.layers[layers]:
+                layer.awaited = None
+
+        for index, layer in enumerate(self.layers):
+            first = index - index % at_once
+            layer.awaited = partial(arrive, slice(first, first + at_once))
+
+    def rows(self, layers: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of layers, arrived or not."""
+        return self._keys[layers], self._values[layers]
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values, ``[kv_heads, capacity, head_dim]``, arrived."""
+        self.layers[index].arrive()
+        return self._keys[index], self._values[index]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """``[layers, kv_heads, capacity, head_dim]``, all arrived."""
+        self._arrive()
+        return self._keys
+
+    @property
+    def values(self) -> torch.Tensor:
+        """``[layers, kv_heads, capacity, head_dim]``, all arrived."""
+        self._arrive()
+        return self._values
+
+    def _arrive(self) -> None:
+        for layer in self.layers:
+            layer.arrive()
+
     def copy(self) -> SplicedCache:
         """Return a cache of its own with the same prompt rows."""
         other = copy.copy(self)
-        other.keys, other.values = self.keys.clone(), self.values.clone()
+        other._keys, other._values = self.keys.clone(), self.values.clone()  # noqa: SLF001
         other.layers = [
             SplicedLayer(keys[None], values[None], self._prompt)
             for keys, values in zip(other.keys, other.values, strict=True)

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import LayeredKV
 from ragkv.prompt.tokens import IntArray, Tokens
 
 
@@ -30,7 +30,7 @@ class Placed:
     bound the chunk's span in prompt tokens, fresh tokens at its edges included.
     """
 
-    entry: ChunkKV
+    entry: LayeredKV
     rows: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     start: int
@@ -85,7 +85,7 @@ class Layout:
 
 
 def lay_out(
-    tokens: Tokens, sink_ids: IntArray, found: Sequence[tuple[ChunkKV, int, int]]
+    tokens: Tokens, sink_ids: IntArray, found: Sequence[tuple[LayeredKV, int, int]]
 ) -> Layout:
     """Align entries with the prompt's tokens.
 
@@ -130,7 +130,7 @@ def _common_prefix(a: IntArray, b: IntArray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _align(tokens: Tokens, entry: ChunkKV, start: int, end: int, sink: int) -> Placed | None:
+def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, sink: int) -> Placed | None:
     """Match tokens that cover the same characters and have the same id."""
     first = int(np.searchsorted(tokens.offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(tokens.offsets[:, 0], end, side="left"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,9 @@ from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.overlap import Overlap, OverlappedCache
 
+_LAYERS_AT_ONCE = 4
+"""More cost waiting, fewer calls."""
+
 
 def splice(
     layout: Layout,
@@ -23,11 +27,15 @@ def splice(
     loaded: LoadedModel,
     spare: int,
     overlap: Overlap | None = None,
+    *,
+    step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> SplicedCache:
-    """Return a cache with the sink's and the chunks' rows at their places.
+    """Return a cache that the sink's and the chunks' rows come into, a few layers at a time.
 
-    Rows that are neither are zero until the subset pass computes them. Keys come
-    unrotated and are rotated once at their positions (Cache-Craft, section 4).
+    Layers are placed just before one of them is first used: entries that are still being
+    loaded arrive while the layers before are computed (Cache-Craft, section 4). Rows that
+    are neither are zero until the subset pass computes them. Keys come unrotated and are
+    rotated once at their positions.
 
     Parameters
     ----------
@@ -37,6 +45,8 @@ def splice(
         Rows to keep free for generated tokens.
     overlap
         How the chunks overlap; None is one behind the other, as they stand in the prompt.
+    step
+        Entered around each placing, such as a clock's step.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     if architecture is None or rotary is None:
@@ -49,22 +59,32 @@ def splice(
     if sink is not None and layout.sink:
         head = np.arange(layout.sink)
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
-    for piece in pieces:
-        rows, slots = _index(piece.rows, cache.keys.device), _index(piece.slots, cache.keys.device)
-        _copy(cache.keys, slots, piece.entry.keys, rows)
-        _copy(cache.values, slots, piece.entry.values, rows)
-    fresh = _index(layout.fresh, cache.keys.device)
-    for part in (cache.keys, cache.values):
-        part[:, :, fresh] = 0
-        part[:, :, len(layout) :] = 0
-    if pieces:
-        end = max(int(piece.slots[-1]) for piece in pieces) + 1
-        positions = torch.arange(end, device=loaded.device)
-        if overlap is not None:
-            positions = overlap.at(positions)
-        tables = rotary.tables(architecture.rope_kinds, positions)
-        for keys, kind in zip(cache.keys, architecture.rope_kinds, strict=True):
-            keys[:, :end] = rotate(keys[:, :end], tables[kind])
+    device = loaded.device
+    moves = [
+        (piece.entry, _index(piece.rows, torch.device("cpu")), _index(piece.slots, device))
+        for piece in pieces
+    ]
+    fresh = _index(layout.fresh, device)
+    end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=0)
+    positions = torch.arange(end, device=device)
+    if overlap is not None:
+        positions = overlap.at(positions)
+    tables = rotary.tables(architecture.rope_kinds, positions)
+
+    def place(layers: slice) -> None:
+        with step():
+            keys, values = cache.rows(layers)
+            for part in (keys, values):
+                part[:, :, fresh] = 0
+                part[:, :, len(layout) :] = 0
+            for entry, rows, slots in moves:
+                for target, source in zip((keys, values), entry.layers(layers), strict=True):
+                    wanted = rows if isinstance(rows, slice) else rows.to(source.device)
+                    target[:, :, slots] = source[:, :, wanted].to(device, non_blocking=True)
+            for part, kind in zip(keys, architecture.rope_kinds[layers], strict=True):
+                part[:, :end] = rotate(part[:, :end], tables[kind])
+
+    cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache
 
 
@@ -74,15 +94,3 @@ def _index(positions: npt.NDArray[np.int64], device: torch.device) -> slice | to
     if last - first + 1 == len(positions):
         return slice(first, last + 1)
     return torch.from_numpy(positions.astype(np.int64)).to(device)
-
-
-def _copy(
-    target: torch.Tensor,
-    slots: slice | torch.Tensor,
-    source: torch.Tensor,
-    rows: slice | torch.Tensor,
-) -> None:
-    """Copy ``source[:, :, rows]`` to ``target[:, :, slots]`` across devices."""
-    if isinstance(rows, torch.Tensor):
-        rows = rows.to(source.device)
-    target[:, :, slots] = source[:, :, rows].to(target.device, non_blocking=True)

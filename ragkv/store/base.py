@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 
 
@@ -39,6 +39,15 @@ class Lookup:
     """
 
     entry: ChunkKV | None
+    reason: str = ""
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answer to :meth:`Store.open`: as :class:`Lookup`, but layers may still be arriving."""
+
+    entry: LayeredKV | None
     reason: str = ""
     expires_at: float | None = None
 
@@ -82,6 +91,15 @@ class Store(ABC):
     @abstractmethod
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Return the chunk's entry if its whole fingerprint and checksum agree."""
+
+    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
+        """Return the entry like ``get``, perhaps with its layers still to be read.
+
+        Whoever uses a layer verifies it first: one that does not hold raises
+        :class:`ragkv.store.arriving.LostEntryError` there, and counts as ``get``'s misses do.
+        """
+        lookup = self.get(text, fingerprint)
+        return Opened(lookup.entry, lookup.reason, lookup.expires_at)
 
     @abstractmethod
     def put(

@@ -13,14 +13,17 @@ import mmap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.arriving import LostEntryError
 from ragkv.store.backends.base import Backend, Blob, Bytes, length_of
-from ragkv.store.base import EntryInfo, Lookup, Store, has_expired
-from ragkv.store.format import decode, encode
+from ragkv.store.base import EntryInfo, Lookup, Opened, Store, has_expired
+from ragkv.store.format import encode, open_entry
+from ragkv.store.header import RefusedEntryError
 from ragkv.store.names import (
     TextRow,
     digest_of_fingerprint,
@@ -84,6 +87,16 @@ class BlobStore(Store):
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Read and verify an entry; one that is damaged is removed, to be precomputed again."""
+        opened = self.open(text, fingerprint)
+        if opened.entry is None:
+            return Lookup(None, opened.reason)
+        try:
+            return Lookup(opened.entry.whole(), expires_at=opened.expires_at)
+        except LostEntryError as lost:
+            return Lookup(None, lost.reason)
+
+    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
+        """Find an entry; its layers are read and verified as they are asked for."""
         digest = digest_of_text(text)
         key = entry_key(digest, digest_of_fingerprint(fingerprint))
         try:
@@ -93,19 +106,21 @@ class BlobStore(Store):
                 others = row is not None and any(
                     other.name != key for other in self.backend.scan(entries_of(digest))
                 )
-                return Lookup(None, "fingerprint" if others else "absent")
+                return Opened(None, "fingerprint" if others else "absent")
             if has_expired(row.expires_at, time.time()):
-                return Lookup(None, "expired")
-            lookup = decode(blob, text, fingerprint, copy=self._must_copy(blob), place=key)
+                return Opened(None, "expired")
+            refuse = partial(self._refuse, key, blob)
+            try:
+                entry = open_entry(blob, text, fingerprint, copy=self._must_copy(blob))
+            except RefusedEntryError as refused:
+                refuse(refused)
+                return Opened(None, refused.reason)
         except (OSError, ValueError) as error:  # it may be readable again later: keep it
             logger.warning("cannot read the chunk cache %s: %s", key, error)
-            return Lookup(None, "unreadable")
-        if lookup.entry is None:
-            if lookup.reason != "codec":
-                self._drop(key, blob)
-            return lookup
+            return Opened(None, "unreadable")
+        entry.then(lost=refuse)
         self._seen[digest] = text
-        return Lookup(lookup.entry, expires_at=row.expires_at)
+        return Opened(entry, expires_at=row.expires_at)
 
     def put(
         self,
@@ -266,9 +281,10 @@ class BlobStore(Store):
             if found is not None:
                 yield *found, nbytes
 
-    def _drop(self, key: str, seen: Blob) -> None:
+    def _refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
         """Remove a damaged entry, unless it was written again since it was read."""
-        if not self.read_only:
+        logger.warning("unusable chunk cache %s: %s (%s)", key, refused, refused.reason)
+        if not self.read_only and refused.reason != "codec":
             with suppress(StoreError):
                 now = self.backend.get(key)
                 if now is not None and memoryview(now) == memoryview(seen):

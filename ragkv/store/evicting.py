@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Lookup, Store
+from ragkv.store.base import Lookup, Opened, Store
 from ragkv.store.over import StoreOver
 from ragkv.store.policies import make_policy
 
@@ -55,6 +55,13 @@ class EvictingStore(StoreOver):
         if lookup.entry is not None:
             self._enter(text, len(lookup.entry), used=True)
         return lookup
+
+    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
+        """Return the entry as it arrives, and count a hit as a use."""
+        opened = self.below.open(text, fingerprint)
+        if opened.entry is not None:
+            self._enter(text, len(opened.entry.token_ids), used=True)
+        return opened
 
     def put(
         self,

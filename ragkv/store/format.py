@@ -3,7 +3,7 @@
 See ``docs/store-format.md``. The data area begins with the layers, one tensor each: a
 layer's keys and values are one range of bytes, and reading the file from front to back
 delivers the layers in the order in which a forward pass wants them. A checksum per layer
-lets one layer be read and trusted alone (:mod:`ragkv.store.layers`); the header's own
+lets one layer be read and trusted alone (:func:`open_entry`); the header's own
 checksum covers those and every other header field.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,7 @@ from ragkv.chunk.memory import uninitialised
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
+from ragkv.store.arriving import ArrivingKV, LostEntryError
 from ragkv.store.base import Lookup
 from ragkv.store.codecs import codec_of
 from ragkv.store.codecs.base import Part
@@ -118,13 +118,39 @@ def decode(
         Where the bytes come from, for the log.
     """
     try:
-        view = memoryview(buffer).cast("B")
-        header, start = read_header(view)
-        check_wanted(header, text, fingerprint)
-        return Lookup(_read(view[start:], header, torch.device(device), copy=copy))
-    except RefusedEntryError as refused:
+        return Lookup(open_entry(buffer, text, fingerprint, copy=copy, device=device).whole())
+    except (RefusedEntryError, LostEntryError) as refused:
         logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
         return Lookup(None, refused.reason)
+
+
+def open_entry(
+    buffer: bytes | bytearray | mmap.mmap,
+    text: str,
+    fingerprint: Fingerprint,
+    *,
+    copy: bool = False,
+    device: torch.device | str = "cpu",
+) -> ArrivingKV:
+    """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
+
+    Raises
+    ------
+    RefusedEntryError
+        The header, the tokens or the length do not hold, or it is not the wanted entry.
+    """
+    view = memoryview(buffer).cast("B")
+    header, start = read_header(view)
+    check_wanted(header, text, fingerprint)
+    data = view[start:]
+    tokens = tokens_in(bytes(data[header.kv_bytes :]), header)
+    many = header.kv_bytes >= _MANY_BYTES and fingerprint.codec == "raw"
+    return ArrivingKV(
+        header.text,
+        tokens,
+        *_layers(data, header, torch.device(device), copy=copy),
+        threads=_THREADS if many else 1,
+    )
 
 
 def layer_checksum(parts: Sequence[Part]) -> str:
@@ -167,38 +193,29 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
         raise RefusedEntryError("tokens", "the entry belongs to another text")
 
 
-def _read(data: memoryview, header: Header, device: torch.device, *, copy: bool) -> ChunkKV:
-    """Verify the data area and return the tensors in it."""
+def _layers(
+    data: memoryview, header: Header, device: torch.device, *, copy: bool
+) -> tuple[torch.Tensor, Callable[[int], None]]:
+    """Return the layers' tensor, and what verifies a layer and brings it there."""
     dtype = DTYPES[header.dtype]
-    if header.fingerprint.codec == "raw":
-        kv = _read_raw(data, header, copy=copy or device.type != "cpu")
-        tensor = torch.from_numpy(kv).view(dtype).view(header.shape).to(device)
-    else:
+    if header.fingerprint.codec != "raw" or device.type != "cpu":
         tensor = uninitialised(header.shape, dtype, device)
-        for layer, span in enumerate(header.spans):
-            decode_layer(data[span], header, layer, tensor[layer])
-    token_ids, offsets = tokens_in(bytes(data[header.kv_bytes :]), header)
-    return ChunkKV(header.text, token_ids, offsets, keys=tensor[:, 0], values=tensor[:, 1])
 
+        def take(layer: int) -> None:
+            decode_layer(data[header.spans[layer]], header, layer, tensor[layer])
 
-def _read_raw(data: memoryview, header: Header, *, copy: bool) -> ByteArray:
-    """Return the layers' bytes, verified."""
+        return tensor, take
     source = np.frombuffer(data, dtype=np.uint8, count=header.kv_bytes)
     kv = np.empty_like(source) if copy else source
 
-    def take(layer: int, span: slice) -> None:
+    def take_raw(layer: int) -> None:
+        span = header.spans[layer]
         if copy:
             _copy_verified(data[span], kv[span], header, layer)
         elif layer_checksum([kv[span].data]) != header.layer_checksums[layer]:
             raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
 
-    layers = range(len(header.spans))
-    if header.kv_bytes < _MANY_BYTES:
-        list(map(take, layers, header.spans))
-    else:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(take, layers, header.spans))
-    return kv
+    return torch.from_numpy(kv).view(dtype).view(header.shape), take_raw
 
 
 def _copy_verified(data: memoryview, out: ByteArray, header: Header, layer: int) -> None:

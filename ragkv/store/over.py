@@ -9,7 +9,7 @@ from ragkv.store.base import EntryInfo, Store
 
 
 class StoreOver(Store):
-    """Hands calls on; what becomes of entries (get, put, delete) its classes say.
+    """Hands calls on; what becomes of entries (get, open, put, delete) its classes say.
 
     Parameters
     ----------

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Lookup, Store
+from ragkv.store.arriving import ArrivingKV
+from ragkv.store.base import Lookup, Opened, Store
 from ragkv.store.codecs import codec_of
 from ragkv.store.memory import MemoryStore
 from ragkv.store.over import StoreOver
@@ -52,13 +53,9 @@ class TieredStore(StoreOver):
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Return the entry from a tier, or load it once however many threads ask for it."""
-        deletions = self._deletions
-        for level, tier in enumerate(self.tiers):
-            lookup = tier.get(text, fingerprint)
-            if lookup.entry is not None:
-                if level:
-                    self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
-                return lookup
+        lookup = self._in_tiers(text, fingerprint)
+        if lookup is not None:
+            return lookup
         key = (text, fingerprint)
         with self._lock:
             running = self._loading.get(key)
@@ -76,6 +73,39 @@ class TieredStore(StoreOver):
             with self._lock:
                 del self._loading[key]
         return lookup
+
+    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
+        """Return the entry from a tier, or as it arrives from below; then the tiers get it."""
+        lookup = self._in_tiers(text, fingerprint)
+        with self._lock:
+            running = self._loading.get((text, fingerprint))
+        if lookup is None and running is not None:
+            lookup = running.result()
+        if lookup is not None:
+            return Opened(lookup.entry, lookup.reason, lookup.expires_at)
+        deletions = self._deletions
+        opened = self.below.open(text, fingerprint)
+
+        def keep(entry: ChunkKV, seconds: float) -> None:
+            self.load_rate.add(entry.nbytes, seconds)
+            self._fill(entry, fingerprint, opened.expires_at, deletions)
+
+        if isinstance(opened.entry, ArrivingKV):
+            opened.entry.then(whole=keep)
+        elif opened.entry is not None:
+            self._fill(opened.entry.whole(), fingerprint, opened.expires_at, deletions)
+        return opened
+
+    def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Lookup | None:
+        """Return a tier's entry; one of a later tier is offered to those before."""
+        deletions = self._deletions
+        for level, tier in enumerate(self.tiers):
+            lookup = tier.get(text, fingerprint)
+            if lookup.entry is not None:
+                if level:
+                    self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
+                return lookup
+        return None
 
     def put(
         self,

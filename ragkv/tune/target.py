@@ -16,7 +16,7 @@ from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import ChunkFinder, Span
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
-from ragkv.recompute.forward import subset_forward
+from ragkv.recompute.forward import observed_forward
 from ragkv.select.observe import LayerCall, StopPass, attention_of_last_rows
 from ragkv.splice.buffer import SplicedCache
 
@@ -122,7 +122,7 @@ def look(question: Question, loaded: LoadedModel) -> Target:
             raise StopPass
 
     cache = SplicedCache(architecture, length, dtype=loaded.dtype, device=loaded.device, spare=0)
-    subset_forward(loaded, question.tokens.ids, np.arange(length), cache, observe)
+    observed_forward(loaded, question.tokens.ids, np.arange(length), cache, observe)
     weights: FloatArray = seen[0].cpu().numpy()
     cuts = [_tokens_of(span, question.tokens) for span in question.spans]
     return Target(

@@ -66,7 +66,7 @@ def _paid(scene: Scene, slots: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.fl
     chunks = np.zeros((len(scene.layout), len(slots)), dtype=np.float32)
     for index, rows in enumerate(slots):
         chunks[rows, index] = 1.0
-    member = torch.from_numpy(chunks).to(scene.cache.keys.device)
+    member = torch.from_numpy(chunks).to(scene.cache.device)
     total = np.zeros(chunks.shape, dtype=np.float64)
 
     def observe(call: LayerCall) -> None:

@@ -1,0 +1,246 @@
+"""Entries that arrive layer by layer while the layers before are computed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from store_entries import FINGERPRINT, file_of, make_entry, same
+from test_engine import ask
+from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV, StoreConfig
+from ragkv.chunk.kv import ChunkKV
+from ragkv.report import Clock
+from ragkv.splice import place
+from ragkv.store import DiskStore, MemoryStore, TieredStore
+from ragkv.store.arriving import ArrivingKV, LostEntryError, bring
+from ragkv.store.format import encode, open_entry
+
+LAYERS = int(SIZE["num_hidden_layers"])
+
+
+def opened(entry: ChunkKV, codec: str = "raw", *, damaged: int | None = None) -> ArrivingKV:
+    """Open the entry's bytes, perhaps with a bit of one layer turned."""
+    fingerprint = replace(FINGERPRINT, codec=codec)
+    encoded = encode(entry, fingerprint)
+    data = bytearray(b"".join(encoded.parts()))
+    if damaged is not None:
+        before = [sum(map(len, layer)) for layer in encoded.layers[:damaged]]
+        data[len(encoded.header) + sum(before)] ^= 1
+    return open_entry(data, entry.text, fingerprint, copy=True)
+
+
+# ---- one entry
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
+    entry = make_entry("text", layers=5, tokens=7)
+    whole = opened(entry, codec).whole()
+    arriving = opened(entry, codec, damaged=4)
+    for index in (3, 0):
+        keys, values = arriving.layers(slice(index, index + 1))
+        assert torch.equal(keys[0], whole.keys[index])
+        assert torch.equal(values[0], whole.values[index])
+    with pytest.raises(LostEntryError, match="layer 4's checksum") as lost:
+        arriving.arrive(4)
+    assert (lost.value.text, lost.value.reason) == ("text", "checksum")
+    with pytest.raises(LostEntryError, match="layer 4's checksum"):
+        arriving.arrive(1)  # an entry that is damaged anywhere is not used any more
+
+
+def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
+    entry = make_entry("text", layers=3)
+    kv = torch.stack([entry.keys, entry.values], dim=1)
+    taken: list[int] = []
+    go_on = threading.Event()
+
+    def take(layer: int) -> None:
+        if layer == 1:
+            assert go_on.wait(10)
+        taken.append(layer)
+
+    arriving = ArrivingKV("text", (entry.token_ids, entry.offsets), kv, take)
+    wholes: list[tuple[ChunkKV, float]] = []
+    arriving.then(whole=lambda *found: wholes.append(found))
+    waiting = [threading.Thread(target=arriving.arrive, args=(1,)) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    arriving.arrive(0)
+    arriving.arrive(2)
+    assert taken == [0, 2]
+    assert not wholes
+    go_on.set()
+    for thread in waiting:
+        thread.join()
+    assert taken == [0, 2, 1]
+    ((whole, seconds),) = wholes
+    assert same(whole, entry)
+    assert seconds > 0
+
+
+def test_the_first_layers_of_all_entries_come_first() -> None:
+    order: list[tuple[str, int]] = []
+    done = threading.Event()
+    entries = []
+    for name in "ab":
+        entry = make_entry(name, layers=3)
+        kv = torch.stack([entry.keys, entry.values], dim=1)
+
+        def take(layer: int, name: str = name) -> None:
+            order.append((name, layer))
+
+        arriving = ArrivingKV(name, (entry.token_ids, entry.offsets), kv, take)
+        arriving.then(whole=lambda entry, _: done.set() if entry.text == "b" else None)
+        entries.append(arriving)
+    bring(entries)
+    assert done.wait(10)
+    assert order == [(name, layer) for layer in range(3) for name in "ab"]
+
+
+# ---- stores
+
+
+def test_what_has_arrived_is_in_the_tier_and_what_is_lost_is_gone(tmp_path: Path) -> None:
+    below = DiskStore(tmp_path, mapped=False)
+    tier = MemoryStore(1 << 20)
+    with_tier = TieredStore(tier, below)
+    for text in ("good", "bad"):
+        below.put(make_entry(text, tokens=50), FINGERPRINT)
+    path = file_of(below, "bad")
+    raw = bytearray(path.read_bytes())
+    raw[-50 * 12 - 1] ^= 1  # the last layer's last byte
+    path.write_bytes(raw)
+
+    good = with_tier.open("good", FINGERPRINT).entry
+    assert isinstance(good, ArrivingKV)
+    good.arrive(0)
+    assert not tier.contains("good", FINGERPRINT)
+    good.arrive(1)
+    assert same(tier.get("good", FINGERPRINT).entry, make_entry("good", tokens=50))
+    assert with_tier.open("good", FINGERPRINT).entry is tier.get("good", FINGERPRINT).entry
+
+    bad = with_tier.open("bad", FINGERPRINT).entry
+    assert bad is not None
+    bad.arrive(0)
+    assert below.contains("bad", FINGERPRINT)
+    with pytest.raises(LostEntryError):
+        bad.arrive(1)
+    assert not below.contains("bad", FINGERPRINT)
+    assert not tier.contains("bad", FINGERPRINT)
+    assert with_tier.open("bad", FINGERPRINT).reason == "absent"
+    with_tier.close()
+
+
+def test_a_chunk_that_is_deleted_while_it_arrives_does_not_come_back(tmp_path: Path) -> None:
+    with_tier = TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path, mapped=False))
+    with_tier.put(make_entry("text"), replace(FINGERPRINT, codec="int8"))
+    arriving = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
+    assert isinstance(arriving, ArrivingKV)
+    with_tier.delete("text")
+    arriving.whole()
+    assert not with_tier.memory.contains("text", replace(FINGERPRINT, codec="int8"))
+    with_tier.close()
+
+
+# ---- requests
+
+
+def damage(folder: Path, chunk: str, layer: int) -> None:
+    """Turn a bit of one layer of the chunk's entry."""
+    for path in folder.rglob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        header = 8 + int.from_bytes(raw[:8], "little")
+        words = max(re.findall("[a-z ]+", chunk), key=len)
+        if words.encode() not in raw[:header]:
+            continue
+        tokens = (len(raw) - header) // (LAYERS * 2 * 2 * 16 * 4 + 12)
+        raw[header + layer * tokens * 2 * 2 * 16 * 4 + 5] ^= 1
+        path.write_bytes(raw)
+        return
+    raise AssertionError("the chunk is not stored")
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
+@pytest.mark.parametrize("memory", [0, 1 << 24])
+@pytest.mark.parametrize("way", ["prefill", "generate", "stream"])
+def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
+    tmp_path: Path, layer: int, memory: int, way: str
+) -> None:
+    first, second, third = some_chunks(3)
+    prompt = ask([first, second, third])
+    store = StoreConfig(path=tmp_path / "damaged", memory_bytes=memory)
+    fresh = StoreConfig(path=tmp_path / "fresh")
+    with RagKV(tiny_model(), tiny_tokenizer(), store=fresh) as engine:
+        engine.precompute([first, second, third])
+        engine.forget(second)
+        wanted = engine.prefill(prompt, on_miss="skip").logits
+        answer = engine.generate(prompt, max_new_tokens=6, on_miss="skip")
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.precompute([first, second, third])
+    damage(tmp_path / "damaged", second, layer)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        if way == "prefill":
+            out = engine.prefill(prompt)
+            report = out.report
+            assert torch.equal(out.logits, wanted)
+        elif way == "generate":
+            completion = engine.generate(prompt, max_new_tokens=6)
+            report = completion.report
+            assert completion.token_ids == answer.token_ids
+        else:
+            stream = engine.stream(prompt, max_new_tokens=6)
+            assert "".join(stream) == answer.text
+            report = stream.completion.report
+        assert [(miss.chunk, miss.reason) for miss in report.misses] == [(second[:80], "checksum")]
+        assert [use.text for use in report.chunks] == [first, third]
+        assert sum(report.steps.values()) == pytest.approx(report.ttft_s)
+        engine.wait()  # it is encoded again
+        assert len(engine.prefill(prompt).report.chunks) == 3
+
+
+def test_layers_are_placed_as_they_are_wanted(
+    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "_LAYERS_AT_ONCE", 1)
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    awaited: list[list[bool]] = []
+
+    def look(*_: object) -> None:
+        cache = engine_cache[0]
+        awaited.append([layer.awaited is not None for layer in cache.layers])
+
+    engine_cache: list[object] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, given: engine_cache.append(given["past_key_values"]) or look(),
+            with_kwargs=True,
+        )
+        for layer in engine.model.model.layers
+    ]
+    try:
+        engine.prefill(ask(chunks), method="reuse", recompute_ratio=0.0)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert awaited == [[index >= before for index in range(LAYERS)] for before in range(LAYERS)]
+
+
+def test_a_step_within_a_step_is_counted_once() -> None:
+    clock = Clock()
+    with clock.step("outer"):
+        with clock.step("inner"):
+            threading.Event().wait(0.05)
+        with clock.step("inner"), clock.step("innermost"):
+            threading.Event().wait(0.05)
+    assert clock.steps["innermost"] >= 0.05
+    assert 0.05 <= clock.steps["inner"] < 0.09
+    assert clock.steps["outer"] < 0.04
