@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from tqdm.auto import tqdm
 
@@ -26,6 +27,8 @@ from ragkv.store.base import Lookup, Opened, Store
 from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
+_FAR_REQUESTS = 16
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,12 +101,23 @@ class Corpus:
         """Return the chunk's entry, or why there is none."""
         return self.store.get(text, sink.fingerprint)
 
-    def open(self, text: str, sink: Sink) -> Opened:
-        """Return the chunk's entry, perhaps with its layers still arriving, or why there is none.
+    def open(self, texts: Sequence[str], sink: Sink) -> list[Opened]:
+        """Return the chunks' entries, perhaps still arriving, or why there are none.
 
         See :meth:`ragkv.store.base.Store.open`.
         """
-        return self.store.open(text, sink.fingerprint)
+        return self._each(partial(self.store.open, fingerprint=sink.fingerprint), texts)
+
+    def fetch(self, texts: Sequence[str], sink: Sink) -> None:
+        """Load the chunks' entries into the store's tiers."""
+        self._each(lambda text: self.get(text, sink).reason, texts)
+
+    def _each(self, ask: Callable[[str], Answer], texts: Sequence[str]) -> list[Answer]:
+        """Ask the store about texts, several at once where it is far."""
+        if not self.store.far or len(texts) < 2:
+            return [ask(text) for text in texts]
+        with ThreadPoolExecutor(min(len(texts), _FAR_REQUESTS)) as pool:
+            return list(pool.map(ask, texts))
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
         """Whether the chunk is stored, and loading it takes longer than computing it."""

@@ -161,8 +161,7 @@ class RagKV:
         sink = self._sink(self._configured(overrides))
         named = [text.strip() for text in texts]
         self._named.update(dict.fromkeys(named))
-        for text in named:
-            self._background.submit(self._corpus.get, text, sink)
+        self._background.submit(self._corpus.fetch, named, sink)
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done."""
@@ -261,8 +260,8 @@ class RagKV:
 
     def _after(self, ready: Repaired, config: ReuseConfig) -> None:
         """Encode, in the background, what the prompt needed and the store did not have."""
-        for text in ready.late:  # in memory by the next time, and the speed measured again
-            self._background.submit(self._corpus.get, text, self._sink(config))
+        if ready.late:  # in memory by the next time, and the speed measured again
+            self._background.submit(self._corpus.fetch, ready.late, self._sink(config))
         missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
         for text in missed:
             self._named.pop(text, None)

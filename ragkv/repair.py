@@ -79,6 +79,14 @@ class Repaired:
         origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
 
+    def miss(self, text: str, reason: str) -> None:
+        """Count a chunk that cannot, or should not, be used."""
+        self.misses.append(Miss(text[:80], reason))
+        if reason == "slower":
+            self.late.append(text)
+        elif reason != "expired":  # only precompute() renews it
+            self.missed.append(text)
+
     def report(
         self, config: ReuseConfig, clock: Clock, first_token_at: float, completion_tokens: int = 0
     ) -> ReuseReport:
@@ -275,21 +283,20 @@ class Repairer:
         lost: Mapping[str, str],
     ) -> list[tuple[LayeredKV, int, int]]:
         """Open the entries of the spans; count those that cannot, or should not, be used."""
+        slower = set()
+        for span in spans if config.load == "auto" else ():
+            first, end = np.searchsorted(ready.offsets[:, 0], (span.start, span.end))
+            if self._corpus.is_slower(span.text, int(end - first), sink):
+                slower.add(span.text)
+        texts = dict.fromkeys(s.text for s in spans if s.text not in lost and s.text not in slower)
+        opened = dict(zip(texts, self._corpus.open(list(texts), sink), strict=True))
         found: list[tuple[LayeredKV, int, int]] = []
         for span in spans:
-            first, end = np.searchsorted(ready.offsets[:, 0], (span.start, span.end))
-            if config.load == "auto" and self._corpus.is_slower(span.text, int(end - first), sink):
-                ready.misses.append(Miss(span.text[:80], "slower"))
-                ready.late.append(span.text)
-                continue
-            reason = lost.get(span.text)
-            opened = Opened(None, reason) if reason else self._corpus.open(span.text, sink)
-            if opened.entry is not None:
-                found.append((opened.entry, span.start, span.end))
+            answer = opened.get(span.text) or Opened(None, lost.get(span.text, "slower"))
+            if answer.entry is not None:
+                found.append((answer.entry, span.start, span.end))
             else:
-                ready.misses.append(Miss(span.text[:80], opened.reason))
-                if opened.reason != "expired":  # only precompute() renews it
-                    ready.missed.append(span.text)
+                ready.miss(span.text, answer.reason)
         arriving = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
         if arriving:
             bring(arriving)

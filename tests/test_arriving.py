@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from test_engine import ask
 from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
+from ragkv import engine as engine_module
 from ragkv.chunk.kv import ChunkKV
 from ragkv.report import Clock
 from ragkv.splice import place
-from ragkv.store import DiskStore, MemoryStore, TieredStore
+from ragkv.store import BlobStore, DiskStore, MemoryStore, TieredStore
 from ragkv.store.arriving import ArrivingKV, LostEntryError, bring
+from ragkv.store.backends.base import Blob
+from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.format import encode, open_entry
 
 LAYERS = int(SIZE["num_hidden_layers"])
@@ -149,7 +153,84 @@ def test_a_chunk_that_is_deleted_while_it_arrives_does_not_come_back(tmp_path: P
     with_tier.close()
 
 
+class FarBackend(MemoryBackend):
+    """Answers after a while, and counts how many wait at once."""
+
+    far = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.waiting = self.most = 0
+        self.seconds = 0.0
+
+    def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
+        names = list(keys)
+        with self.lock:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+        time.sleep(self.seconds)
+        with self.lock:
+            self.waiting -= 1
+        return super().get_many(names)
+
+
+def test_the_way_from_below_counts_as_loading() -> None:
+    backend = FarBackend()
+    below = BlobStore(backend, mapped=False)
+    with_tier = TieredStore(MemoryStore(1 << 20), below)
+    texts = ["a", "b", "c"]
+    for text in texts:
+        below.put(make_entry(text), FINGERPRINT)
+    backend.seconds = 0.05
+    for text in texts:
+        opened = with_tier.open(text, FINGERPRINT).entry
+        assert opened is not None
+        opened.whole()
+    taken = with_tier.load_rate.seconds(make_entry("a").nbytes)
+    assert taken is not None
+    assert 0.05 < taken < 0.2
+    with_tier.close()
+
+
 # ---- requests
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_chunks_that_are_far_come_side_by_side(
+    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch, *, prefetched: bool
+) -> None:
+    backend = FarBackend()
+
+    def make_store(*_: object, **__: object) -> TieredStore:
+        return TieredStore(MemoryStore(1 << 26), BlobStore(backend, mapped=False))
+
+    monkeypatch.setattr(engine_module, "open_store", make_store)
+    chunks = some_chunks(6)
+    make_engine().precompute(chunks)
+    backend.seconds = 0.2
+    engine = make_engine()
+    if prefetched:
+        engine.prefetch(chunks)
+        engine.wait()
+    report = engine.prefill(ask(chunks)).report
+    assert len(report.chunks) == len(chunks)
+    assert backend.most == len(chunks)
+    assert (report.steps["load"] < 0.2) == prefetched
+
+
+def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path: Path) -> None:
+    first, second = some_chunks(2)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute([first, second])
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        loaded: list[str] = []
+        store = engine._corpus.store
+        kept = store.open
+        store.open = lambda text, fingerprint: loaded.append(text) or kept(text, fingerprint)
+        report = engine.prefill(ask([first, second, first])).report
+        assert [use.text for use in report.chunks] == [first, second, first]
+        assert loaded == [first, second]
 
 
 def damage(folder: Path, chunk: str, layer: int) -> None:

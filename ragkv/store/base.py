@@ -88,6 +88,9 @@ class Store(ABC):
     and the next precompute puts it back.
     """
 
+    far: bool = False
+    """Whether entries cross a network: several at once take no longer than one."""
+
     @abstractmethod
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
         """Return the chunk's entry if its whole fingerprint and checksum agree."""

@@ -74,6 +74,7 @@ class BlobStore(Store):
         mapped: bool = True,
     ) -> None:
         self.backend = backend
+        self.far = backend.far
         self.read_only = read_only
         self.mapped = mapped
         self._seen: dict[str, str] = {}  # texts that finders and tiers may know, by digest

@@ -19,6 +19,7 @@ class StoreOver(Store):
 
     def __init__(self, below: Store) -> None:
         self.below = below
+        self.far = below.far
 
     def hold(
         self,

@@ -84,16 +84,18 @@ class TieredStore(StoreOver):
         if lookup is not None:
             return Opened(lookup.entry, lookup.reason, lookup.expires_at)
         deletions = self._deletions
+        began = time.perf_counter()
         opened = self.below.open(text, fingerprint)
+        opening = time.perf_counter() - began
 
         def keep(entry: ChunkKV, seconds: float) -> None:
-            self.load_rate.add(entry.nbytes, seconds)
+            self.load_rate.add(entry.nbytes, opening + seconds)
             self._fill(entry, fingerprint, opened.expires_at, deletions)
 
         if isinstance(opened.entry, ArrivingKV):
             opened.entry.then(whole=keep)
         elif opened.entry is not None:
-            self._fill(opened.entry.whole(), fingerprint, opened.expires_at, deletions)
+            keep(opened.entry.whole(), 0.0)
         return opened
 
     def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Lookup | None:

@@ -42,6 +42,9 @@ class Backend(ABC):
         what to do about it.
     """
 
+    far: bool = False
+    """Whether calls cross a network: several at once take no longer than one."""
+
     @abstractmethod
     def get(self, key: str) -> Blob | None:
         """Return the whole value, or None where there is none."""

@@ -67,6 +67,7 @@ class EncryptedBackend(Backend):
 
     def __init__(self, inner: Backend, namespace: str, master: bytes) -> None:
         self._inner = inner
+        self.far = inner.far
         self._reported: set[str] = set()
         try:
             self._keys = Keys(master, namespace)

@@ -60,6 +60,8 @@ class RedisBackend(Backend):
     ``appendfsync``.
     """
 
+    far = True
+
     def __init__(self, url: str, name: str, *, part_bytes: int = PART_BYTES) -> None:
         try:
             import redis

@@ -38,6 +38,8 @@ class S3Backend(Backend):
     server must know conditional writes (``If-None-Match``).
     """
 
+    far = True
+
     def __init__(self, store: Any, place: str) -> None:
         import obstore
 
