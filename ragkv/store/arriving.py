@@ -61,12 +61,12 @@ class ArrivingKV:
         self._take = take
         self._threads = threads
         self._lock = threading.Lock()
-        self._taking = [threading.Lock() for _ in layers]
+        self._taking = [threading.Lock() for _ in range(len(layers))]
         self._taken = [False] * len(layers)
         self._missing = len(layers)
         self._lost: RefusedEntryError | None = None
-        self._when_whole: Callable[[ChunkKV, float], None] = lambda *_: None
-        self._when_lost: Callable[[RefusedEntryError], None] = lambda _: None
+        self._when_whole: Callable[[ChunkKV, float], None] | None = None
+        self._when_lost: Callable[[RefusedEntryError], None] | None = None
 
     @property
     def depth(self) -> int:
@@ -139,14 +139,14 @@ class ArrivingKV:
             self._missing -= 1
             self._seconds += seconds
             whole = not self._missing
-        if whole:
+        if whole and self._when_whole is not None:
             self._when_whole(self._whole(), self._seconds)
 
     def _lose(self, refused: RefusedEntryError) -> RefusedEntryError:
         """Enter the first loss and return it."""
         with self._lock:
             first, self._lost = self._lost is None, self._lost or refused
-        if first:
+        if first and self._when_lost is not None:
             self._when_lost(refused)
         return self._lost
 

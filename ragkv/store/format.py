@@ -197,19 +197,19 @@ def _layers(
     data: memoryview, header: Header, device: torch.device, *, copy: bool
 ) -> tuple[torch.Tensor, Callable[[int], None]]:
     """Return the layers' tensor, and what verifies a layer and brings it there."""
-    dtype = DTYPES[header.dtype]
+    dtype, spans = DTYPES[header.dtype], header.spans
     if header.fingerprint.codec != "raw" or device.type != "cpu":
         tensor = uninitialised(header.shape, dtype, device)
 
         def take(layer: int) -> None:
-            decode_layer(data[header.spans[layer]], header, layer, tensor[layer])
+            decode_layer(data[spans[layer]], header, layer, tensor[layer])
 
         return tensor, take
     source = np.frombuffer(data, dtype=np.uint8, count=header.kv_bytes)
     kv = np.empty_like(source) if copy else source
 
     def take_raw(layer: int) -> None:
-        span = header.spans[layer]
+        span = spans[layer]
         if copy:
             _copy_verified(data[span], kv[span], header, layer)
         elif layer_checksum([kv[span].data]) != header.layer_checksums[layer]:
