@@ -224,6 +224,10 @@ def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: ob
         if origin in (Origin.CACHED, Origin.RECOMPUTED):
             windows.setdefault(at // 8, set()).add(origin)
     assert all(len(kinds) == 1 for kinds in windows.values())
+    filled = engine.prefill(
+        prompt, method="cacheclip_fill", auxiliary_model=folder, recompute_ratio=0.3
+    ).report
+    assert filled.effective_ratio == pytest.approx(0.3, abs=0.002)  # the budget, to a token
 
 
 def test_auxiliary_scores_equal_attention_over_chunk_and_query(make_engine: Make) -> None:
@@ -253,7 +257,9 @@ def test_scores_move_over_character_offsets() -> None:
     np.testing.assert_allclose(map_scores(scores[:2], gaps, target[:2]), [0.5, 0.75])
 
 
-@pytest.mark.parametrize("method", ["query", "epic", "cacheblend", "random", "cacheclip"])
+@pytest.mark.parametrize(
+    "method", ["query", "epic", "cacheblend", "random", "cacheclip", "cacheclip_fill"]
+)
 def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, method: str) -> None:
     engine = make_engine("llama")
     chunks = some_chunks(3)

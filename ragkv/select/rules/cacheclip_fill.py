@@ -1,0 +1,17 @@
+"""CacheClip's scores with the whole budget spent: windows of 8 by their mean score.
+
+The paper's windows (``cacheclip``) recompute only where most of a window was chosen, often a
+fraction of the ratio asked for.
+"""
+
+from dataclasses import replace
+
+from ragkv.config import Grouping
+from ragkv.select.rules import cacheclip
+
+METHOD = replace(
+    cacheclip.METHOD,
+    name="cacheclip_fill",
+    source="ragkv; after CacheClip, arXiv 2510.10129",
+    grouping=Grouping(window=8, mode="fill"),
+)
