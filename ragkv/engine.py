@@ -240,8 +240,8 @@ class RagKV:
         pieces = TextPieces(self.tokenizer, decode.stops)
 
         def answer(lost: Mapping[str, str]) -> tuple[Repaired, Drawn]:
-            ready = self._repairer.prepare(prompt, config, self._sink, clock, lost)
-            with self._repairer.recomputing_first(ready, clock):
+            prepared = self._repairer.prepared(prompt, config, self._sink, clock, lost)
+            with prepared as ready, self._repairer.recomputing_first(ready, clock):
                 return ready, draw(
                     self._loaded,
                     ready.ids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
@@ -35,7 +35,7 @@ from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
-from ragkv.store.arriving import ArrivingKV, LostEntryError, bring
+from ragkv.store.arriving import ArrivingKV, LostEntryError, ReadAhead
 from ragkv.store.base import Opened
 from ragkv.trace import Trace
 
@@ -146,23 +146,38 @@ class Repairer:
         self._auxiliary = auxiliary
         self._warned = False
 
-    def prepare(
+    @contextmanager
+    def prepared(
         self,
         prompt: Prompt,
         config: ReuseConfig,
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
         lost: Mapping[str, str],
-    ) -> Repaired:
+    ) -> Iterator[Repaired]:
         """Find, load, splice and select; nothing is recomputed yet.
 
-        ``lost`` are the texts whose entries cannot be used, with the reasons.
+        Chunks may still arrive in the block, and no longer after it. ``lost`` are the texts
+        whose entries cannot be used, with the reasons.
 
         Raises
         ------
         LostEntryError
-            A layer that arrived does not hold: see :func:`without_lost`.
+            A layer that arrived does not hold, here or in the block: see :func:`without_lost`.
         """
+        with ExitStack() as arriving:
+            yield self._prepare(prompt, config, sink_of, clock, lost=lost, arriving=arriving)
+
+    def _prepare(
+        self,
+        prompt: Prompt,
+        config: ReuseConfig,
+        sink_of: Callable[[ReuseConfig], Sink],
+        clock: Clock,
+        *,
+        lost: Mapping[str, str],
+        arriving: ExitStack,
+    ) -> Repaired:
         method = method_of(config)
         with clock.step("find"):
             rendered = render(prompt, self._loaded.tokenizer)
@@ -182,6 +197,9 @@ class Repairer:
         with clock.step("load"):
             sink = sink_of(config)
             found = self._load(spans, sink, ready, config, lost)
+            coming = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
+            if coming:
+                arriving.callback(ReadAhead(coming).stop)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
             ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
@@ -236,19 +254,19 @@ class Repairer:
         """
 
         def attempt(lost: Mapping[str, str]) -> tuple[Repaired, torch.Tensor, Cache]:
-            ready = self.prepare(prompt, config, sink_of, clock, lost)
-            if ready.cache is None:
-                began = time.perf_counter()
-                logits, cache = full_prefill(self._loaded, ready.ids)
-                self._loaded.wait()
-                self._corpus.computed(len(ready.ids), time.perf_counter() - began)
-                return ready, logits, cache
-            with self._recomputing(ready, clock):
-                logits = subset_forward(
-                    self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
-                )
-                self._loaded.wait()
-            return ready, logits, ready.cache
+            with self.prepared(prompt, config, sink_of, clock, lost) as ready:
+                if ready.cache is None:
+                    began = time.perf_counter()
+                    logits, cache = full_prefill(self._loaded, ready.ids)
+                    self._loaded.wait()
+                    self._corpus.computed(len(ready.ids), time.perf_counter() - began)
+                    return ready, logits, cache
+                with self._recomputing(ready, clock):
+                    logits = subset_forward(
+                        self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
+                    )
+                    self._loaded.wait()
+                return ready, logits, ready.cache
 
         return without_lost(attempt)
 
@@ -297,9 +315,6 @@ class Repairer:
                 found.append((answer.entry, span.start, span.end))
             else:
                 ready.miss(span.text, answer.reason)
-        arriving = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
-        if arriving:
-            bring(arriving)
         return found
 
     def _probe(
@@ -331,7 +346,7 @@ Result = TypeVar("Result")
 def without_lost(attempt: Callable[[Mapping[str, str]], Result]) -> Result:
     """Attempt a repair; where an entry turns out to be lost, again without it.
 
-    ``attempt`` is given the lost texts with the reasons, as :meth:`Repairer.prepare` is.
+    ``attempt`` is given the lost texts with the reasons, as :meth:`Repairer.prepared` is.
     """
     lost: dict[str, str] = {}
     while True:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.report import Clock
 from ragkv.splice import place
 from ragkv.store import BlobStore, DiskStore, MemoryStore, TieredStore
-from ragkv.store.arriving import ArrivingKV, LostEntryError, bring
+from ragkv.store.arriving import ArrivingKV, LostEntryError, ReadAhead
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.format import encode, open_entry
@@ -103,9 +105,29 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
         arriving = ArrivingKV(name, (entry.token_ids, entry.offsets), kv, take)
         arriving.then(whole=lambda entry, _: done.set() if entry.text == "b" else None)
         entries.append(arriving)
-    bring(entries)
+    ReadAhead(entries)
     assert done.wait(10)
     assert order == [(name, layer) for layer in range(3) for name in "ab"]
+
+
+def test_reading_ahead_stops_when_it_is_told() -> None:
+    entry = make_entry("text", layers=100)
+    kv = torch.stack([entry.keys, entry.values], dim=1)
+    taken: list[int] = []
+    begun = threading.Event()
+
+    def take(layer: int) -> None:
+        begun.set()
+        time.sleep(0.01)
+        taken.append(layer)
+
+    reading = ReadAhead([ArrivingKV("text", (entry.token_ids, entry.offsets), kv, take)])
+    assert begun.wait(10)
+    reading.stop()
+    count = len(taken)
+    assert count < 100
+    time.sleep(0.05)
+    assert len(taken) == count
 
 
 # ---- stores
@@ -217,6 +239,36 @@ def test_chunks_that_are_far_come_side_by_side(
     assert len(report.chunks) == len(chunks)
     assert backend.most == len(chunks)
     assert (report.steps["load"] < 0.2) == prefetched
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nothing_keeps_an_entry_after_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+) -> None:
+    """A folder must be free to be unmounted, and memory to be used again, without ``gc``."""
+    chunks = some_chunks(3)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks)
+    if damaged:
+        damage(tmp_path, chunks[1], 2)
+    alive: list[weakref.ref[ArrivingKV]] = []
+    made = ArrivingKV.__init__
+
+    def note(self: ArrivingKV, *args: object, **kwargs: object) -> None:
+        made(self, *args, **kwargs)
+        alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(ArrivingKV, "__init__", note)
+    gc.disable()
+    try:
+        store = StoreConfig(path=tmp_path, memory_bytes=0)
+        with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+            engine.generate(ask(chunks), max_new_tokens=2, on_miss="skip")
+            engine.prefill(ask(chunks), on_miss="skip")
+            assert len(alive) == (3 + 2 + 2 if damaged else 3 + 3)
+            assert not any(entry() for entry in alive)
+    finally:
+        gc.enable()
 
 
 def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.length + query_length, 0
 
 
+def _never_arrived() -> None:
+    raise RuntimeError("the rows of this cache never arrived")
+
+
 class SplicedCache(Cache):
     """A transformers Cache over one preallocated buffer, undefined until rows are written.
 
@@ -166,7 +170,12 @@ class SplicedCache(Cache):
         """
 
         def arrive(layers: slice) -> None:
-            place(layers)
+            try:
+                place(layers)
+            except BaseException:
+                for layer in self.layers:  # not usable any more; and ``place`` is let go
+                    layer.awaited = _never_arrived
+                raise
             for layer in self.layers[layers]:
                 layer.awaited = None
 

@@ -64,7 +64,7 @@ class ArrivingKV:
         self._taking = [threading.Lock() for _ in range(len(layers))]
         self._taken = [False] * len(layers)
         self._missing = len(layers)
-        self._lost: RefusedEntryError | None = None
+        self._lost: tuple[str, str] | None = None  # no exception: its frames would keep this
         self._when_whole: Callable[[ChunkKV, float], None] | None = None
         self._when_lost: Callable[[RefusedEntryError], None] | None = None
 
@@ -106,17 +106,15 @@ class ArrivingKV:
         with self._taking[index]:
             if self._taken[index]:
                 return
-            lost = self._lost
-            if lost is None:
-                began = time.perf_counter()
-                try:
-                    self._take(index)
-                except RefusedEntryError as refused:
-                    lost = self._lose(refused)
-                else:
-                    self._count(index, time.perf_counter() - began)
-                    return
-        raise LostEntryError(self.text, lost.reason, str(lost)) from lost
+            if self._lost is not None:
+                raise LostEntryError(self.text, *self._lost)
+            began = time.perf_counter()
+            try:
+                self._take(index)
+            except RefusedEntryError as refused:
+                self._lose(refused)
+                raise LostEntryError(self.text, refused.reason, str(refused)) from refused
+            self._count(index, time.perf_counter() - began)
 
     def whole(self) -> ChunkKV:
         """Return the entry with all its layers; raises as :meth:`layers`."""
@@ -142,22 +140,31 @@ class ArrivingKV:
         if whole and self._when_whole is not None:
             self._when_whole(self._whole(), self._seconds)
 
-    def _lose(self, refused: RefusedEntryError) -> RefusedEntryError:
-        """Enter the first loss and return it."""
+    def _lose(self, refused: RefusedEntryError) -> None:
         with self._lock:
-            first, self._lost = self._lost is None, self._lost or refused
+            first, self._lost = self._lost is None, (refused.reason, str(refused))
         if first and self._when_lost is not None:
             self._when_lost(refused)
-        return self._lost
 
 
-def bring(entries: Sequence[ArrivingKV]) -> None:
-    """Let entries of one model arrive in the background, the first layer of each first."""
-    threading.Thread(target=_bring, args=(entries,), name="ragkv-load", daemon=True).start()
+class ReadAhead:
+    """A thread in which entries of one model arrive, the first layer of each first."""
 
+    def __init__(self, entries: Sequence[ArrivingKV]) -> None:
+        self._entries = entries
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
+        self._thread.start()
 
-def _bring(entries: Sequence[ArrivingKV]) -> None:
-    for layer in range(entries[0].depth):
-        for entry in entries:
-            with suppress(LostEntryError):  # whoever wants the layer is told
-                entry.arrive(layer)
+    def stop(self) -> None:
+        """Return when nothing is read any more: after the layer at hand."""
+        self._stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        for layer in range(self._entries[0].depth):
+            for entry in self._entries:
+                if self._stopped:
+                    return
+                with suppress(LostEntryError):  # whoever wants the layer is told
+                    entry.arrive(layer)

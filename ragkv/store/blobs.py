@@ -284,7 +284,7 @@ class BlobStore(Store):
 
     def _refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
         """Remove a damaged entry, unless it was written again since it was read."""
-        logger.warning("unusable chunk cache %s: %s (%s)", key, refused, refused.reason)
+        logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
         if not self.read_only and refused.reason != "codec":
             with suppress(StoreError):
                 now = self.backend.get(key)

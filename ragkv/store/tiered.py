@@ -86,11 +86,11 @@ class TieredStore(StoreOver):
         deletions = self._deletions
         began = time.perf_counter()
         opened = self.below.open(text, fingerprint)
-        opening = time.perf_counter() - began
+        opening, expires_at = time.perf_counter() - began, opened.expires_at
 
-        def keep(entry: ChunkKV, seconds: float) -> None:
+        def keep(entry: ChunkKV, seconds: float) -> None:  # held by the entry: not to hold it
             self.load_rate.add(entry.nbytes, opening + seconds)
-            self._fill(entry, fingerprint, opened.expires_at, deletions)
+            self._fill(entry, fingerprint, expires_at, deletions)
 
         if isinstance(opened.entry, ArrivingKV):
             opened.entry.then(whole=keep)
