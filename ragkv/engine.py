@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,7 @@ from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, served_in_full
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import observed_forward
-from ragkv.repair import Repaired, Repairer, without_lost
+from ragkv.repair import Attempt, Repaired, Repairer, without_lost
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
@@ -239,9 +239,9 @@ class RagKV:
     ) -> Completion:
         pieces = TextPieces(self.tokenizer, decode.stops)
 
-        def answer(lost: Mapping[str, str]) -> tuple[Repaired, Drawn]:
-            prepared = self._repairer.prepared(prompt, config, self._sink, clock, lost)
-            with prepared as ready, self._repairer.recomputing_first(ready, clock):
+        def answer(attempt: Attempt) -> tuple[Repaired, Drawn]:
+            ready = self._repairer.prepare(prompt, config, self._sink, clock, attempt)
+            with self._repairer.recomputing_first(ready, clock):
                 return ready, draw(
                     self._loaded,
                     ready.ids,

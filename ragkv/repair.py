@@ -137,6 +137,22 @@ class Repaired:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """One attempt at a repair.
+
+    Attributes
+    ----------
+    lost
+        The texts whose entries cannot be used, with the reasons.
+    arriving
+        What is to be ended with the attempt.
+    """
+
+    lost: Mapping[str, str]
+    arriving: ExitStack
+
+
 class Repairer:
     """Prepares prompts for one model and its chunks."""
 
@@ -146,38 +162,23 @@ class Repairer:
         self._auxiliary = auxiliary
         self._warned = False
 
-    @contextmanager
-    def prepared(
+    def prepare(
         self,
         prompt: Prompt,
         config: ReuseConfig,
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
-        lost: Mapping[str, str],
-    ) -> Iterator[Repaired]:
+        attempt: Attempt,
+    ) -> Repaired:
         """Find, load, splice and select; nothing is recomputed yet.
 
-        Chunks may still arrive in the block, and no longer after it. ``lost`` are the texts
-        whose entries cannot be used, with the reasons.
+        Chunks may still arrive until the attempt ends.
 
         Raises
         ------
         LostEntryError
-            A layer that arrived does not hold, here or in the block: see :func:`without_lost`.
+            A layer that arrived does not hold, here or later: see :func:`without_lost`.
         """
-        with ExitStack() as arriving:
-            yield self._prepare(prompt, config, sink_of, clock, lost=lost, arriving=arriving)
-
-    def _prepare(
-        self,
-        prompt: Prompt,
-        config: ReuseConfig,
-        sink_of: Callable[[ReuseConfig], Sink],
-        clock: Clock,
-        *,
-        lost: Mapping[str, str],
-        arriving: ExitStack,
-    ) -> Repaired:
         method = method_of(config)
         with clock.step("find"):
             rendered = render(prompt, self._loaded.tokenizer)
@@ -196,10 +197,10 @@ class Repairer:
             spans = self._corpus.find(rendered.text)
         with clock.step("load"):
             sink = sink_of(config)
-            found = self._load(spans, sink, ready, config, lost)
+            found = self._load(spans, sink, ready, config, attempt.lost)
             coming = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
             if coming:
-                arriving.callback(ReadAhead(coming).stop)
+                attempt.arriving.callback(ReadAhead(coming).stop)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
             ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
@@ -253,22 +254,22 @@ class Repairer:
             The prompt, the next token's logits ``[vocab]``, and the cache of the whole prompt.
         """
 
-        def attempt(lost: Mapping[str, str]) -> tuple[Repaired, torch.Tensor, Cache]:
-            with self.prepared(prompt, config, sink_of, clock, lost) as ready:
-                if ready.cache is None:
-                    began = time.perf_counter()
-                    logits, cache = full_prefill(self._loaded, ready.ids)
-                    self._loaded.wait()
-                    self._corpus.computed(len(ready.ids), time.perf_counter() - began)
-                    return ready, logits, cache
-                with self._recomputing(ready, clock):
-                    logits = subset_forward(
-                        self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
-                    )
-                    self._loaded.wait()
-                return ready, logits, ready.cache
+        def repair(attempt: Attempt) -> tuple[Repaired, torch.Tensor, Cache]:
+            ready = self.prepare(prompt, config, sink_of, clock, attempt)
+            if ready.cache is None:
+                began = time.perf_counter()
+                logits, cache = full_prefill(self._loaded, ready.ids)
+                self._loaded.wait()
+                self._corpus.computed(len(ready.ids), time.perf_counter() - began)
+                return ready, logits, cache
+            with self._recomputing(ready, clock):
+                logits = subset_forward(
+                    self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
+                )
+                self._loaded.wait()
+            return ready, logits, ready.cache
 
-        return without_lost(attempt)
+        return without_lost(repair)
 
     @contextmanager
     def _recomputing(self, ready: Repaired, clock: Clock) -> Iterator[None]:
@@ -343,14 +344,12 @@ class Repairer:
 Result = TypeVar("Result")
 
 
-def without_lost(attempt: Callable[[Mapping[str, str]], Result]) -> Result:
-    """Attempt a repair; where an entry turns out to be lost, again without it.
-
-    ``attempt`` is given the lost texts with the reasons, as :meth:`Repairer.prepared` is.
-    """
+def without_lost(repair: Callable[[Attempt], Result]) -> Result:
+    """Attempt a repair; where an entry turns out to be lost, again without it."""
     lost: dict[str, str] = {}
     while True:
         try:
-            return attempt(lost)
+            with ExitStack() as arriving:
+                return repair(Attempt(lost, arriving))
         except LostEntryError as error:
             lost[error.text] = error.reason

@@ -42,6 +42,12 @@ def opened(entry: ChunkKV, codec: str = "raw", *, damaged: int | None = None) ->
     return open_entry(data, entry.text, fingerprint, copy=True)
 
 
+def taken_by(entry: ChunkKV, take: Callable[[int], None]) -> ArrivingKV:
+    """Let the entry's layers, which are there, be taken."""
+    kv = torch.stack([entry.keys, entry.values], dim=1)
+    return ArrivingKV(entry.text, (entry.token_ids, entry.offsets), kv, take)
+
+
 # ---- one entry
 
 
@@ -63,7 +69,6 @@ def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
 
 def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
     entry = make_entry("text", layers=3)
-    kv = torch.stack([entry.keys, entry.values], dim=1)
     taken: list[int] = []
     go_on = threading.Event()
 
@@ -72,7 +77,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
             assert go_on.wait(10)
         taken.append(layer)
 
-    arriving = ArrivingKV("text", (entry.token_ids, entry.offsets), kv, take)
+    arriving = taken_by(entry, take)
     wholes: list[tuple[ChunkKV, float]] = []
     arriving.then(whole=lambda *found: wholes.append(found))
     waiting = [threading.Thread(target=arriving.arrive, args=(1,)) for _ in range(3)]
@@ -97,12 +102,11 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
     entries = []
     for name in "ab":
         entry = make_entry(name, layers=3)
-        kv = torch.stack([entry.keys, entry.values], dim=1)
 
         def take(layer: int, name: str = name) -> None:
             order.append((name, layer))
 
-        arriving = ArrivingKV(name, (entry.token_ids, entry.offsets), kv, take)
+        arriving = taken_by(entry, take)
         arriving.then(whole=lambda entry, _: done.set() if entry.text == "b" else None)
         entries.append(arriving)
     ReadAhead(entries)
@@ -112,7 +116,6 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
 
 def test_reading_ahead_stops_when_it_is_told() -> None:
     entry = make_entry("text", layers=100)
-    kv = torch.stack([entry.keys, entry.values], dim=1)
     taken: list[int] = []
     begun = threading.Event()
 
@@ -121,7 +124,7 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
         time.sleep(0.01)
         taken.append(layer)
 
-    reading = ReadAhead([ArrivingKV("text", (entry.token_ids, entry.offsets), kv, take)])
+    reading = ReadAhead([taken_by(entry, take)])
     assert begun.wait(10)
     reading.stop()
     count = len(taken)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +17,8 @@ from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.place import splice
 
-
-class Forward(Protocol):
-    """A pass to look at (:func:`ragkv.recompute.forward.observed_forward`)."""
-
-    def __call__(
-        self,
-        loaded: LoadedModel,
-        ids: IntArray,
-        rows: npt.NDArray[np.int64],
-        cache: SplicedCache,
-        observer: Observer,
-    ) -> None:
-        """Run the rows over the cache."""
-        ...
+Forward = Callable[[LoadedModel, IntArray, npt.NDArray[np.int64], SplicedCache, Observer], None]
+"""A pass to look at (:func:`ragkv.recompute.forward.observed_forward`)."""
 
 
 class Auxiliary:

@@ -109,8 +109,8 @@ class Method:
     auxiliary
         Whether ingestion encodes the chunks for the auxiliary model too.
     drift
-        What stays unrepaired is moved by the mean of what its chunk's recomputed tokens
-        moved by (:mod:`ragkv.recompute.drift`).
+        What stays unrepaired is moved by what its chunk's recomputed tokens let expect
+        (:mod:`ragkv.recompute.drift`).
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
