@@ -80,7 +80,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
     arriving = taken_by(entry, take)
     wholes: list[tuple[ChunkKV, float]] = []
     arriving.then(whole=lambda *found: wholes.append(found))
-    waiting = [threading.Thread(target=arriving.arrive, args=(1,)) for _ in range(3)]
+    waiting = [threading.Thread(target=arriving.arrive, args=(1,), daemon=True) for _ in range(3)]
     for thread in waiting:
         thread.start()
     arriving.arrive(0)

@@ -278,7 +278,7 @@ def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None
             prompts[index], max_new_tokens=5, on_miss="skip"
         ).token_ids
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -404,8 +404,8 @@ def test_finding_while_others_add_and_discard() -> None:
             if parts not in ([A, B], [A, C, B]):
                 wrong.append(parts)
 
-    readers = [threading.Thread(target=look) for _ in range(2)]
-    writers = [threading.Thread(target=change, args=(worker,)) for worker in range(2)]
+    readers = [threading.Thread(target=look, daemon=True) for _ in range(2)]
+    writers = [threading.Thread(target=change, args=(worker,), daemon=True) for worker in range(2)]
     for thread in readers + writers:
         thread.start()
     for thread in writers:

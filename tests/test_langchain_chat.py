@@ -174,7 +174,7 @@ def test_async_leaves_the_event_loop_free():
                 answered.append(free.wait(10))
 
         held = threading.Event()
-        busy = threading.Thread(target=occupy)
+        busy = threading.Thread(target=occupy, daemon=True)
         busy.start()
         held.wait()
 

@@ -184,7 +184,7 @@ def test_threads_never_see_another_chunks_entry(store: Store) -> None:
         except BaseException as error:  # noqa: BLE001
             wrong.append(error)
 
-    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=hammer, args=(seed,), daemon=True) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -43,7 +43,7 @@ def test_threads_share_the_budget() -> None:
             store.put(make_entry(f"chunk {name} {number}", tokens=number % 40 + 1), FINGERPRINT)
             seen.append(store.nbytes)
 
-    threads = [threading.Thread(target=fill, args=(name,)) for name in range(4)]
+    threads = [threading.Thread(target=fill, args=(name,), daemon=True) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -151,7 +151,7 @@ def in_threads(store: TieredStore, text: str, slow: SlowStore, count: int) -> li
         except StoreError as error:
             found.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(count)]
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     assert slow.entered.wait(10)
@@ -184,7 +184,7 @@ def test_a_deletion_outruns_a_running_load() -> None:
     slow = SlowStore()
     slow.put(make_entry("a"), FINGERPRINT)
     store = TieredStore(MemoryStore(1 << 20), slow)
-    loader = threading.Thread(target=store.get, args=("a", FINGERPRINT))
+    loader = threading.Thread(target=store.get, args=("a", FINGERPRINT), daemon=True)
     loader.start()
     assert slow.entered.wait(10)
     assert store.delete("a") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
@@ -47,6 +48,7 @@ class EvictingStore(StoreOver):
         self._lock = threading.Lock()
         self._making_room = threading.Lock()
         self._seen = 0
+        self._written = 0
         self._per_token: float | None = None
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
@@ -73,18 +75,22 @@ class EvictingStore(StoreOver):
     ) -> int:
         """Write an entry; while there is no room for it, the chunk worth least leaves.
 
-        At most about four times the entry's tokens leave: if it still does not fit, others
-        take the room, and emptying this store would not help.
+        At most about four times the entry's tokens leave, more only where a put that was
+        under way here took the room: if it still does not fit, other processes take it, and
+        emptying this store would not help.
         """
 
         def write() -> int:
-            return self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
+            nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
+            with self._lock:
+                self._written += 1
+            return nbytes
 
-        try:
-            nbytes = write()
-        except StoreFullError:
-            if entry.nbytes > self.budget:
-                raise
+        nbytes = None
+        if not self._making_room.locked():  # or this would take the room that another makes
+            with suppress(StoreFullError):
+                nbytes = write()
+        if nbytes is None:
             with self._making_room:
                 nbytes = self._make_room(entry, write)
         if nbytes:
@@ -100,13 +106,16 @@ class EvictingStore(StoreOver):
 
     def _make_room(self, entry: ChunkKV, write: Callable[[], int]) -> int:
         self._learn(entry)
-        freed = 0
+        freed, written = 0, self._written
         while True:
             try:
                 return write()
             except StoreFullError:
+                if self._written != written:
+                    freed, written = 0, self._written
                 victim = self._victim(entry.text)
-                if victim is None or freed > _PATIENCE * len(entry):
+                in_vain = entry.nbytes > self.budget or freed > _PATIENCE * len(entry)
+                if victim is None or in_vain:
                     raise
             with self._lock:
                 tokens = self._policy.size(victim)
