@@ -354,6 +354,7 @@ class RagKV:
     def close(self) -> None:
         """Finish background work and release the store."""
         self._background.shutdown(wait=True)
+        self._loaded.workspace.release()
         self._store.close()
 
     def __enter__(self) -> Self:

@@ -191,6 +191,7 @@ class Bench:
         peaks = {}
         for setting in settings:
             request = partial(self._timed, engines, setting, trace, warm)
+            self._loaded.workspace.release()  # or its memory were not counted
             peaks[setting] = peak_growth(request, self._loaded.device)
         return Measured(trace, median_costs(prefills, self._architecture.windows), samples, peaks)
 

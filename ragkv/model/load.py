@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from ragkv.errors import (
 from ragkv.model.architecture import Architecture, backbone_of, describe
 from ragkv.model.embedded import EMBEDDED, embedded_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of
+from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class LoadedModel:
     """A model with all that ragkv needs to know of it.
 
     ``architecture``, ``rotary`` and ``fingerprint`` are None where the model is
-    served by full prefill alone; ``unsupported`` then says why.
+    served by full prefill alone; ``unsupported`` then says why. ``workspace`` is where
+    requests' keys and values are, one request at a time.
     """
 
     model: PreTrainedModel
@@ -44,6 +46,7 @@ class LoadedModel:
     rotary: RotaryTables | None
     fingerprint: Fingerprint | None
     unsupported: str = ""
+    workspace: Workspace = field(default_factory=Workspace)
 
     @property
     def device(self) -> torch.device:

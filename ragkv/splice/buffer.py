@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragkv.chunk.memory import uninitialised
 from ragkv.model.architecture import Architecture
+from ragkv.model.memory import Workspace
 
 
 class BeforeWrite(Protocol):
@@ -125,6 +125,8 @@ class SplicedCache(Cache):
         Prompt tokens.
     spare
         Rows for tokens to come; more are added when they run out.
+    workspace
+        Where the buffer is; None is memory of its own.
     """
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
@@ -137,11 +139,20 @@ class SplicedCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
         spare: int = 64,
+        workspace: Workspace | None = None,
     ) -> None:
-        shape = (architecture.layers, architecture.kv_heads, length + spare, architecture.head_dim)
+        shape = (
+            2,
+            architecture.layers,
+            architecture.kv_heads,
+            length + spare,
+            architecture.head_dim,
+        )
         self.device = device
-        self._keys = uninitialised(shape, dtype, device)
-        self._values = uninitialised(shape, dtype, device)
+        memory = workspace or Workspace()
+        self._keys: torch.Tensor
+        self._values: torch.Tensor
+        self._keys, self._values = memory.uninitialised(shape, dtype, device)
         layers = [
             SplicedLayer(keys[None], values[None], length)
             for keys, values in zip(self._keys, self._values, strict=True)

@@ -54,7 +54,14 @@ def splice(
     make: Callable[..., SplicedCache] = (
         SplicedCache if overlap is None else partial(OverlappedCache, overlap=overlap)
     )
-    cache = make(architecture, len(layout), dtype=loaded.dtype, device=loaded.device, spare=spare)
+    cache = make(
+        architecture,
+        len(layout),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        spare=spare,
+        workspace=loaded.workspace,
+    )
     pieces = list(layout.placed)
     if sink is not None and layout.sink:
         head = np.arange(layout.sink)

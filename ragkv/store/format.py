@@ -21,9 +21,9 @@ import torch
 from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
-from ragkv.chunk.memory import uninitialised
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.arriving import ArrivingKV, LostEntryError
 from ragkv.store.base import Lookup
