@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, served_in_full
+from ragkv.model.lock import ModelLock
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import observed_forward
 from ragkv.repair import Attempt, Repaired, Repairer, without_lost
@@ -86,7 +86,7 @@ class RagKV:
         if not isinstance(model, LoadedModel) and self.supported:
             self._loaded = _verified(self._loaded, on_unsupported)
         _check_calibration(reuse, self._loaded)
-        self._lock = threading.RLock()
+        self._lock = ModelLock()
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
         self._codec = store.codec if isinstance(store, StoreConfig) else "raw"

@@ -1,0 +1,111 @@
+"""The lock around the model, and the threads that it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ragkv.model import lock as module
+from ragkv.model.lock import ModelLock
+
+GNU = hasattr(module._pause(), "argtypes")
+
+COUNTING = """
+import threading, torch
+from pathlib import Path
+from ragkv.model.lock import ModelLock, end_threads
+
+def threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+def compute():
+    return torch.ones(1 << 22).mul_(2).sum().item()
+
+torch.set_num_threads(3)
+alone = threads()
+assert compute() == 1 << 23
+assert threads() == alone + 2, "nothing to end"
+end_threads()
+assert threads() == alone
+lock = ModelLock()
+with lock:
+    with lock:
+        assert compute() == 1 << 23
+    assert threads() == alone + 2  # still in use
+assert threads() == alone
+
+def work():
+    with lock:
+        compute()
+    found.append(threads())
+
+found = []
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+assert found == [alone + 1]  # the worker itself
+"""
+
+
+def test_the_model_is_used_by_one_thread_at_a_time() -> None:
+    lock, held = ModelLock(), threading.Event()
+    order: list[str] = []
+
+    def second() -> None:
+        held.set()
+        with lock:
+            order.append("second")
+
+    thread = threading.Thread(target=second, daemon=True)
+    with lock, lock:
+        thread.start()
+        assert held.wait(10)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_an_error_leaves_the_lock_open() -> None:
+    lock = ModelLock()
+    with pytest.raises(ZeroDivisionError), lock, lock:
+        raise ZeroDivisionError
+    with ModelLock():
+        assert lock._depth == 0
+    thread = threading.Thread(target=lock.acquire, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_threads_end_when_the_outermost_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(module, "end_threads", lambda: ended.append(1))
+    lock = ModelLock()
+    with lock:
+        with lock:
+            pass
+        assert not ended
+    assert len(ended) == 1
+
+
+def test_without_gnu_openmp_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> object:
+        raise OSError
+
+    monkeypatch.setattr(module.ctypes, "CDLL", missing)
+    module._pause.cache_clear()
+    try:
+        module.end_threads()
+    finally:
+        module._pause.cache_clear()
+
+
+@pytest.mark.skipif(not GNU, reason="torch computes with another OpenMP")
+def test_no_pool_outlives_the_models_use() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
