@@ -77,10 +77,10 @@ class TieredStore(StoreOver):
     def open(self, text: str, fingerprint: Fingerprint) -> Opened:
         """Return the entry from a tier, or as it arrives from below; then the tiers get it."""
         lookup = self._in_tiers(text, fingerprint)
-        with self._lock:
-            running = self._loading.get((text, fingerprint))
-        if lookup is None and running is not None:
-            lookup = running.result()
+        if lookup is None:
+            with self._lock:
+                running = self._loading.get((text, fingerprint))
+            lookup = None if running is None else running.result()
         if lookup is not None:
             return Opened(lookup.entry, lookup.reason, lookup.expires_at)
         deletions = self._deletions
