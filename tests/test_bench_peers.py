@@ -25,7 +25,7 @@ mode = {mode!r}
 if sys.argv[1] == "-c":
     sys.exit(mode == "without")
 if mode == "dies":
-    print("no room for the weights", flush=True)
+    print("ValueError: no room for the weights\\n", "in a stack\\n" * 400, flush=True)
     sys.exit(3)
 assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"], sys.argv
 options = sys.argv[3:]
@@ -33,6 +33,7 @@ for wanted in ("--enforce-eager", "--enable-prefix-caching"):
     assert wanted in options
 value = lambda name: options[options.index(name) + 1]
 assert (value("--dtype"), value("--block-size")) == ("float32", "32")
+assert float(value("--gpu-memory-utilization")) <= 0.5  # ragkv has the model, too
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments):
@@ -102,7 +103,7 @@ def test_vllm_that_is_missing_or_dies(fake_python, tmp_path):
         _vllm(fake_python("without"))
     with pytest.raises(ConfigError, match="cannot be run"):
         _vllm(tmp_path / "no-python")
-    with pytest.raises(PeerError, match=r"ended with code 3.*no room for the weights"), _vllm(fake_python("dies")):  # fmt: skip
+    with pytest.raises(PeerError, match=r"(?s)ended with code 3.*first error: ValueError: no room for the weights\. .*in a stack"), _vllm(fake_python("dies")):  # fmt: skip
         pass
     with pytest.raises(PeerError, match="did not start within 0 s"), _vllm(fake_python(), start_s=0):  # fmt: skip
         pass

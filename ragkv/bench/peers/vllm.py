@@ -24,6 +24,8 @@ _POLL_S = 0.2
 _STOP_S = 30.0
 _REQUEST_S = 600.0
 _LOG_TAIL = 2000
+_MEMORY_SHARE = "0.5"
+"""Of all memory, on a CPU too: ragkv has the model beside it."""
 
 
 class Vllm:
@@ -69,6 +71,7 @@ class Vllm:
             *("--model", model, "--dtype", dtype, "--host", _HOST),
             *("--enforce-eager", "--block-size", "32", "--enable-prefix-caching"),
             *("--max-model-len", str(max_tokens + _SPARE)),
+            *("--gpu-memory-utilization", _MEMORY_SHARE),
         ]
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._environment.pop("PYTHONPATH", None)
@@ -159,9 +162,10 @@ class Vllm:
         self._log.close()
 
     def _tail(self) -> str:
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _LOG_TAIL))
-        return "Its last words: " + self._log.read().decode("utf-8", "replace").strip()
+        self._log.seek(0)
+        words = self._log.read().decode("utf-8", "replace").strip()
+        first = next((line for line in words.splitlines() if "Error: " in line), "none")
+        return f"Its first error: {first}. Its last words: {words[-_LOG_TAIL:]}"
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
