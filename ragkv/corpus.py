@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -19,6 +18,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.load import LoadedModel
+from ragkv.model.lock import ModelLock
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
@@ -56,7 +56,7 @@ class Corpus:
         self,
         loaded: LoadedModel,
         store: Store,
-        lock: AbstractContextManager[object],
+        lock: ModelLock,
         codec: str = "raw",
     ) -> None:
         self.loaded = loaded
@@ -234,7 +234,7 @@ class Corpus:
                 [self._tokenized(text, sink) for text in missing], sink.rows, self.loaded
             )
             while True:
-                with self._lock:
+                with self._lock.behind_others():
                     began = time.perf_counter()
                     batch = next(batches, None)
                 writing.result()  # at most one batch is written while the next is computed

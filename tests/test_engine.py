@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,13 +74,40 @@ def test_a_batch_is_written_while_the_next_is_computed(
         return stored(*args, **kwargs)  # type: ignore[arg-type]
 
     stored = MemoryStore.put
-    monkeypatch.setattr(encode, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
     monkeypatch.setattr(corpus, "encode_chunks", batches)
     monkeypatch.setattr(MemoryStore, "put", put)
     chunks = some_chunks(3)
     engine.precompute(chunks)
     assert seen == [True]
     assert all(engine.contains(chunk) for chunk in chunks)
+
+
+def test_a_request_waits_for_one_batch_of_an_ingestion(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    computed: list[object] = []
+    begun = threading.Event()
+
+    def batches(*args: object) -> Iterator[object]:
+        for batch in encode.encode_chunks(*args):  # type: ignore[arg-type]
+            time.sleep(0.01)
+            computed.append(batch)
+            begun.set()
+            yield batch
+
+    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
+    monkeypatch.setattr(corpus, "encode_chunks", batches)
+    chunks = list(dict.fromkeys(some_chunks(60)))
+    ingestion = threading.Thread(target=engine.precompute, args=(chunks,), daemon=True)
+    ingestion.start()
+    assert begun.wait(30)
+    before = len(computed)
+    engine.prefill("Hello", on_miss="skip")
+    assert len(computed) - before <= 3
+    ingestion.join()
+    assert len(computed) > 20
 
 
 def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -> None:

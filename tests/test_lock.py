@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -66,6 +67,39 @@ def test_the_model_is_used_by_one_thread_at_a_time() -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_long_work_lets_those_who_wait_go_first() -> None:
+    lock, waits = ModelLock(), threading.Event()
+    order: list[str] = []
+
+    def ask() -> None:
+        waits.set()
+        with lock:
+            order.append("request")
+
+    thread = threading.Thread(target=ask, daemon=True)
+    for step in range(200):
+        with lock.behind_others():
+            order.append("step")
+            if step == 100:
+                thread.start()
+                assert waits.wait(10)
+                time.sleep(0.05)
+    thread.join()
+    assert order.index("request") == 101
+
+
+def test_long_work_inside_a_request_waits_for_nobody() -> None:
+    lock = ModelLock()
+    thread = threading.Thread(target=lock.acquire, daemon=True)
+    with lock:
+        thread.start()
+        time.sleep(0.05)  # it waits
+        with lock.behind_others():
+            pass
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_an_error_leaves_the_lock_open() -> None:

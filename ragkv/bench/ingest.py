@@ -126,7 +126,7 @@ def bench_ingest(
 
 @torch.no_grad()
 def _prefill(loaded: LoadedModel, chunks: Sequence[tuple[str, Tokens]]) -> None:
-    for batch in in_batches(chunks):
+    for batch in in_batches(chunks, loaded.device):
         ids = padded_ids(batch, loaded.device)
         loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)
 

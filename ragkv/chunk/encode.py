@@ -16,6 +16,9 @@ from ragkv.prompt.tokens import Tokens
 BATCH_TOKENS = 4096
 """Most tokens that are encoded in one batch, padding included."""
 
+BATCH_TOKENS_CPU = 512
+"""The same on a CPU: it is no faster with more, and who waits for the model waits for a batch."""
+
 
 def encode_sink(text: str, tokens: Tokens, loaded: LoadedModel) -> ChunkKV:
     """Encode the shared sink from position 0."""
@@ -37,15 +40,18 @@ def encode_chunks(
     sink
         Rows of :func:`encode_sink`, computed once and shared by the batch.
     """
-    for batch in in_batches(chunks):
+    for batch in in_batches(chunks, loaded.device):
         yield _encode_batch(batch, sink, loaded)
 
 
-def in_batches(chunks: Sequence[tuple[str, Tokens]]) -> Iterator[list[tuple[str, Tokens]]]:
+def in_batches(
+    chunks: Sequence[tuple[str, Tokens]], device: torch.device
+) -> Iterator[list[tuple[str, Tokens]]]:
     """Yield the chunks, the longest first, as many together as padding them allows."""
+    tokens = BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS
     by_length = sorted(chunks, key=lambda chunk: len(chunk[1]), reverse=True)
     while by_length:
-        size = max(1, BATCH_TOKENS // len(by_length[0][1]))
+        size = max(1, tokens // len(by_length[0][1]))
         yield by_length[:size]
         del by_length[:size]
 

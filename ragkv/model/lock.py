@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -31,16 +31,43 @@ class ModelLock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._owner: int | None = None
+        self._turns = threading.Condition()
+        self._waiting = self._served = 0
 
     def acquire(self) -> None:
         """Wait until no other thread uses the model."""
-        self._lock.acquire()
+        with self._turns:
+            self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            with self._turns:
+                self._waiting -= 1
+                self._served += 1
+                self._turns.notify_all()
         self._depth += 1
+        self._owner = threading.get_ident()
+
+    @contextmanager
+    def behind_others(self) -> Iterator[None]:
+        """Hold the lock, after all who wait for it now: for one step of long work.
+
+        A thread that lets go of a lock and takes it again is mostly there before those who
+        wait for it.
+        """
+        if self._owner != threading.get_ident():
+            with self._turns:
+                last = self._served + self._waiting
+                self._turns.wait_for(lambda: self._served >= last)
+        with self:
+            yield
 
     def release(self) -> None:
         """Let others use the model."""
         self._depth -= 1
         if not self._depth:
+            self._owner = None
             end_threads()
         self._lock.release()
 
