@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
-from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig, corpus
-from ragkv.chunk import encode
+from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig
 from ragkv.config import AutoRatio
 from ragkv.errors import (
     ConfigError,
@@ -29,7 +27,6 @@ from ragkv.errors import (
 )
 from ragkv.select import Method, Scene
 from ragkv.select.method import FloatArray
-from ragkv.store.memory import MemoryStore
 
 Make = Callable[..., RagKV]
 
@@ -55,59 +52,6 @@ def test_precompute_counts_new_and_existing(make_engine: Make) -> None:
     assert not engine.forget(chunks[2])
     assert not engine.contains(chunks[2])
     assert engine.prefill(ask(chunks[2:])).report.reused_tokens == 0
-
-
-def test_a_batch_is_written_while_the_next_is_computed(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-    computed, seen = threading.Semaphore(0), list[bool]()
-
-    def batches(*args: object) -> Iterator[object]:
-        for batch in encode.encode_chunks(*args):  # type: ignore[arg-type]
-            computed.release()
-            yield batch
-
-    def put(*args: object, **kwargs: object) -> int:
-        if not seen:
-            seen.append(computed.acquire(timeout=30) and computed.acquire(timeout=30))
-        return stored(*args, **kwargs)  # type: ignore[arg-type]
-
-    stored = MemoryStore.put
-    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
-    monkeypatch.setattr(corpus, "encode_chunks", batches)
-    monkeypatch.setattr(MemoryStore, "put", put)
-    chunks = some_chunks(3)
-    engine.precompute(chunks)
-    assert seen == [True]
-    assert all(engine.contains(chunk) for chunk in chunks)
-
-
-def test_a_request_waits_for_one_batch_of_an_ingestion(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-    computed: list[object] = []
-    begun = threading.Event()
-
-    def batches(*args: object) -> Iterator[object]:
-        for batch in encode.encode_chunks(*args):  # type: ignore[arg-type]
-            time.sleep(0.01)
-            computed.append(batch)
-            begun.set()
-            yield batch
-
-    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
-    monkeypatch.setattr(corpus, "encode_chunks", batches)
-    chunks = list(dict.fromkeys(some_chunks(60)))
-    ingestion = threading.Thread(target=engine.precompute, args=(chunks,), daemon=True)
-    ingestion.start()
-    assert begun.wait(30)
-    before = len(computed)
-    engine.prefill("Hello", on_miss="skip")
-    assert len(computed) - before <= 3
-    ingestion.join()
-    assert len(computed) > 20
 
 
 def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -> None:

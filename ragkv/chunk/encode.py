@@ -16,7 +16,7 @@ from ragkv.prompt.tokens import Tokens
 BATCH_TOKENS = 4096
 """Most tokens that are encoded in one batch, padding included."""
 
-BATCH_TOKENS_CPU = 512
+BATCH_TOKENS_CPU = 1024
 """The same on a CPU: it is no faster with more, and who waits for the model waits for a batch."""
 
 
