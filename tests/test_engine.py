@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from threads import each_in_a_thread
 from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
@@ -250,11 +250,7 @@ def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None
             prompts[index], max_new_tokens=5, on_miss="skip"
         ).token_ids
 
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(work, range(6))
     assert [together[index] for index in (0, 1, 3)] == [alone[index] for index in (0, 1, 3)]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
+from threads import each_in_a_thread
 
 from ragkv import RagKV
 from ragkv.model.memory import Workspace
@@ -70,11 +70,7 @@ def test_threads_never_share_memory() -> None:
             if not bool((tensor == number).all()):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=use, args=(n,), daemon=True) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(use, range(4))
     assert wrong == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from store_entries import DTYPES, FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from threads import each_in_a_thread
 
 from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
 from ragkv.store.backends.memory import MemoryBackend
@@ -184,11 +184,7 @@ def test_threads_never_see_another_chunks_entry(store: Store) -> None:
         except BaseException as error:  # noqa: BLE001
             wrong.append(error)
 
-    threads = [threading.Thread(target=hammer, args=(seed,), daemon=True) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(hammer, range(4))
     assert wrong == []
     assert len(set(texts) - set(store.texts())) + len(set(store.texts())) == len(texts)
     for text in texts:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from store_entries import FINGERPRINT, file_of, make_entry, same, without_syncs  # noqa: F401
+from threads import each_in_a_thread
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError, StoreFullError
@@ -43,11 +44,7 @@ def test_threads_share_the_budget() -> None:
             store.put(make_entry(f"chunk {name} {number}", tokens=number % 40 + 1), FINGERPRINT)
             seen.append(store.nbytes)
 
-    threads = [threading.Thread(target=fill, args=(name,), daemon=True) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(fill, range(4))
     assert len(seen) == 400
     assert max(seen) <= store.budget
 

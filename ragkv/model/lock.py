@@ -33,17 +33,16 @@ class ModelLock:
         self._depth = 0
         self._owner: int | None = None
         self._turns = threading.Condition()
-        self._waiting = self._served = 0
+        self._asked = self._served = 0
 
     def acquire(self) -> None:
         """Wait until no other thread uses the model."""
         with self._turns:
-            self._waiting += 1
+            self._asked += 1
         try:
             self._lock.acquire()
         finally:
             with self._turns:
-                self._waiting -= 1
                 self._served += 1
                 self._turns.notify_all()
         self._depth += 1
@@ -58,7 +57,7 @@ class ModelLock:
         """
         if self._owner != threading.get_ident():
             with self._turns:
-                last = self._served + self._waiting
+                last = self._asked
                 self._turns.wait_for(lambda: self._served >= last)
         with self:
             yield

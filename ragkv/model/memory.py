@@ -51,7 +51,7 @@ class Workspace:
         for last.
         """
         if torch.device(device).type != "cpu":
-            return torch.empty(shape, dtype=dtype, device=device)
+            return uninitialised(shape, dtype, device)
         wanted = _bytes(shape, dtype)
         with self._lock:
             lent = self._lent is not None and self._lent() is not None

@@ -60,7 +60,8 @@ class Drift:
         self._end = layout.query_start
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
         self._weights: list[tuple[slice, slice, torch.Tensor]] = []
-        self._out: torch.Tensor | None = None
+        width = 2 * architecture.kv_heads * architecture.head_dim
+        self._out = torch.zeros(self._end, width, device=device)  # for all layers in turn
         told: list[npt.NDArray[np.int64]] = []
         first = 0
         for part in _stretches(layout, rows):
@@ -99,8 +100,6 @@ class Drift:
         """Return by what each position moves, ``[heads, end, head_dim]``."""
         heads, _, width = moved.shape
         known = moved.transpose(0, 1).reshape(-1, heads * width)
-        if self._out is None:  # the same positions move in every layer
-            self._out = known.new_zeros(self._end, heads * width)
         for positions, part, weights in self._weights:
             torch.mm(weights, known[part], out=self._out[positions])
         return self._out.view(self._end, heads, width).transpose(0, 1)

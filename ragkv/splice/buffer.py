@@ -126,7 +126,7 @@ class SplicedCache(Cache):
     spare
         Rows for tokens to come; more are added when they run out.
     workspace
-        Where the buffer is; None is memory of its own.
+        Where the buffer is.
     """
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
@@ -138,8 +138,8 @@ class SplicedCache(Cache):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        workspace: Workspace,
         spare: int = 64,
-        workspace: Workspace | None = None,
     ) -> None:
         shape = (
             2,
@@ -149,10 +149,9 @@ class SplicedCache(Cache):
             architecture.head_dim,
         )
         self.device = device
-        memory = workspace or Workspace()
         self._keys: torch.Tensor
         self._values: torch.Tensor
-        self._keys, self._values = memory.uninitialised(shape, dtype, device)
+        self._keys, self._values = workspace.uninitialised(shape, dtype, device)
         layers = [
             SplicedLayer(keys[None], values[None], length)
             for keys, values in zip(self._keys, self._values, strict=True)

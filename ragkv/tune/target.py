@@ -121,7 +121,14 @@ def look(question: Question, loaded: LoadedModel) -> Target:
             seen.append(attention_of_last_rows(call, length - question.first))
             raise StopPass
 
-    cache = SplicedCache(architecture, length, dtype=loaded.dtype, device=loaded.device, spare=0)
+    cache = SplicedCache(
+        architecture,
+        length,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        workspace=loaded.workspace,
+        spare=0,
+    )
     observed_forward(loaded, question.tokens.ids, np.arange(length), cache, observe)
     weights: FloatArray = seen[0].cpu().numpy()
     cuts = [_tokens_of(span, question.tokens) for span in question.spans]
