@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Method, Scene, get_method, method_names, method_of
 from ragkv.select.choose import choose
 from ragkv.select.mapping import map_scores
-from ragkv.select.method import FloatArray
+from ragkv.select.method import FloatArray, Spread
 from ragkv.splice.layout import Layout, Origin, Placed
 
 Make = Callable[..., RagKV]
@@ -101,6 +102,21 @@ def test_smoothing_averages_neighbours() -> None:
 def test_smoothing_does_not_reach_across_what_is_not_cached() -> None:
     where = scene([CACHED, CACHED, *[FRESH] * 6, CACHED, CACHED])
     assert chosen_of(by_score([0.0, 1.0, 0.1, 0.0], smoothing=3), where, 0.5) == [0, 1]
+
+
+def test_scores_spread_to_neighbours() -> None:
+    where = scene([FRESH, *[CACHED] * 6, FRESH, CACHED, CACHED])
+    scores = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.15, 0.1]
+    assert chosen_of(by_score(scores), where, 3 / 8) == [4, 8, 9]
+    method = by_score(scores, spread=Spread(0.5, within=2.0))
+    assert chosen_of(method, where, 3 / 8) == [3, 4, 5]
+    plain = [
+        own + sum(0.5 * math.exp(-abs(at - by) / 2) * what for by, what in others if by != at)
+        for others in [list(zip([1, 2, 3, 4, 5, 6, 8, 9], scores, strict=True))]
+        for at, own in others
+    ]
+    found = choose(method, where, ReuseConfig(recompute_ratio=0.5)).scores
+    np.testing.assert_allclose(found, plain, atol=1e-6)
 
 
 def test_a_budget_for_every_chunk() -> None:
@@ -199,10 +215,11 @@ def test_query_scores_equal_the_attention_weights_of_transformers(
         weights = eager(torch.tensor([out.token_ids]), output_attentions=True).attentions
     first, last = layers // 3, max(layers * 5 // 6, layers // 3 + 1)
     cached = [at for at, origin in enumerate(out.report.positions) if origin in (1, 2)]
-    paid = sum(weights[layer][0].mean(0) for layer in range(first, last))
-    one = paid[-1][cached]
-    whole = paid[out.report.chunks[0].end :].mean(0)[cached]
-    expected = (one / one.sum() + 0.3 * whole / whole.sum()) / 1.3
+    end = out.report.chunks[0].end
+    looked_at = [weights[layer][0] for layer in range(first, last)]
+    one = sum(heads[:, -1].mean(0) for heads in looked_at)[cached]
+    most = sum(heads[:, end:].amax(1).mean(0) for heads in looked_at)[cached]
+    expected = (one / one.sum() + 3 * most / most.sum()) / 4
     np.testing.assert_allclose(seen[0], expected.numpy(), atol=1e-5)
 
 

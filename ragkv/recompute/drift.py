@@ -4,6 +4,8 @@ A token's key and value in the real prompt differ from the cached ones, because 
 the chunks before its own. Neighbours differ alike, and a chunk's first tokens differ most.
 The recomputed tokens show by how much, layer by layer and at no cost; the tokens that are
 not recomputed are moved by what these let expect (simple kriging: the best linear guess).
+What is recomputed is what the query asks about, such as one sentence among others of its
+kind, and may move by far more than its neighbours: no token counts for more than the median.
 With nothing left to move, or nothing recomputed, nothing changes: ratio 1 stays a full
 prefill and ratio 0 plain reuse.
 """
@@ -42,7 +44,8 @@ class Drift:
     moved by, ``K`` holds the covariances among these, ``k`` those of the row with them,
     ``g_i g_j (CHUNK + sum a exp(-|i - j| / t))`` for tokens ``i`` and ``j``, and ``N`` is
     diagonal, ``OWN g_i^2``. One set of weights serves all layers and heads. Keys are
-    compared and moved unrotated.
+    compared and moved unrotated. A layer's ``d_i``, keys and values apart, are shortened to
+    the median length of all ``d_i / g_i``.
 
     Parameters
     ----------
@@ -63,16 +66,19 @@ class Drift:
         width = 2 * architecture.kv_heads * architecture.head_dim
         self._out = torch.zeros(self._end, width, device=device)  # for all layers in turn
         told: list[npt.NDArray[np.int64]] = []
+        sizes = [torch.empty(0)]
         first = 0
         for part in _stretches(layout, rows):
             positions = slice(part.start, part.start + len(part.places))
             known = slice(first, first + len(part.told))
             self._weights.append((positions, known, _weights(part).to(device)))
             told.append(part.told)
+            sizes.append(_sizes(part.places[part.known]))
             first = known.stop
         seen = np.concatenate([np.empty(0, dtype=np.int64), *told])
         self._seen = torch.from_numpy(seen).to(device)
         self._here = torch.from_numpy(rows[seen]).to(device)
+        self._sizes = torch.cat(sizes).to(device)
 
     def __call__(
         self,
@@ -86,8 +92,9 @@ class Drift:
         keys, values = (part[:, : self._end] for part in rows)
         table = self._tables[self._kinds[layer]]
         here = table[0][self._here], table[1][self._here]
-        moved_keys = unrotate(self._moved(keys, fresh[0]), here)
-        expected = self._expected(torch.cat([moved_keys, self._moved(values, fresh[1])]))
+        moved_keys = self._bounded(unrotate(self._moved(keys, fresh[0]), here))
+        moved_values = self._bounded(self._moved(values, fresh[1]))
+        expected = self._expected(torch.cat([moved_keys, moved_values]))
         heads = len(keys)
         keys += rotate(expected[:heads], table)
         values += expected[heads:]
@@ -95,6 +102,12 @@ class Drift:
     def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         before, after = rows.index_select(1, self._here), fresh.index_select(1, self._seen)
         return after.float() - before.float()
+
+    def _bounded(self, moved: torch.Tensor) -> torch.Tensor:
+        """Shorten what moved by more than the median token."""
+        lengths = torch.linalg.vector_norm(moved, dim=(0, 2)) / self._sizes
+        tiny = torch.finfo(lengths.dtype).tiny
+        return moved * (lengths.median() / lengths.clamp_min(tiny)).clamp(max=1)[:, None]
 
     def _expected(self, moved: torch.Tensor) -> torch.Tensor:
         """Return by what each position moves, ``[heads, end, head_dim]``."""
@@ -150,10 +163,15 @@ def _weights(stretch: _Stretch) -> torch.Tensor:
     alike = torch.full_like(steps, CHUNK)
     for share, within in NEAR:
         alike += share * torch.exp(-steps / within)
-    size = torch.rsqrt(1 + torch.from_numpy(stretch.places) / EARLY_TOKENS)
+    size = _sizes(stretch.places)
     known = torch.from_numpy(stretch.known)
     apart = (torch.arange(len(size))[:, None] - known).abs()
     covariance = alike[apart] * size[:, None] * size[known]
     among = covariance[known] + torch.diag(OWN * size[known].square())
     weights: torch.Tensor = torch.linalg.solve(among, covariance, left=False)
     return weights
+
+
+def _sizes(places: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return ``g``, by how much tokens at these places of a chunk move."""
+    return torch.rsqrt(1 + torch.from_numpy(places) / EARLY_TOKENS)

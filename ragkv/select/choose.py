@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ragkv.config import AutoRatio, Grouping, ReuseConfig
-from ragkv.select.method import FloatArray, Method, Scene
+from ragkv.select.method import FloatArray, Method, Scene, Spread
 from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
@@ -56,7 +57,9 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
         return Choice(cached[:0])
     scores = method.score(scene)
     if method.smoothing > 1:
-        scores = smooth(scores, cached, method.smoothing)
+        scores = convolved(scores, cached, np.full(method.smoothing, 1 / method.smoothing))
+    if method.spread is not None:
+        scores = convolved(scores, cached, _kernel(method.spread))
     reason = ""
     if ratio == "auto":
         ratio, reason = ratio_for(np.where(stale, scores, 0), config.auto)
@@ -73,12 +76,18 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     return Choice(positions, scores, reason)
 
 
-def smooth(scores: FloatArray, cached: Positions, width: int) -> FloatArray:
-    """Average scores over ``width`` neighbouring positions; those not cached count 0."""
-    dense = np.zeros(int(cached[-1]) + 1 + width, dtype=np.float64)
+def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.float64]) -> FloatArray:
+    """Weigh a score's neighbours in by an odd kernel; positions that are not cached count 0."""
+    dense = np.zeros(int(cached[-1]) + 1 + len(kernel), dtype=np.float64)
     dense[cached] = scores
-    means = np.convolve(dense, np.full(width, 1 / width), mode="same")
-    return means[cached].astype(np.float32)
+    return np.convolve(dense, kernel, mode="same")[cached].astype(np.float32)
+
+
+def _kernel(spread: Spread) -> npt.NDArray[np.float64]:
+    reach = math.ceil(5 * spread.within)  # what comes behind that is nothing
+    kernel = spread.share * np.exp(-np.abs(np.arange(-reach, reach + 1)) / spread.within)
+    kernel[reach] = 1.0
+    return kernel
 
 
 def ratio_for(scores: FloatArray, auto: AutoRatio) -> tuple[float, str]:

@@ -77,6 +77,14 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """A token ``d`` positions away gets ``share * exp(-d / within)`` of a score more."""
+
+    share: float
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
@@ -94,6 +102,8 @@ class Method:
         can then stop at a target share.
     smoothing
         Scores are averaged over this many neighbouring positions (odd; 1 is none).
+    spread
+        What tokens get of their neighbours' scores beside their own, or None.
     heads
         Tokens at the head of every chunk after the first that come before all others.
     budget
@@ -121,6 +131,7 @@ class Method:
     score: Callable[[Scene], FloatArray] | None = None
     mass: bool = False
     smoothing: int = 1
+    spread: Spread | None = None
     heads: int = 0
     budget: Literal["global", "chunk"] = "global"
     reuse: Literal["chunks", "prefix", "none"] = "chunks"

@@ -55,18 +55,19 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to one.
     """
-    return attention_by_row(call, count).mean(dim=0)
+    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1, 2))
 
 
-def attention_by_row(call: LayerCall, count: int) -> torch.Tensor:
-    """Return what each of the last ``count`` rows attends to, mean over heads.
+def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
+    """Return what the last row pays, and the most that any of the last ``count`` rows pays.
 
     Returns
     -------
     torch.Tensor
-        ``[count, tokens]`` float32; each row sums to one.
+        ``[2, tokens]`` float32, means over heads. The first row sums to one.
     """
-    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1))
+    weights = _weights(call, slice(-count, None), call.key.shape[2]).flatten(0, 1)
+    return torch.stack([weights[:, -1].mean(dim=0), weights.amax(dim=1).mean(dim=0)])
 
 
 def attention_received(call: LayerCall) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -201,7 +202,17 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]
     RefusedEntryError
         The file is torn, of another format, or the header's checksum fails.
     """
-    table, start = unsealed(view, FORMAT_VERSION)
+    start = _start(view)
+    header = _header(bytes(view[:start]))
+    if (len(view) if size is None else size) != start + header.data_bytes:
+        raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
+    return header, start
+
+
+@lru_cache(maxsize=256)
+def _header(head: bytes) -> Header:
+    """Parse and verify the bytes up to the data area; known bytes need no second look."""
+    table, _ = unsealed(memoryview(head), FORMAT_VERSION)
     try:
         metadata = table["__metadata__"]
         shape = tuple(json.loads(metadata["shape"]))
@@ -226,9 +237,7 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]
         raise RefusedEntryError("format", f"header fields: {error!r}") from error
     if not fits:
         raise RefusedEntryError("format", "the tensors are not laid out as they should be")
-    if (len(view) if size is None else size) != start + header.data_bytes:
-        raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
-    return header, start
+    return header
 
 
 def threads_for(nbytes: int) -> int:
@@ -268,10 +277,16 @@ def _version(
     return Version(tuple(prefix), tuple(inter), intra, tuple(ranked))
 
 
-def _parse(view: memoryview) -> tuple[dict[str, Any], int]:
+def _start(view: memoryview) -> int:
+    """Return where the data area begins."""
     start = int.from_bytes(view[:8], "little") + 8
     if start > len(view):
         raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
+    return start
+
+
+def _parse(view: memoryview) -> tuple[dict[str, Any], int]:
+    start = _start(view)
     try:
         table = json.loads(bytes(view[8:start]).decode())
     except (ValueError, RecursionError) as error:

@@ -2,23 +2,24 @@
 
 In the line of ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the
 primary model itself, about to answer, says which context matters to it. Only the
-tokens that are not cached run, up to the last layer that is looked at. The last token
-speaks loudest, all tokens of the query a little. Scores are averaged over three
-neighbours: a token that matters brings the rest of its word along. What is not
-recomputed is moved by what the recomputed tokens near it moved by
+tokens that are not cached run, up to the last layer that is looked at. A token counts
+by what the last token pays to it and, three times as much, by the most that any token
+of the query pays: what one word of the question asks for need not matter to the others.
+A little of a score goes to the tokens around: the answer stands near what was asked
+for. What is not recomputed is moved by what the recomputed tokens near it moved by
 (:mod:`ragkv.recompute.drift`).
 """
 
 import torch
 
-from ragkv.select.method import FloatArray, Method, Scene
-from ragkv.select.observe import LayerCall, StopPass, attention_by_row
+from ragkv.select.method import FloatArray, Method, Scene, Spread
+from ragkv.select.observe import LayerCall, StopPass, attention_of_query
 
 QUERY_ROWS = 64
 """At most so many of the query's last tokens are asked."""
 
-QUERY_WEIGHT = 0.3
-"""Weight of their mean; the last token's is 1."""
+QUERY_WEIGHT = 3.0
+"""Weight of the most that one of them pays; the last token's is 1."""
 
 
 def score(scene: Scene) -> FloatArray:
@@ -30,9 +31,7 @@ def score(scene: Scene) -> FloatArray:
 
     def observe(call: LayerCall) -> None:
         if call.layer >= first:
-            rows = attention_by_row(call, count)
-            paid[0] += rows[-1]
-            paid[1] += rows.mean(dim=0)
+            paid.add_(attention_of_query(call, count))
         if call.layer >= last - 1:
             raise StopPass
 
@@ -48,6 +47,6 @@ METHOD = Method(
     source="ragkv; after ProphetKV and InfoFlow",
     score=score,
     mass=True,
-    smoothing=3,
+    spread=Spread(0.05, within=8.0),
     drift=True,
 )
