@@ -107,7 +107,8 @@ class Drift:
         """Shorten what moved by more than the median token."""
         lengths = torch.linalg.vector_norm(moved, dim=(0, 2)) / self._sizes
         tiny = torch.finfo(lengths.dtype).tiny
-        return moved * (lengths.median() / lengths.clamp_min(tiny)).clamp(max=1)[:, None]
+        share: torch.Tensor = (lengths.median() / lengths.clamp_min(tiny)).clamp(max=1)
+        return moved * share[:, None]
 
     def _expected(self, moved: torch.Tensor) -> torch.Tensor:
         """Return by what each position moves, ``[heads, end, head_dim]``."""

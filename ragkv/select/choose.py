@@ -55,16 +55,16 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     stale = cached >= scene.layout.exact
     if not stale.any() or ratio == 0 or method.score is None:
         return Choice(cached[:0])
-    scores = method.score(scene)
+    paid = scores = method.score(scene)
     if method.smoothing > 1:
         scores = convolved(scores, cached, np.full(method.smoothing, 1 / method.smoothing))
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
-    reason = ""
-    if ratio == "auto":
-        ratio, reason = ratio_for(np.where(stale, scores, 0), config.auto)
     ranks = ranked(scores, scene.layout, method)
     ranks = ranks[stale[ranks]]
+    reason = ""
+    if ratio == "auto":
+        ratio, reason = ratio_for(paid[ranks], len(cached), config.auto)
     budget = round(ratio * len(cached))
     windows = config.grouping or method.grouping
     if windows is None:
@@ -90,13 +90,21 @@ def _kernel(spread: Spread) -> npt.NDArray[np.float64]:
     return kernel
 
 
-def ratio_for(scores: FloatArray, auto: AutoRatio) -> tuple[float, str]:
-    """Return the smallest share of tokens whose scores hold the target share of all."""
-    mass = np.cumsum(np.sort(scores.astype(np.float64))[::-1])
+def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, str]:
+    """Return the smallest share of the cached tokens that is paid the target share.
+
+    Parameters
+    ----------
+    paid
+        ``[tokens]`` the query's attention to those that can be chosen, in their order.
+    cached
+        Number of all cached tokens.
+    """
+    mass = np.cumsum(paid.astype(np.float64))
     share = mass / max(mass[-1], 1e-30)
-    needed = min(1.0, (int(np.searchsorted(share, auto.target)) + 1) / len(scores))
+    needed = min(len(paid), int(np.searchsorted(share, auto.target)) + 1) / cached
     ratio = min(max(needed, auto.floor), auto.ceiling)
-    held = share[max(0, round(ratio * len(scores)) - 1)]
+    held = share[min(max(1, round(ratio * cached)), len(share)) - 1]
     bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"
     return ratio, (
         f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
