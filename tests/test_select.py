@@ -119,6 +119,12 @@ def test_scores_spread_to_neighbours() -> None:
     np.testing.assert_allclose(found, plain, atol=1e-6)
 
 
+@pytest.mark.parametrize(("share", "within"), [(-0.1, 8.0), (0.1, 0.0), (float("nan"), 8.0)])
+def test_a_spread_that_makes_no_sense(share: float, within: float) -> None:
+    with pytest.raises(ConfigError, match="spread"):
+        Spread(share, within)
+
+
 def test_a_budget_for_every_chunk() -> None:
     scores = [0.9, 0.8, 0.7, 0.6, 0.1, 0.4, 0.3, 0.2]
     assert chosen_of(by_score(scores), two_chunks(), 0.5) == [1, 2, 3, 4]

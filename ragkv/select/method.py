@@ -83,6 +83,10 @@ class Spread:
     share: float
     within: float
 
+    def __post_init__(self) -> None:
+        if not (self.share >= 0 and self.within > 0):
+            raise ConfigError("a spread's share must be at least 0, and what it is within above 0")
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
