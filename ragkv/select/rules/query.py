@@ -3,11 +3,10 @@
 In the line of ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the
 primary model itself, about to answer, says which context matters to it. Only the
 tokens that are not cached run, up to the last layer that is looked at. A token counts
-by what the last token pays to it and, three times as much, by the most that any token
-of the query pays: what one word of the question asks for need not matter to the others.
-A little of a score goes to the tokens around: the answer stands near what was asked
-for. What is not recomputed is moved by what the recomputed tokens near it moved by
-(:mod:`ragkv.recompute.drift`).
+by what the last token pays to it and by the most that any token of the query pays: what
+one word of the question asks for need not matter to the others. A little of a score goes
+to the tokens around: the answer stands near what was asked for. What is not recomputed
+is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`).
 """
 
 import torch
@@ -17,9 +16,6 @@ from ragkv.select.observe import LayerCall, StopPass, attention_of_query
 
 QUERY_ROWS = 64
 """At most so many of the query's last tokens are asked."""
-
-QUERY_WEIGHT = 3.0
-"""Weight of the most that one of them pays; the last token's is 1."""
 
 
 def score(scene: Scene) -> FloatArray:
@@ -38,7 +34,7 @@ def score(scene: Scene) -> FloatArray:
     scene.probe(observe)
     shares = paid.cpu()[:, torch.from_numpy(layout.cached)]
     shares /= shares.sum(dim=1, keepdim=True).clamp_min(1e-30)
-    scores: FloatArray = ((shares[0] + QUERY_WEIGHT * shares[1]) / (1 + QUERY_WEIGHT)).numpy()
+    scores: FloatArray = shares.mean(dim=0).numpy()
     return scores
 
 
