@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from ragkv.evaluate.records import Record, RecordFile
 from ragkv.evaluate.run import evaluate, grid
 from ragkv.evaluate.summary import Evaluation, summarise
 from ragkv.evaluate.tasks import TASKS
-from ragkv.select import get_method
+from ragkv.select import Method, get_method
 
 FIELDS = {
     "method",
@@ -327,6 +329,28 @@ def test_a_method_of_ones_own_stands_beside_the_named_ones(make_engine):
     subject = Subject(kv, data.examples[0], [own])
     assert subject.key(own, 0.3) != subject.key("epic", 0.3)
     assert subject.key(own, 0.3) != subject.key(replace(own, smoothing=3), 0.3)
+
+
+def test_what_another_rule_or_version_measured_is_measured_again(
+    make_engine, tmp_path, monkeypatch
+):
+    kv, data = make_engine(), _data()
+    subject = Subject(kv, data.examples[0], ["epic"])
+    file = tmp_path / "my_rule.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {subject.key("epic", 0.3)}
+    for weight in (1, 2):
+        file.write_text(f"def score(scene):\n    return {weight} * scene.layout.cached\n")
+        monkeypatch.delitem(sys.modules, "my_rule", raising=False)
+        rule = importlib.import_module("my_rule").score
+        keys |= {subject.key(Method("mine", "t", score=rule), 0.3) for _ in range(2)}
+    for weight in (1, 2):
+        scope = {"__name__": "nowhere"}
+        exec(f"score = lambda scene: {weight} * scene.layout.cached", scope)  # noqa: S102
+        keys.add(subject.key(Method("mine", "t", score=scope["score"]), 0.3))
+    assert len(keys) == 5
+    monkeypatch.setattr("ragkv.evaluate.code._own", lambda: "another version")
+    assert subject.key("epic", 0.3) not in keys
 
 
 def test_titles_name_a_folder_without_the_way_to_it():

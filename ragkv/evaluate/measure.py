@@ -12,6 +12,7 @@ import numpy as np
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import draw
+from ragkv.evaluate.code import code_of
 from ragkv.evaluate.data import Example
 from ragkv.evaluate.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
@@ -61,7 +62,8 @@ class Subject:
 
     def key(self, method: str | Method, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
-        overrides = {**self._overrides(method, ratio), "method": repr(get_method(method).pieces)}
+        pieces = f"{get_method(method).pieces} {code_of(get_method(method))}"
+        overrides = {**self._overrides(method, ratio), "method": pieces}
         reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
         dtype = str(self._kv.model.dtype)
         parts = [self._kv.model_name, dtype, asdict(self._example), self._prompt, asdict(reuse)]
