@@ -110,10 +110,10 @@ def test_scores_spread_to_neighbours() -> None:
     assert chosen_of(by_score(scores), where, 3 / 8) == [4, 8, 9]
     method = by_score(scores, spread=Spread(0.5, within=2.0))
     assert chosen_of(method, where, 3 / 8) == [3, 4, 5]
+    placed = dict(zip([1, 2, 3, 4, 5, 6, 8, 9], scores, strict=True))
     plain = [
-        own + sum(0.5 * math.exp(-abs(at - by) / 2) * what for by, what in others if by != at)
-        for others in [list(zip([1, 2, 3, 4, 5, 6, 8, 9], scores, strict=True))]
-        for at, own in others
+        own + sum(0.5 * math.exp(-abs(at - by) / 2) * placed[by] for by in placed if by != at)
+        for at, own in placed.items()
     ]
     found = choose(method, where, ReuseConfig(recompute_ratio=0.5)).scores
     np.testing.assert_allclose(found, plain, atol=1e-6)

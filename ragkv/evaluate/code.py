@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -13,28 +13,23 @@ from ragkv.select import Method
 _PACKAGE = Path(__file__).parents[1]
 
 
-def code_of(method: Method) -> str:
-    """Return a digest of ragkv's own files, and of the file with the method's rule."""
-    return _digest([_own(), *_rule(method.score)])
+def code_of(method: Method) -> list[str]:
+    """Return a digest of ragkv's own files, and what the file with the method's rule says."""
+    return [_own(), _rule(method.score)]
 
 
-def _rule(score: Callable[..., object] | None) -> Iterable[str]:
-    """Yield what the rule's file says; of one without a file, what it was compiled to."""
+def _rule(score: Callable[..., object] | None) -> str:
+    """Return the text of the rule's file; of one without a file, what it was compiled to."""
     file = getattr(sys.modules.get(getattr(score, "__module__", "")), "__file__", None)
     if file is not None:
-        yield Path(file).read_text(encoding="utf-8", errors="replace")
-    elif (code := getattr(score, "__code__", None)) is not None:
-        yield f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    code = getattr(score, "__code__", None)
+    return "" if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
 
 
 @cache
 def _own() -> str:
-    files = sorted(_PACKAGE.rglob("*.py"))
-    return _digest(file.read_text(encoding="utf-8", errors="replace") for file in files)
-
-
-def _digest(parts: Iterable[str]) -> str:
     state = blake2b(digest_size=16)
-    for part in parts:
-        state.update(f"{len(part)} {part}".encode(errors="surrogatepass"))
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        state.update(file.read_bytes())
     return state.hexdigest()

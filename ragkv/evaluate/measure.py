@@ -62,11 +62,12 @@ class Subject:
 
     def key(self, method: str | Method, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
-        pieces = f"{get_method(method).pieces} {code_of(get_method(method))}"
-        overrides = {**self._overrides(method, ratio), "method": pieces}
+        chosen = get_method(method)
+        overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
         reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
         dtype = str(self._kv.model.dtype)
-        parts = [self._kv.model_name, dtype, asdict(self._example), self._prompt, asdict(reuse)]
+        settings = [self._kv.model_name, dtype, asdict(reuse), *code_of(chosen)]
+        parts = [*settings, asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> Record:

@@ -71,9 +71,10 @@ class Drift:
         for part in _stretches(layout, rows):
             positions = slice(part.start, part.start + len(part.places))
             known = slice(first, first + len(part.told))
-            self._weights.append((positions, known, _weights(part).to(device)))
+            size = torch.rsqrt(1 + torch.from_numpy(part.places) / EARLY_TOKENS)
+            self._weights.append((positions, known, _weights(part, size).to(device)))
             told.append(part.told)
-            sizes.append(_sizes(part.places[part.known]))
+            sizes.append(size[part.known])
             first = known.stop
         seen = np.concatenate([np.empty(0, dtype=np.int64), *told])
         self._seen = torch.from_numpy(seen).to(device)
@@ -158,21 +159,18 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
                 yield _Stretch(start, part, told, rows[told] - start)
 
 
-def _weights(stretch: _Stretch) -> torch.Tensor:
-    """Return ``[positions, known]``: what each position takes from each recomputed one."""
+def _weights(stretch: _Stretch, size: torch.Tensor) -> torch.Tensor:
+    """Return ``[positions, known]``: what each position takes from each recomputed one.
+
+    ``size`` is ``[positions]``, the ``g`` of each.
+    """
     steps = torch.arange(len(stretch.places), dtype=torch.float32)
     alike = torch.full_like(steps, CHUNK)
     for share, within in NEAR:
         alike += share * torch.exp(-steps / within)
-    size = _sizes(stretch.places)
     known = torch.from_numpy(stretch.known)
     apart = (torch.arange(len(size))[:, None] - known).abs()
     covariance = alike[apart] * size[:, None] * size[known]
     among = covariance[known] + torch.diag(OWN * size[known].square())
     weights: torch.Tensor = torch.linalg.solve(among, covariance, left=False)
     return weights
-
-
-def _sizes(places: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return ``g``, by how much tokens at these places of a chunk move."""
-    return torch.rsqrt(1 + torch.from_numpy(places) / EARLY_TOKENS)
