@@ -21,13 +21,15 @@ from ragkv.corpus import Corpus, Sink
 from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
+from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.recompute.drift import Drift
 from ragkv.recompute.forward import observed_forward, subset_as_first_call, subset_forward
+from ragkv.recompute.sparse import SparseRows
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
-from ragkv.select import Scene, method_of
+from ragkv.select import Method, Scene, method_of
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import Choice, choose, takes_all
 from ragkv.select.observe import Observer
@@ -59,6 +61,7 @@ class Repaired:
     cache: SplicedCache | None = None
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     drift: Drift | None = None
+    sparse: SparseRows | None = None
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -78,6 +81,13 @@ class Repaired:
         origin = self.layout.origin.copy()
         origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
+
+    def plan(self, layout: Layout, method: Method, loaded: LoadedModel) -> None:
+        """Prepare what the method does in the pass besides computing rows."""
+        if method.drift:
+            self.drift = Drift(layout, self.rows, loaded)
+        if method.sparse is not None and (self.origin == Origin.CACHED).any():
+            self.sparse = SparseRows(layout, self.rows, method.sparse, loaded)
 
     def miss(self, text: str, reason: str) -> None:
         """Count a chunk that cannot, or should not, be used."""
@@ -235,8 +245,8 @@ class Repairer:
                 seed=config.seed,
             )
             ready.choice = choose(method, scene, config)
-            if method.drift and len(ready.choice.positions):
-                ready.drift = Drift(layout, ready.rows, self._loaded)
+            if len(ready.choice.positions):
+                ready.plan(layout, method, self._loaded)
         return ready
 
     def repair(
@@ -264,7 +274,12 @@ class Repairer:
                 return ready, logits, cache
             with self._recomputing(ready, clock):
                 logits = subset_forward(
-                    self._loaded, ready.ids, ready.rows, ready.cache, drift=ready.drift
+                    self._loaded,
+                    ready.ids,
+                    ready.rows,
+                    ready.cache,
+                    drift=ready.drift,
+                    sparse=ready.sparse,
                 )
                 self._loaded.wait()
             return ready, logits, ready.cache
@@ -288,7 +303,13 @@ class Repairer:
         with (
             overlapping(self._loaded, ready.cache),
             subset_as_first_call(
-                self._loaded, ready.ids, ready.rows, ready.cache, step, drift=ready.drift
+                self._loaded,
+                ready.ids,
+                ready.rows,
+                ready.cache,
+                step,
+                drift=ready.drift,
+                sparse=ready.sparse,
             ),
         ):
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.recompute.attention import Rows, attend
+from ragkv.recompute.rows import Rows, attend
 
 
 def dense(
@@ -50,7 +50,7 @@ def test_rows_see_exactly_their_keys(
 def test_blocks_of_rows_join_without_seams(
     window: int | None, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.recompute.attention._KEPT_MASK_BYTES", kept)
+    monkeypatch.setattr("ragkv.recompute.rows.KEPT_MASK_BYTES", kept)
     torch.manual_seed(0)
     rows = sorted(torch.randperm(600)[:300].tolist())
     query = torch.randn(1, 2, len(rows), 8)

@@ -13,7 +13,7 @@ import ragkv_kernels
 import torch
 from ragkv_kernels import INT8, bench
 
-from ragkv.recompute.attention import Rows, attend
+from ragkv.recompute.rows import Rows, attend
 
 HERE = Path(__file__).parent
 PLACES = [HERE.parent, HERE.parent / "kernels", HERE.parent / "integrations"]

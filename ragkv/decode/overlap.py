@@ -11,7 +11,8 @@ from transformers.cache_utils import Cache
 
 from ragkv.model.architecture import backbone_of
 from ragkv.model.load import LoadedModel
-from ragkv.recompute.attention import Pass, Rows, subset_attention
+from ragkv.recompute.attention import Pass, subset_attention
+from ragkv.recompute.rows import Rows
 from ragkv.splice.overlap import OverlappedCache
 
 _TAKEN = (

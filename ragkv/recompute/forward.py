@@ -12,7 +12,9 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.tokens import IntArray
-from ragkv.recompute.attention import Pass, Rows, last_row_ends, subset_attention
+from ragkv.recompute.attention import Pass, last_row_ends, subset_attention
+from ragkv.recompute.rows import Rows
+from ragkv.recompute.sparse import SparseRows
 from ragkv.select.observe import Observer, StopPass
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.overlap import OverlappedCache
@@ -26,6 +28,7 @@ def subset_forward(
     cache: SplicedCache,
     *,
     drift: BeforeWrite | None = None,
+    sparse: SparseRows | None = None,
 ) -> torch.Tensor:
     """Compute the rows at their true positions and overwrite them in the cache.
 
@@ -37,13 +40,15 @@ def subset_forward(
         ``[rows]`` sorted positions to compute. With all of them this is a full prefill.
     drift
         Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
+    sparse
+        What rows see in the upper layers; None: all before them.
 
     Returns
     -------
     torch.Tensor
         Logits after the last row, ``[vocab]`` float32.
     """
-    with _subset(loaded, ids, rows, cache, drift=drift) as arguments:
+    with _subset(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments:
         out = loaded.model(**arguments)
     return torch.as_tensor(out.logits[0, -1].float())
 
@@ -76,6 +81,7 @@ def subset_as_first_call(
     step: Callable[[], AbstractContextManager[None]],
     *,
     drift: BeforeWrite | None = None,
+    sparse: SparseRows | None = None,
 ) -> Iterator[None]:
     """Make the model's next call, whatever it is given, the pass over ``rows``.
 
@@ -89,7 +95,7 @@ def subset_as_first_call(
         ``[rows]`` sorted; the last is the prompt's last token.
     step
         Entered around the pass, such as a clock's step.
-    drift
+    drift, sparse
         As in :func:`subset_forward`.
     """
     running = ExitStack()
@@ -97,7 +103,9 @@ def subset_as_first_call(
     def before(_: object, __: object, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         enter.remove()
         running.enter_context(step())
-        arguments = running.enter_context(_subset(loaded, ids, rows, cache, drift=drift))
+        arguments = running.enter_context(
+            _subset(loaded, ids, rows, cache, drift=drift, sparse=sparse)
+        )
         return (), {**given, "attention_mask": None, **arguments}
 
     def after(*_: object) -> None:
@@ -124,6 +132,7 @@ def _subset(
     *,
     observer: Observer | None = None,
     drift: BeforeWrite | None = None,
+    sparse: SparseRows | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Prepare model and cache for a pass over the rows; give the call's arguments."""
     if loaded.architecture is None:
@@ -142,7 +151,12 @@ def _subset(
                 "use_cache": True,
                 "logits_to_keep": 1,
                 "ragkv_pass": Pass(
-                    Rows(where), loaded.architecture.windows, observer, overlap, last_row_ends=True
+                    Rows(where),
+                    loaded.architecture.windows,
+                    observer,
+                    overlap,
+                    sparse,
+                    last_row_ends=True,
                 ),
             }
     finally:

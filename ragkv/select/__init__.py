@@ -1,5 +1,5 @@
 """Choose: which cached tokens are computed again. One rule a file in ``rules/``."""
 
-from ragkv.select.method import Method, Scene, Spread, get_method, method_names, method_of
+from ragkv.select.method import Method, Scene, Sparse, Spread, get_method, method_names, method_of
 
-__all__ = ["Method", "Scene", "Spread", "get_method", "method_names", "method_of"]
+__all__ = ["Method", "Scene", "Sparse", "Spread", "get_method", "method_names", "method_of"]

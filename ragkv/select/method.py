@@ -89,6 +89,22 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Sparse:
+    """From some layer on, a recomputed token does not see every token before it.
+
+    It sees what is exact in this prompt or computed with it, and ``near`` tokens before it
+    in its own chunk. ``after`` is the share of the layers in which it still sees all.
+    """
+
+    after: float
+    near: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.after <= 1 and self.near >= 0):
+            raise ConfigError("after is a share of the layers, and near at least 0")
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
@@ -125,6 +141,8 @@ class Method:
     drift
         What stays unrepaired is moved by what its chunk's recomputed tokens let expect
         (:mod:`ragkv.recompute.drift`).
+    sparse
+        What recomputed tokens attend to in the upper layers; None: all before them.
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
@@ -143,6 +161,7 @@ class Method:
     grouping: Grouping | None = None
     auxiliary: bool = False
     drift: bool = False
+    sparse: Sparse | None = None
     parallel: Parallel | None = None
 
     @property

@@ -14,7 +14,8 @@ from ragkv.model.architecture import backbone_of
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.render import Rendered, chat_head, render_sink
 from ragkv.prompt.tokens import IntArray, encode_behind, sink_tokens, tokenize
-from ragkv.recompute.attention import Pass, Rows, subset_attention
+from ragkv.recompute.attention import Pass, subset_attention
+from ragkv.recompute.rows import Rows
 from ragkv.select.mapping import map_scores
 from ragkv.select.observe import LayerCall, StopPass, attention_of_last_rows
 from ragkv.tune.target import Target, check_length

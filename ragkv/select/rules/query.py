@@ -6,12 +6,13 @@ tokens that are not cached run, up to the last layer that is looked at. A token 
 by what the last token pays to it and by the most that any token of the query pays: what
 one word of the question asks for need not matter to the others. A little of a score goes
 to the tokens around: the answer stands near what was asked for. What is not recomputed
-is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`).
+is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`). In
+the upper layers recomputed tokens see little else (:mod:`ragkv.recompute.sparse`).
 """
 
 import torch
 
-from ragkv.select.method import FloatArray, Method, Scene, Spread
+from ragkv.select.method import FloatArray, Method, Scene, Sparse, Spread
 from ragkv.select.observe import LayerCall, StopPass, attention_of_query
 
 QUERY_ROWS = 64
@@ -45,4 +46,5 @@ METHOD = Method(
     mass=True,
     spread=Spread(0.05, within=8.0),
     drift=True,
+    sparse=Sparse(after=0.6, near=16),
 )

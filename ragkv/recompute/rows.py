@@ -1,0 +1,128 @@
+"""Attention of scattered query rows over the whole KV, with exact limits per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+_ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
+KEPT_MASK_BYTES = 256 << 20
+"""Masks above this are made anew in every layer."""
+
+
+def block_rows(device: torch.device) -> int:
+    """Return how many rows attend at once."""
+    return _ROW_BLOCK_CPU if device.type == "cpu" else _ROW_BLOCK_GPU
+
+
+class Rows:
+    """The rows of one pass, in blocks, each with the keys that its rows may see.
+
+    Parameters
+    ----------
+    positions
+        ``[rows]`` int64, strictly increasing: position of each query row.
+    """
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+        self._bounds: list[int] = positions.tolist()
+        self._blocks: dict[int | None, list[Block]] = {}
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def blocks(self, window: int | None, dtype: torch.dtype) -> Iterable[Block]:
+        """Return the blocks for one window; small masks are kept for all layers."""
+        if window in self._blocks:
+            return self._blocks[window]
+        made = self._make(window, dtype)
+        if len(self) * (self._bounds[-1] + 1) * dtype.itemsize > KEPT_MASK_BYTES:
+            return made
+        self._blocks[window] = list(made)
+        return self._blocks[window]
+
+    def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
+        device = self.positions.device
+        size = block_rows(device)
+        for first in range(0, len(self), size):
+            last = min(first + size, len(self))
+            high = self._bounds[last - 1] + 1
+            low = 0 if window is None else max(0, self._bounds[first] - window + 1)
+            keys = torch.arange(low, high, device=device)
+            limit = self.positions[first:last, None]
+            hidden = keys > limit
+            if window is not None:
+                hidden |= keys <= limit - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            yield Block(first, last, low, high, mask.masked_fill_(hidden, float("-inf")))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows ``first`` to ``last`` see keys ``low`` to ``high`` under an additive mask.
+
+    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf.
+    """
+
+    first: int
+    last: int
+    low: int
+    high: int
+    mask: torch.Tensor
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: Rows,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Let query row i see exactly the keys ``rows[i] - window < j <= rows[i]``.
+
+    Parameters
+    ----------
+    query
+        ``[batch, heads, rows, head_dim]``.
+    key, value
+        ``[batch, kv_heads, tokens, head_dim]``; key j stands at position j.
+    rows
+        The query rows' positions.
+    window
+        Keys that a row sees, itself included; None is no limit.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
+        keys that one of its rows may see. On a GPU a kernel does so where it can.
+    """
+    if window is None and len(rows) == key.shape[2]:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    if query.is_cuda and len(query) == 1:
+        import ragkv_kernels
+
+        tensors = query[0], key[0], value[0]
+        if ragkv_kernels.runs_attend(*tensors):
+            attended: torch.Tensor = ragkv_kernels.attend(
+                *tensors, rows.positions, window=window, scaling=scaling
+            ).out
+            return attended[None]
+    out = torch.empty_like(query)
+    for block in rows.blocks(window, query.dtype):
+        out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
+            query[:, :, block.first : block.last],
+            key[:, :, block.low : block.high],
+            value[:, :, block.low : block.high],
+            attn_mask=block.mask,
+            scale=scaling,
+            enable_gqa=True,
+        )
+    return out

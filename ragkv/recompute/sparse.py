@@ -1,0 +1,146 @@
+"""Sparse attention of the recomputed rows in the upper layers.
+
+There a recomputed token needs only what belongs to this prompt: the sink, the first chunk
+behind it, and all tokens that the pass computes; besides, the few tokens before it in its
+own chunk. What it would take from other cached tokens, further away, no longer changes what
+the query finds in it, and most of the pass's attention goes there. The tokens that are
+fresh in any case, the query among them, see all. docs/log.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from ragkv.model.load import LoadedModel
+from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, attend, block_rows
+from ragkv.select.method import Sparse
+from ragkv.splice.layout import Layout
+
+Positions = npt.NDArray[np.int64]
+
+
+class _Block(NamedTuple):
+    """Some of the limited rows, ``first`` to ``last``.
+
+    They see some of the ``near`` stale tokens and some of the first ``kept`` of what all see.
+    """
+
+    first: int
+    last: int
+    near: torch.Tensor
+    kept: int
+
+
+class SparseRows:
+    """What the rows of one pass see in the layers from ``first_layer`` on.
+
+    Parameters
+    ----------
+    layout
+        The prompt's plan.
+    rows
+        ``[rows]`` sorted positions that the pass computes.
+    sparse
+        From which layer on, and how many near tokens.
+    """
+
+    def __init__(
+        self, layout: Layout, rows: Positions, sparse: Sparse, loaded: LoadedModel
+    ) -> None:
+        if loaded.architecture is None:
+            raise ValueError("sparse attention needs a supported model")
+        device = loaded.device
+        self.first_layer = math.ceil(sparse.after * loaded.architecture.layers)
+        cached = layout.cached
+        stale = np.setdiff1d(cached[cached >= layout.exact], rows, assume_unique=True)
+        kept = np.setdiff1d(np.arange(len(layout)), stale, assume_unique=True)
+        limited = np.isin(rows, cached, assume_unique=True)
+        chunks = np.array([piece.slots[0] for piece in layout.placed])
+        asking = rows[limited]
+        begin = chunks[np.searchsorted(chunks, asking, side="right") - 1]
+        lowest = np.maximum(begin, asking - sparse.near)
+        self._kept = torch.from_numpy(kept).to(device)
+        self._limited = torch.from_numpy(np.flatnonzero(limited)).to(device)
+        self._others = torch.from_numpy(np.flatnonzero(~limited)).to(device)
+        self._seeing_all = Rows(torch.from_numpy(rows[~limited]).to(device))
+        self._asking = torch.from_numpy(asking).to(device)
+        self._lowest = torch.from_numpy(lowest).to(device)
+        self._blocks: list[_Block] = []
+        for first in range(0, len(asking), block_rows(device)):
+            last = min(first + block_rows(device), len(asking))
+            near = _near(stale, asking[first:last], lowest[first:last])
+            of_kept = int(np.searchsorted(kept, asking[last - 1], side="right"))
+            self._blocks.append(_Block(first, last, torch.from_numpy(near).to(device), of_kept))
+        self._near = max((len(block.near) for block in self._blocks), default=0)
+        self._masks: list[torch.Tensor] | None = None
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.recompute.rows.attend` does.
+
+        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``.
+        """
+        out = torch.empty_like(query)
+        of_others = query.index_select(2, self._others)
+        out.index_copy_(
+            2, self._others, attend(of_others, key, value, self._seeing_all, None, scaling)
+        )
+        # what blocks see stands in one piece: near tokens right before the kept ones
+        room = [
+            part.new_empty(*part.shape[:2], self._near + len(self._kept), part.shape[3])
+            for part in (key, value)
+        ]
+        for seen, part in zip(room, (key, value), strict=True):
+            seen[:, :, self._near :] = part.index_select(2, self._kept)
+        limited = query.index_select(2, self._limited)
+        for block, mask in zip(self._blocks, self._all_masks(query.dtype), strict=True):
+            begin = self._near - len(block.near)
+            for seen, part in zip(room, (key, value), strict=True):
+                seen[:, :, begin : self._near] = part.index_select(2, block.near)
+            keys, values = (seen[:, :, begin : self._near + block.kept] for seen in room)
+            limited[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
+                limited[:, :, block.first : block.last],
+                keys,
+                values,
+                attn_mask=mask,
+                scale=scaling,
+                enable_gqa=True,
+            )
+        return out.index_copy_(2, self._limited, limited)
+
+    def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:
+        """Return each block's mask; small masks are kept for all layers."""
+        if self._masks is not None:
+            return self._masks
+        made = self._make_masks(dtype)
+        most = len(self._asking) * (self._near + len(self._kept))
+        if most * dtype.itemsize > KEPT_MASK_BYTES:
+            return made
+        self._masks = list(made)
+        return self._masks
+
+    def _make_masks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        for block in self._blocks:
+            row, lowest = (
+                at[block.first : block.last, None] for at in (self._asking, self._lowest)
+            )
+            near = (block.near < row) & (block.near >= lowest)
+            seen = torch.cat([near, self._kept[: block.kept] <= row], dim=1)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            yield mask.masked_fill_(~seen, float("-inf"))
+
+
+def _near(stale: Positions, rows: Positions, lowest: Positions) -> Positions:
+    """Return the stale tokens that one of the rows sees, which is from ``lowest`` on."""
+    near = stale[slice(*np.searchsorted(stale, (lowest[0], rows[-1])))]
+    # of all rows after a token, the next one sees furthest back
+    seen: Positions = near[near >= lowest[np.searchsorted(rows, near)]]
+    return seen
