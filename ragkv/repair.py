@@ -86,7 +86,8 @@ class Repaired:
         """Prepare what the method does in the pass besides computing rows."""
         if method.drift:
             self.drift = Drift(layout, self.rows, loaded)
-        if method.sparse is not None and (self.origin == Origin.CACHED).any():
+        stale = bool((self.origin == Origin.CACHED).any())
+        if method.sparse is not None and stale and loaded.device.type == "cpu":
             self.sparse = SparseRows(layout, self.rows, method.sparse, loaded)
 
     def miss(self, text: str, reason: str) -> None:

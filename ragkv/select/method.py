@@ -142,7 +142,8 @@ class Method:
         What stays unrepaired is moved by what its chunk's recomputed tokens let expect
         (:mod:`ragkv.recompute.drift`).
     sparse
-        What recomputed tokens attend to in the upper layers; None: all before them.
+        What recomputed tokens attend to in the upper layers, on a CPU; None: all before
+        them. On a GPU, where attention is a small part of a pass, they see all.
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
