@@ -143,6 +143,15 @@ def test_generate_and_prefill_see_alike(make_engine: Make) -> None:
         assert answer.token_ids == [int(logits.argmax())]
 
 
+def test_a_share_names_its_layer() -> None:
+    plan, rows = layout(3), np.array([50, len(PLAN) - 1])
+    for layers in range(1, 100):
+        loaded = SimpleNamespace(architecture=SimpleNamespace(layers=layers), device=LOADED.device)
+        for first in range(layers + 1):
+            made = SparseRows(plan, rows, Sparse(first / layers, 1), loaded)
+            assert made.first_layer == first
+
+
 @pytest.mark.parametrize(("after", "near"), [(-0.1, 1), (1.1, 1), (float("nan"), 1), (0.5, -1)])
 def test_nonsense_is_refused(after: float, near: int) -> None:
     with pytest.raises(ConfigError, match="share of the layers"):

@@ -57,7 +57,7 @@ class SparseRows:
         if loaded.architecture is None:
             raise ValueError("sparse attention needs a supported model")
         device = loaded.device
-        self.first_layer = math.ceil(sparse.after * loaded.architecture.layers)
+        self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)
         cached = layout.cached
         stale = np.setdiff1d(cached[cached >= layout.exact], rows, assume_unique=True)
         kept = np.setdiff1d(np.arange(len(layout)), stale, assume_unique=True)
