@@ -84,11 +84,12 @@ class Repaired:
 
     def plan(self, layout: Layout, method: Method, loaded: LoadedModel) -> None:
         """Prepare what the method does in the pass besides computing rows."""
+        rows = self.rows
         if method.drift:
-            self.drift = Drift(layout, self.rows, loaded)
+            self.drift = Drift(layout, rows, loaded)
         stale = bool((self.origin == Origin.CACHED).any())
         if method.sparse is not None and stale and loaded.device.type == "cpu":
-            self.sparse = SparseRows(layout, self.rows, method.sparse, loaded)
+            self.sparse = SparseRows(layout, rows, method.sparse, loaded)
 
     def miss(self, text: str, reason: str) -> None:
         """Count a chunk that cannot, or should not, be used."""

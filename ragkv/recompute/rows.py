@@ -18,6 +18,12 @@ def block_rows(device: torch.device) -> int:
     return _ROW_BLOCK_CPU if device.type == "cpu" else _ROW_BLOCK_GPU
 
 
+def additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask to add to scores: -inf where ``hidden`` (bool) says so, else 0."""
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, float("-inf"))
+
+
 class Rows:
     """The rows of one pass, in blocks, each with the keys that its rows may see.
 
@@ -57,8 +63,7 @@ class Rows:
             hidden = keys > limit
             if window is not None:
                 hidden |= keys <= limit - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-            yield Block(first, last, low, high, mask.masked_fill_(hidden, float("-inf")))
+            yield Block(first, last, low, high, additive(hidden, dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from ragkv.model.load import LoadedModel
-from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, attend, block_rows
+from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, additive, attend, block_rows
 from ragkv.select.method import Sparse
 from ragkv.splice.layout import Layout
 
@@ -57,6 +57,7 @@ class SparseRows:
         if loaded.architecture is None:
             raise ValueError("sparse attention needs a supported model")
         device = loaded.device
+        # a share such as 7 / 25 may come out a little above its layer
         self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)
         cached = layout.cached
         stale = np.setdiff1d(cached[cached >= layout.exact], rows, assume_unique=True)
@@ -134,8 +135,7 @@ class SparseRows:
             )
             near = (block.near < row) & (block.near >= lowest)
             seen = torch.cat([near, self._kept[: block.kept] <= row], dim=1)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            yield mask.masked_fill_(~seen, float("-inf"))
+            yield additive(~seen, dtype)
 
 
 def _near(stale: Positions, rows: Positions, lowest: Positions) -> Positions:
