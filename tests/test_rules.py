@@ -17,9 +17,15 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
 from ragkv.answer import Prefilled
+from ragkv.recompute.rows import Rows, attend
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
-from ragkv.select.observe import LayerCall, attention_received, attention_to_groups
+from ragkv.select.observe import (
+    LayerCall,
+    attention_of_query,
+    attention_received,
+    attention_to_groups,
+)
 from ragkv.select.rules.cachecraft import context_impact
 from ragkv.splice.layout import Origin
 
@@ -237,6 +243,27 @@ def test_attention_sums_go_in_blocks(
             paid[row, list(seen)] += weights / 6
     np.testing.assert_allclose(attention_received(call), paid.sum(0), atol=1e-6)
     np.testing.assert_allclose(attention_to_groups(call, member), paid @ member.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    """What the query pays serves the attention itself, too: K is read once."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
+    key, value = (torch.randn(1, 2, 17, 8, generator=generator).to(dtype) for _ in range(2))
+    rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
+    call = LayerCall(0, query, key, value, rows, window, 0.4)
+    with pytest.raises(ValueError, match="nobody has looked"):
+        call.attended()
+    paid = attention_of_query(call, 3)
+    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4)
+    assert torch.equal(paid, attention_of_query(alone, 3))
+    expected = attend(query.float(), key.float(), value.float(), Rows(rows), window, 0.4)
+    assert call.attended().dtype == dtype
+    torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
 
 
 def plain_cachecraft(got: Run, family: str) -> tuple[dict[int, float], list[float]]:

@@ -53,9 +53,10 @@ def _attention_function(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = ragkv_pass.windows[layer]
     if ragkv_pass.observer is not None:
-        ragkv_pass.observer(
-            LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
-        )
+        call = LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
+        ragkv_pass.observer(call)
+        if call.weights is not None:
+            return call.attended().transpose(1, 2).contiguous(), None
     rows, overlap, sparse = ragkv_pass.rows, ragkv_pass.overlap, ragkv_pass.sparse
     unused = 0
     if ragkv_pass.last_row_ends and layer == len(ragkv_pass.windows) - 1:

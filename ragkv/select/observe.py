@@ -15,7 +15,7 @@ class StopPass(Exception):  # noqa: N818  a signal, not an error
     """Raised by an observer that has seen all it needs: the pass ends at this layer."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LayerCall:
     """One layer's attention, before it runs.
 
@@ -33,6 +33,9 @@ class LayerCall:
         Keys that a row sees, itself included; None is no limit.
     scaling
         Factor of the scores before the softmax.
+    weights
+        ``[kv_heads, heads / kv_heads, rows, tokens]`` float32, once an observer has looked at
+        all rows on a CPU: the attention itself takes them then, and K is read once.
     """
 
     layer: int
@@ -42,6 +45,14 @@ class LayerCall:
     rows: torch.Tensor
     window: int | None
     scaling: float
+    weights: torch.Tensor | None = None
+
+    def attended(self) -> torch.Tensor:
+        """Return the attention's output, ``[1, heads, rows, head_dim]``, from the weights."""
+        if self.weights is None:
+            raise ValueError("nobody has looked at all rows")
+        out = torch.matmul(self.weights.flatten(1, 2), self.value[0].float())
+        return out.view(self.query.shape).to(self.query.dtype)
 
 
 Observer = Callable[[LayerCall], None]
@@ -66,7 +77,11 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[2, tokens]`` float32, means over heads. The first row sums to one.
     """
-    weights = _weights(call, slice(-count, None), call.key.shape[2]).flatten(0, 1)
+    if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
+        call.weights = _weights(call, slice(None), call.key.shape[2])
+        weights = call.weights[:, :, -count:].flatten(0, 1)
+    else:
+        weights = _weights(call, slice(-count, None), call.key.shape[2]).flatten(0, 1)
     return torch.stack([weights[:, -1].mean(dim=0), weights.amax(dim=1).mean(dim=0)])
 
 
