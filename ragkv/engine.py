@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,7 +24,7 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.architecture import VERIFIED
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, served_in_full
-from ragkv.model.lock import ModelLock
+from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import observed_forward
 from ragkv.repair import Attempt, Repaired, Repairer, without_lost
@@ -86,7 +86,7 @@ class RagKV:
         if not isinstance(model, LoadedModel) and self.supported:
             self._loaded = _verified(self._loaded, on_unsupported)
         _check_calibration(reuse, self._loaded)
-        self._lock = ModelLock()
+        self._lock = lock_of(self._loaded.model)
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
         self._codec = store.codec if isinstance(store, StoreConfig) else "raw"
@@ -267,6 +267,13 @@ class RagKV:
             self._named.pop(text, None)
         if missed and config.on_miss == "store" and self.supported and not self._read_only:
             self._background.submit(self._corpus.heal, missed, self._sink(config))
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Hold the model in the block, for calls of your own that are to run alone.
+
+        Calls beside ragkv's are right, too, but both are slower then.
+        """
+        return self._lock
 
     @contextmanager
     def _turn(self, clock: Clock) -> Iterator[None]:

@@ -43,5 +43,9 @@ class PromptTooLongError(RagKVError, ValueError):
     """The prompt has more tokens than the model knows positions."""
 
 
+class ModelInUseError(RagKVError, RuntimeError):
+    """An ordinary call of the model cannot be computed beside one of ragkv's passes."""
+
+
 class PeerError(RagKVError, RuntimeError):
     """Another engine, measured beside ragkv, did not start or gave no token."""

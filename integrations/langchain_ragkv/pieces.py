@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
 
 from langchain_core.runnables import run_in_executor
 
-from ragkv import CompletionStream
+from ragkv import CompletionStream, RagKV
+
+Item = TypeVar("Item")
 
 
 def pieces(stream: CompletionStream, within: float | None = None) -> Iterator[str]:
@@ -38,6 +43,29 @@ async def apieces(stream: CompletionStream, within: float | None = None) -> Asyn
                 yield piece
     finally:
         await run_in_executor(None, stream.close)
+
+
+def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
+    """Yield what another generator of the model gives, which holds the model meanwhile.
+
+    A thread of its own does: who reads may be another thread every time.
+    """
+    items: SimpleQueue[Item | BaseException | None] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            with kv.turn():
+                for item in make():
+                    items.put(item)
+            items.put(None)
+        except BaseException as error:  # noqa: BLE001  handed to the reader
+            items.put(error)
+
+    Thread(target=work, daemon=True).start()
+    while (item := items.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
 
 
 class _Clock:

@@ -14,7 +14,7 @@ from transformers import pipeline as make_pipeline
 
 from langchain_ragkv.answer import metadata, usage
 from langchain_ragkv.generation import PipelineSettings, read_settings
-from langchain_ragkv.pieces import pieces
+from langchain_ragkv.pieces import in_turn, pieces
 from langchain_ragkv.reuse import ChunkReuse
 from ragkv import Completion, RagKV
 from ragkv.errors import ConfigError
@@ -91,7 +91,8 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     ) -> LLMResult:
         settings = self._settings(kwargs)
         if settings.unsupported:
-            return super()._generate(prompts, stop, run_manager, **kwargs)
+            with self.kv.turn():
+                return super()._generate(prompts, stop, run_manager, **kwargs)
         generations = []
         for prompt in prompts:
             arguments = self._arguments(prompt, settings, stop, kwargs)
@@ -113,9 +114,11 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     ) -> Iterator[GenerationChunk]:
         settings = self._settings(kwargs)
         if settings.unsupported:
-            yield from super()._stream(prompt, stop, run_manager, **kwargs)
-            return
-        for chunk in self._chunks(prompt, settings, stop, kwargs):
+            ordinary = super()._stream
+            chunks = in_turn(self.kv, lambda: ordinary(prompt, stop, **kwargs))
+        else:
+            chunks = self._chunks(prompt, settings, stop, kwargs)
+        for chunk in chunks:
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk

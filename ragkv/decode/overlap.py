@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,25 +28,28 @@ def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
 
     Nothing happens where the chunks of the cache do not overlap. Otherwise rows appended
     to it get the positions that its overlap gives them, whatever ``position_ids`` the
-    call has. Subset passes look after themselves.
+    call has. Subset passes look after themselves, and other threads' passes over other
+    caches are what they are.
 
     Raises
     ------
     RuntimeError
-        From a pass without this cache inside the block.
+        From a pass without this cache inside the block, in the same thread.
     """
     if not isinstance(cache, OverlappedCache) or loaded.architecture is None:
         yield
         return
     ours, windows = cache, loaded.architecture.windows
-    backbone = backbone_of(loaded.model)
+    backbone, here = backbone_of(loaded.model), threading.get_ident()
 
     def before(
-        _: object, args: tuple[Any, ...], given: dict[str, Any]
+        _: object, args: tuple[Any, ...], given: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if "ragkv_pass" in given:
+        if given is None or "ragkv_pass" in given:
             return None
         if given.get("past_key_values") is not ours:
+            if threading.get_ident() != here:
+                return None
             raise RuntimeError(_TAKEN)
         fresh = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         length = ours.get_seq_length()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from transformers import PreTrainedModel
+
+from ragkv.model.architecture import backbone_of
 
 _SOFT = 1
 """OpenMP's ``omp_pause_soft``: what the program has set stays as it is."""
@@ -76,6 +80,24 @@ class ModelLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+_locks: dict[int, ModelLock] = {}
+_finding = threading.Lock()
+
+
+def lock_of(model: PreTrainedModel) -> ModelLock:
+    """Return the model's lock, the same for everyone who uses the model.
+
+    It goes by the configuration of the decoder stack, which is what a pass switches.
+    """
+    config = getattr(backbone_of(model), "config", model.config)
+    with _finding:
+        lock = _locks.get(id(config))
+        if lock is None:
+            lock = _locks[id(config)] = ModelLock()
+            weakref.finalize(config, _locks.pop, id(config), None).atexit = False
+        return lock
 
 
 def end_threads() -> None:

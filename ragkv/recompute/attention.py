@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ragkv.model.architecture import backbone_of
+from ragkv.recompute.beside import ordinary, own_pass, switched
 from ragkv.recompute.overlap import attend_overlapping
 from ragkv.recompute.rows import Rows, attend
 from ragkv.recompute.sparse import SparseRows
 from ragkv.select.observe import LayerCall, Observer
 from ragkv.splice.overlap import Overlap
-
-NAME = "ragkv"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +44,14 @@ def _attention_function(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    scaling: float,
+    before: str | None,
     ragkv_pass: Pass | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Entry point that transformers calls under the name ``ragkv``."""
-    if ragkv_pass is None or attention_mask is not None:
-        raise RuntimeError("the 'ragkv' attention runs inside ragkv's own passes only")
+    **given: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Entry point that transformers calls under ragkv's name; a pass has no use for masks."""
+    if ragkv_pass is None:
+        return ordinary(before, module, query, key, value, attention_mask, **given)
+    scaling: float = given["scaling"]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = ragkv_pass.windows[layer]
     if ragkv_pass.observer is not None:
@@ -77,15 +79,15 @@ def _attention_function(
 def subset_attention(model: PreTrainedModel) -> Iterator[None]:
     """Switch the model to ragkv's attention, and back when the block ends.
 
-    No mask function is registered under the same name, on purpose: transformers then
-    makes no mask, and the rows' own positions limit what they see.
+    The model's lock must be held. Calls without a :class:`Pass` stay what they are, in
+    whichever thread.
     """
-    AttentionInterface.register(NAME, _attention_function)
     config = backbone_of(model).config
     before = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = switched(before, _attention_function)
     try:
-        yield
+        with own_pass(config):
+            yield
     finally:
         config._attn_implementation = before
 
@@ -101,13 +103,18 @@ def last_row_ends(model: PreTrainedModel) -> Iterator[None]:
     if feed_forward is None:
         yield
         return
-    hook = feed_forward.register_forward_pre_hook(_last_row)
+    here = threading.get_ident()
+
+    def last_row(
+        _: torch.nn.Module, given: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Cut ``[1, rows, hidden]`` to its last row; what is added to the others is never read."""
+        if threading.get_ident() != here:  # another's call
+            return None
+        return given[0][:, -1:], *given[1:]
+
+    hook = feed_forward.register_forward_pre_hook(last_row)
     try:
         yield
     finally:
         hook.remove()
-
-
-def _last_row(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Cut ``[1, rows, hidden]`` to its last row; what is added to the others is never read."""
-    return given[0][:, -1:], *given[1:]

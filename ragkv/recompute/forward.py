@@ -83,7 +83,7 @@ def subset_as_first_call(
     drift: BeforeWrite | None = None,
     sparse: SparseRows | None = None,
 ) -> Iterator[None]:
-    """Make the model's next call, whatever it is given, the pass over ``rows``.
+    """Make the model's next call with this cache the pass over ``rows``.
 
     For transformers' ``generate``, whose first call would compute the prompt's last
     token over the cache: so the repair gives the first token's logits, and that token
@@ -100,7 +100,14 @@ def subset_as_first_call(
     """
     running = ExitStack()
 
-    def before(_: object, __: object, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    def is_foreign(given: dict[str, Any]) -> bool:
+        return given.get("past_key_values") is not cache
+
+    def before(
+        _: object, __: object, given: dict[str, Any] | None = None
+    ) -> tuple[tuple[()], dict[str, Any]] | None:
+        if given is None or is_foreign(given):  # None: another's, amid the hook's registration
+            return None
         enter.remove()
         running.enter_context(step())
         arguments = running.enter_context(
@@ -108,13 +115,15 @@ def subset_as_first_call(
         )
         return (), {**given, "attention_mask": None, **arguments}
 
-    def after(*_: object) -> None:
+    def after(_: object, __: object, given: object, *___: object) -> None:
+        if not isinstance(given, dict) or is_foreign(given):
+            return
         leave.remove()
         loaded.wait()
         running.close()
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
-    leave = loaded.model.register_forward_hook(after)
+    leave = loaded.model.register_forward_hook(after, with_kwargs=True)
     with running:
         try:
             yield
