@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,16 +12,17 @@ from typing import Any, Literal, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ragkv.accept import check_calibration, verified
 from ragkv.answer import Completion, CompletionStream, Prefilled, Speak
+from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ConfigError, UnsupportedModelError
-from ragkv.model.architecture import VERIFIED
+from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.embedded import EMBEDDED
-from ragkv.model.load import LoadedModel, load_model, served_in_full
+from ragkv.model.load import LoadedModel, load_model
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head
 from ragkv.recompute.forward import observed_forward
@@ -33,8 +32,6 @@ from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
-
-_log = logging.getLogger(__name__)
 
 
 class RagKV:
@@ -84,8 +81,8 @@ class RagKV:
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
         if not isinstance(model, LoadedModel) and self.supported:
-            self._loaded = _verified(self._loaded, on_unsupported)
-        _check_calibration(reuse, self._loaded)
+            self._loaded = verified(self._loaded, on_unsupported)
+        check_calibration(reuse, self._loaded)
         self._lock = lock_of(self._loaded.model)
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
@@ -93,8 +90,8 @@ class RagKV:
         self._corpus = Corpus(self._loaded, self._store, self._lock, self._codec)
         self._repairer = Repairer(self._corpus, self._auxiliary)
         self._auxiliaries: dict[str, tuple[Corpus, Sink]] = {}
-        self._named: dict[str, None] = {}
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
+        self._calls = Calls()
+        self._background = Background(self._corpus, keeps=self.supported and not self._read_only)
 
     # ---- ingestion
 
@@ -131,24 +128,28 @@ class RagKV:
         if method_of(config).auxiliary:
             corpora.append(self._auxiliary_corpus(config))
         given: dict[str, Any] = {"document": document, "expires_in": expires_in}
-        reports = [
-            corpus.encode(chunks, sink, show_progress=show_progress, **given)
-            for corpus, sink in corpora
-        ]
+        with self._calls:
+            reports = [
+                corpus.encode(chunks, sink, show_progress=show_progress, **given)
+                for corpus, sink in corpora
+            ]
         return reports[0]
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config = self._configured(overrides)
-        return self.supported and self._corpus.contains(text, self._sink(config))
+        with self._calls:
+            return self.supported and self._corpus.contains(text, self._sink(config))
 
     def forget(self, text: str) -> bool:
         """Remove a chunk from the store; return whether it was there."""
-        return self._corpus.forget(text)
+        with self._calls:
+            return self._corpus.forget(text)
 
     def forget_document(self, document: str) -> int:
         """Remove the chunks that only this document holds; return how many."""
-        return self._corpus.forget_document(document)
+        with self._calls:
+            return self._corpus.forget_document(document)
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
@@ -156,16 +157,14 @@ class RagKV:
         Those that are not stored are encoded after the next answer whose prompt
         contains them, unless ``on_miss`` is ``"skip"``.
         """
-        if not self.supported:
-            return
-        sink = self._sink(self._configured(overrides))
-        named = [text.strip() for text in texts]
-        self._named.update(dict.fromkeys(named))
-        self._background.submit(self._corpus.fetch, named, sink)
+        with self._calls:
+            if self.supported:
+                self._background.fetch(texts, self._sink(self._configured(overrides)))
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done."""
-        self._background.submit(lambda: None).result()
+        with suppress(ClosedError), self._calls:
+            self._background.wait()
 
     # ---- answering
 
@@ -173,10 +172,11 @@ class RagKV:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
         config = self._configured(overrides)
-        with self._turn(clock):
-            ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
-            report = ready.report(config, clock, time.perf_counter())
-        self._after(ready, config)
+        with self._calls:
+            with self._turn(clock):
+                ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
+                report = ready.report(config, clock, time.perf_counter())
+            self._background.after(ready, config, self._sink)
         ids = ready.ids.tolist()
         if isinstance(cache, OverlappedCache):
             return Prefilled(logits, ids, cache, report, partial(self._overlapping, cache))
@@ -202,7 +202,8 @@ class RagKV:
         clock = Clock()
         config = self._configured(overrides)
         decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        return self._complete(prompt, config, decode, clock)
+        with self._calls:
+            return self._complete(prompt, config, decode, clock)
 
     def stream(
         self,
@@ -221,10 +222,11 @@ class RagKV:
         clock = Clock()
         config = self._configured(overrides)
         decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        return CompletionStream(
+        return self._calls.hand_on(
             lambda speak, cancelled: self._complete(
                 prompt, config, decode, clock, speak=speak, cancelled=cancelled
-            )
+            ),
+            CompletionStream,
         )
 
     def _complete(
@@ -255,18 +257,8 @@ class RagKV:
             ready, drawn = without_lost(answer)
             report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
         speak(pieces.finish())
-        self._after(ready, config)
+        self._background.after(ready, config, self._sink)
         return Completion(pieces.text(), drawn.token_ids, report)
-
-    def _after(self, ready: Repaired, config: ReuseConfig) -> None:
-        """Encode, in the background, what the prompt needed and the store did not have."""
-        if ready.late:  # in memory by the next time, and the speed measured again
-            self._background.submit(self._corpus.fetch, ready.late, self._sink(config))
-        missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
-        for text in missed:
-            self._named.pop(text, None)
-        if missed and config.on_miss == "store" and self.supported and not self._read_only:
-            self._background.submit(self._corpus.heal, missed, self._sink(config))
 
     def turn(self) -> AbstractContextManager[object]:
         """Hold the model in the block, for calls of your own that are to run alone.
@@ -359,8 +351,12 @@ class RagKV:
         return self._loaded.unsupported
 
     def close(self) -> None:
-        """Finish background work and release the store."""
-        self._background.shutdown(wait=True)
+        """Wait for the answers under way, finish background work and release the store.
+
+        Calls after it raise :class:`ragkv.errors.ClosedError`.
+        """
+        self._calls.close()
+        self._background.close()
         self._loaded.workspace.release()
         self._store.close()
 
@@ -369,32 +365,3 @@ class RagKV:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_calibration(reuse: ReuseConfig, loaded: LoadedModel) -> None:
-    """Refuse a ratio that was calibrated for another model."""
-    wanted, found = reuse.calibrated_for, loaded.fingerprint
-    if wanted is not None and found is not None and wanted != found.digest:
-        raise ConfigError(
-            f"recompute_ratio {reuse.recompute_ratio} was calibrated for another model or dtype "
-            f"than {loaded.name} in {found.dtype}: run `ragkv calibrate` for this one, or give "
-            "calibrated_for=None to take the ratio all the same"
-        )
-
-
-def _verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
-    """Prove the invariants on a family that the test suite does not cover."""
-    if loaded.model.config.model_type in VERIFIED:
-        return loaded
-    from ragkv.evaluate.check import verify_model
-
-    _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
-    wrong = verify_model(loaded)
-    if not wrong:
-        return loaded
-    if on_unsupported == "raise":
-        raise UnsupportedModelError(
-            f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
-            "on_unsupported='full' to serve it by ordinary full prefill."
-        )
-    return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)

@@ -47,5 +47,9 @@ class ModelInUseError(RagKVError, RuntimeError):
     """An ordinary call of the model cannot be computed beside one of ragkv's passes."""
 
 
+class ClosedError(RagKVError, RuntimeError):
+    """The engine was closed before the call."""
+
+
 class PeerError(RagKVError, RuntimeError):
     """Another engine, measured beside ragkv, did not start or gave no token."""

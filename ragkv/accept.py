@@ -1,0 +1,41 @@
+"""Whether an engine may serve a model: as it is, and with a calibrated ratio."""
+
+from __future__ import annotations
+
+import logging
+
+from ragkv.config import ReuseConfig
+from ragkv.errors import ConfigError, UnsupportedModelError
+from ragkv.model.architecture import VERIFIED
+from ragkv.model.load import LoadedModel, served_in_full
+
+_log = logging.getLogger(__name__)
+
+
+def check_calibration(reuse: ReuseConfig, loaded: LoadedModel) -> None:
+    """Refuse a ratio that was calibrated for another model."""
+    wanted, found = reuse.calibrated_for, loaded.fingerprint
+    if wanted is not None and found is not None and wanted != found.digest:
+        raise ConfigError(
+            f"recompute_ratio {reuse.recompute_ratio} was calibrated for another model or dtype "
+            f"than {loaded.name} in {found.dtype}: run `ragkv calibrate` for this one, or give "
+            "calibrated_for=None to take the ratio all the same"
+        )
+
+
+def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
+    """Prove the invariants on a family that the test suite does not cover."""
+    if loaded.model.config.model_type in VERIFIED:
+        return loaded
+    from ragkv.evaluate.check import verify_model
+
+    _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
+    wrong = verify_model(loaded)
+    if not wrong:
+        return loaded
+    if on_unsupported == "raise":
+        raise UnsupportedModelError(
+            f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
+            "on_unsupported='full' to serve it by ordinary full prefill."
+        )
+    return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)

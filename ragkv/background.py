@@ -1,0 +1,100 @@
+"""What an engine does behind its calls, and the account of the calls that are under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Self, TypeVar
+
+from ragkv.config import ReuseConfig
+from ragkv.corpus import Corpus, Sink
+from ragkv.errors import ClosedError
+from ragkv.repair import Repaired
+
+Given = ParamSpec("Given")
+Done = TypeVar("Done")
+T = TypeVar("T")
+
+
+class Calls:
+    """The calls under way; used as a context, one of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        with self._changed:
+            if self._closed:
+                raise ClosedError("this RagKV is closed: make another one")
+            self._under_way += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._under_way -= 1
+            self._changed.notify_all()
+
+    def hand_on(self, run: Callable[Given, Done], start: Callable[[Callable[Given, Done]], T]) -> T:
+        """Begin a call that ``start`` gives to another thread; it ends when ``run`` does."""
+
+        def run_and_end(*args: Given.args, **kwargs: Given.kwargs) -> Done:
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.__exit__()
+
+        self.__enter__()
+        try:
+            return start(run_and_end)
+        except BaseException:  # no thread to be had
+            self.__exit__()
+            raise
+
+    def close(self) -> None:
+        """Refuse calls from now on, and return when the last has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._under_way)
+
+
+class Background:
+    """Loads what was named and encodes what was missed, in a thread of its own.
+
+    Parameters
+    ----------
+    keeps
+        Whether the store takes what is encoded.
+    """
+
+    def __init__(self, corpus: Corpus, *, keeps: bool) -> None:
+        self._corpus = corpus
+        self._keeps = keeps
+        self._named: dict[str, None] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
+
+    def fetch(self, texts: Sequence[str], sink: Sink) -> None:
+        """Start to load chunks that the next prompts will hold, and remember them."""
+        named = [text.strip() for text in texts]
+        self._named.update(dict.fromkeys(named))
+        self._thread.submit(self._corpus.fetch, named, sink)
+
+    def after(self, ready: Repaired, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
+        """Encode what a prompt needed and the store did not have."""
+        if ready.late:  # in memory by the next time, and the speed measured again
+            self._thread.submit(self._corpus.fetch, ready.late, sink_of(config))
+        missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
+        for text in missed:
+            self._named.pop(text, None)
+        if missed and config.on_miss == "store" and self._keeps:
+            self._thread.submit(self._corpus.heal, missed, sink_of(config))
+
+    def wait(self) -> None:
+        """Return when all is done."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Finish."""
+        self._thread.shutdown(wait=True)

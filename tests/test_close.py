@@ -1,0 +1,110 @@
+"""Closing an engine while others still use it, and using one that is closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV, StoreConfig
+from ragkv.answer import CompletionStream
+from ragkv.errors import ClosedError, RagKVError
+
+CHUNKS = some_chunks(3)
+PROMPT = "\n\n".join(CHUNKS) + "\n\nWhat now?"
+
+
+def an_engine(path: Path | None = None) -> RagKV:
+    store = ":memory:" if path is None else StoreConfig(path=path, memory_bytes=0)
+    return RagKV(tiny_model(), tiny_tokenizer(), store=store)
+
+
+@pytest.mark.parametrize("kept", ["in memory", "on disk"])
+def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Path) -> None:
+    engine = an_engine(tmp_path if kept == "on disk" else None)
+    engine.precompute(CHUNKS[:2])
+    settings = {"max_new_tokens": 40, "load": "always"}
+    alone = engine.generate(PROMPT, **settings).token_ids
+    engine.prefetch(CHUNKS)
+    found: list[object] = []
+    begun, turn = threading.Event(), engine.turn()
+    prepare = engine._repairer.prepare
+
+    def preparing(*args: object) -> object:
+        begun.set()
+        return prepare(*args)
+
+    engine._repairer.prepare = preparing
+
+    def ask() -> None:
+        try:
+            found.append(engine.generate(PROMPT, **settings).token_ids)
+        except RagKVError as error:
+            found.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    with turn:
+        asking.start()
+        waiting = engine.stream(PROMPT, **settings)
+    assert begun.wait(10)
+    engine.close()
+    asking.join(10)
+    list(waiting)
+    assert found == [alone]
+    assert waiting.completion.token_ids == alone
+
+
+def test_a_stream_that_is_read_after_the_block_gives_its_answer() -> None:
+    with an_engine() as engine:
+        engine.precompute(CHUNKS)
+        alone = engine.generate(PROMPT, max_new_tokens=60).text
+        engine.prefetch(CHUNKS)
+        stream = engine.stream(PROMPT, max_new_tokens=60)
+        first = next(stream)
+    assert first + "".join(stream) == alone
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.generate(PROMPT, max_new_tokens=2),
+        lambda engine: engine.stream(PROMPT, max_new_tokens=2),
+        lambda engine: engine.prefill(PROMPT),
+        lambda engine: engine.precompute(CHUNKS),
+        lambda engine: engine.prefetch(CHUNKS),
+        lambda engine: engine.contains(CHUNKS[0]),
+        lambda engine: engine.forget(CHUNKS[0]),
+        lambda engine: engine.forget_document("a"),
+    ],
+    ids=str.split("generate stream prefill precompute prefetch contains forget forget_document"),
+)
+def test_a_closed_engine_says_so(call: Callable[[RagKV], object]) -> None:
+    engine = an_engine()
+    engine.precompute(CHUNKS)
+    engine.close()
+    engine.close()
+    engine.wait()
+    with pytest.raises(ClosedError, match="closed"):
+        call(engine)
+
+
+def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = an_engine()
+    with pytest.raises(RagKVError):
+        engine.generate("")
+    with pytest.raises(RagKVError):
+        list(engine.stream(""))
+
+    def full(_: CompletionStream, __: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(CompletionStream, "__init__", full)
+    with pytest.raises(RuntimeError, match="start"):
+        engine.stream(PROMPT)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
