@@ -19,6 +19,7 @@ from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
+from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.embedded import EMBEDDED
@@ -239,7 +240,7 @@ class RagKV:
         speak: Speak = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Completion:
-        pieces = TextPieces(self.tokenizer, decode.stops)
+        pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
 
         def answer(attempt: Attempt) -> tuple[Repaired, Drawn]:
             ready = self._repairer.prepare(prompt, config, self._sink, clock, attempt)

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
+from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.load import LoadedModel
 
 
@@ -82,9 +83,11 @@ def draw(
         )
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = _Listener(on_token)
+    texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), cancelled(), device=input_ids.device)
+        ends = cancelled() or texts.reached(input_ids[0, len(ids) :])
+        return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
 
     devices = [loaded.device] if loaded.device.type == "cuda" else []
     with torch.random.fork_rng(devices, enabled=config.seed is not None):
@@ -97,10 +100,19 @@ def draw(
             past_key_values=cache,
             generation_config=_generation_config(loaded, config),
             stopping_criteria=StoppingCriteriaList([stop]),
-            **({"tokenizer": loaded.tokenizer} if config.stops else {}),
+            **_without_its_stops(loaded),
             streamer=listener,
         )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
+
+
+def _without_its_stops(loaded: LoadedModel) -> dict[str, None]:
+    """Keep transformers from looking for the model's own stop texts, which are in StopTexts.
+
+    What is None in a request's configuration it takes from the model's.
+    """
+    own = getattr(loaded.model.generation_config, "stop_strings", None)
+    return {} if own is None else {"stop_strings": None}
 
 
 def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
@@ -114,7 +126,7 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         temperature=config.temperature if sampling else None,
         top_p=config.top_p if sampling else None,
         top_k=config.top_k if sampling else None,
-        stop_strings=list(config.stops) or None,
+        stop_strings=None,
         num_beams=1,
         use_cache=True,
         return_dict_in_generate=False,

@@ -1,0 +1,45 @@
+"""Where an answer ends: at a text, which may be the request's or the model's own."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.config import DecodeConfig
+from ragkv.model.load import LoadedModel
+
+_MARGIN = 8
+"""Tokens before a stop text that may have a part in how it decodes, or decode to nothing."""
+
+
+def stops_of(loaded: LoadedModel, config: DecodeConfig) -> tuple[str, ...]:
+    """Return the texts that end an answer: the request's, and those of the model's config."""
+    own = getattr(loaded.model.generation_config, "stop_strings", None) or ()
+    return tuple(dict.fromkeys([*config.stops, *((own,) if isinstance(own, str) else own)]))
+
+
+class StopTexts:
+    """Says when one of the texts stands at the end of the answer.
+
+    transformers' own criterion reads the prompt as well, and prepares the whole vocabulary
+    for every call.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        # a token is a byte of text at least
+        self._tail = max((len(text.encode()) for text in texts), default=0) + _MARGIN
+
+    def reached(self, answer: torch.Tensor) -> bool:
+        """Whether the answer's last token, of those in ``answer`` ``[tokens]``, completes one.
+
+        A special token counts by its name, and as nothing.
+        """
+        if not self._texts:
+            return False
+        tail = answer[-self._tail :].tolist()
+        read = [
+            str(self._tokenizer.decode(tail, skip_special_tokens=skip)) for skip in (True, False)
+        ]
+        return any(text in said for said in read for text in self._texts)
