@@ -95,6 +95,20 @@ def test_settings_hold_per_model_per_call_and_bound():
     assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
 
 
+def test_how_long_an_answer_may_be():
+    def drawn(model, **call):
+        return model.invoke(prompt(), **call).usage_metadata["output_tokens"]
+
+    assert (drawn(chat()), drawn(chat(), max_tokens=3), drawn(chat(), max_tokens=None)) == (
+        12,
+        3,
+        12,
+    )
+    assert drawn(chat(max_tokens=None), max_tokens=None) == 256
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        chat().invoke(prompt(), max_tokens=0)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"recompute_ratio": 2}, {"method": "nonesuch"}, {"recompute_ration": 0.1}]
 )

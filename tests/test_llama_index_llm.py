@@ -354,3 +354,25 @@ def test_lengths_and_reuse_settings():
         generation_config=None,
     )
     assert got == {"max_new_tokens": 9, "recompute_ratio": 0.5, "temperature": 0.0, "stop": ()}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ({"max_tokens": None}, 7),
+        ({"max_new_tokens": None}, 7),
+        ({"max_new_tokens": 9, "max_tokens": None}, 9),
+        ({"max_new_tokens": 0}, 0),
+        ({"max_tokens": 0}, 0),
+    ],
+)
+def test_none_is_no_length_and_zero_is_one(call, expected):
+    got = decode_arguments({"max_new_tokens": 7}, call, max_new_tokens=5, generation_config=None)
+    assert got["max_new_tokens"] == expected
+    own = decode_arguments({}, {"max_tokens": None}, max_new_tokens=5, generation_config=None)
+    assert own["max_new_tokens"] == 5
+
+
+def test_an_answer_of_no_tokens_is_refused(kv):
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        make(kv).complete(PROMPT, max_tokens=0)

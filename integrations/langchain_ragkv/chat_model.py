@@ -203,10 +203,11 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         timeout = given.pop("timeout", self.timeout)
         names = ("temperature", "max_tokens", "top_p", "seed")
         own = {name: given.pop(name, getattr(self, name)) for name in names}
+        limits = (own["max_tokens"], self.max_tokens, _DEFAULT_MAX_TOKENS)
         texts = self.stop if stop is None else stop
         arguments = {
             "temperature": own["temperature"] or 0.0,
-            "max_new_tokens": own["max_tokens"] or _DEFAULT_MAX_TOKENS,
+            "max_new_tokens": next(limit for limit in limits if limit is not None),
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "seed": own["seed"],
             "stop": (texts,) if isinstance(texts, str) else tuple(texts or ()),

@@ -35,8 +35,10 @@ def decode_arguments(
         An argument of ``generate_kwargs`` that ragkv cannot honour.
     """
     call = dict(call)
-    if "max_tokens" in call:
-        call["max_new_tokens"] = call.pop("max_tokens")
+    lengths = (call.pop("max_tokens", None), call.pop("max_new_tokens", None))
+    for length in lengths:
+        if length is not None:
+            call.setdefault("max_new_tokens", length)
     given = {**generate_kwargs, **call}
     sampling = given.pop("do_sample", None)
     if "temperature" in call:
@@ -53,7 +55,8 @@ def decode_arguments(
             given.pop(name, None)
     _refuse_unknown(given, generate_kwargs)
     given["stop"] = _texts(given.get("stop"))
-    given["max_new_tokens"] = given.get("max_new_tokens") or max_new_tokens
+    if given.get("max_new_tokens") is None:
+        given["max_new_tokens"] = max_new_tokens
     return given
 
 
