@@ -397,6 +397,42 @@ def test_settings_of_the_inner_pipeline_are_taken_over():
     assert (model.kv, model.method, model.recompute_ratio) == (engine(), "epic", 0.4)
 
 
+@pytest.mark.parametrize("max_length", [60, 30, 1])
+def test_the_inner_pipelines_length_counts_the_prompt(max_length):
+    made = pipeline(
+        "text-generation",
+        model=engine().model,
+        tokenizer=engine().tokenizer,
+        max_length=max_length,
+        do_sample=False,
+        return_full_text=False,
+    )
+    model = ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine())
+    usage = model.invoke(QUESTION).usage_metadata
+    assert usage["output_tokens"] == max(1, max_length - usage["input_tokens"])
+    assert model.invoke(QUESTION, max_tokens=7).usage_metadata["output_tokens"] == 7
+
+
+def test_the_inner_pipelines_stop_strings_end_the_answer():
+    whole = chat().invoke(prompt()).content
+    stop, other = whole[6:8], whole[3:5]
+    llm = HuggingFacePipeline(pipeline=pipe(stop_strings=[stop]))
+    model = ChatRagKV(llm=llm, kv=engine())
+    assert model.invoke(prompt()).content == whole[: whole.index(stop)]
+    assert model.invoke(prompt(), stop=[other]).content == whole[: whole.index(other)]
+    assert model.invoke(prompt(), stop=["never said"]).content == whole[: whole.index(stop)]
+
+
+def test_the_inner_pipelines_top_k_is_sampled_among():
+    greedy = chat().invoke(prompt()).content
+    llm = HuggingFacePipeline(pipeline=pipe(do_sample=True, top_k=1, temperature=5.0))
+    model = ChatRagKV(llm=llm, kv=engine())
+    assert model.invoke(prompt(), seed=1).content == greedy
+    assert ChatRagKV(llm=llm, kv=engine(), top_k=0).invoke(prompt(), seed=1).content != greedy
+    assert chat(temperature=5.0, top_k=1).invoke(prompt()).content == greedy
+    assert chat(temperature=5.0).invoke(prompt(), top_k=1).content == greedy
+
+
 def test_a_model_is_loaded_by_its_folder(tmp_path):
     engine().model.save_pretrained(tmp_path)
     engine().tokenizer.save_pretrained(tmp_path)

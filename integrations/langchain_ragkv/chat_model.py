@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,11 +10,12 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from langchain_ragkv.call import Call
-from langchain_ragkv.generation import read_settings
+from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.load import model_fields
+from langchain_ragkv.messages import convert_messages
 from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.reuse import ChunkReuse
 from ragkv import RagKV
@@ -43,13 +44,17 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     temperature: float | None = Field(default=None, ge=0)
     """None and 0 are greedy decoding."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """At most this many tokens are generated; None is 256."""
+    """At most this many tokens are generated; None is 256, or what a ``max_length`` of
+    the pipeline of ``llm`` leaves after the prompt."""
     top_p: float | None = Field(default=None, ge=0, le=1)
     """Nucleus sampling; None is 1."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Sample among this many most probable tokens; None and 0 are all."""
     seed: int | None = None
     """Makes sampling repeatable."""
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
-    """Texts at which an answer ends; it does not contain them."""
+    """Texts at which an answer ends; it does not contain them. Those of the pipeline of
+    ``llm`` end it, too."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError; the clock is
     looked at whenever text comes."""
@@ -65,6 +70,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """Taken for LangChain's sake, never used."""
 
     _chat: ClassVar[bool] = True
+    _inner: PipelineSettings | None = PrivateAttr(default=None)
 
     @classmethod
     def from_model_id(
@@ -110,10 +116,12 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             return self
         settings = read_settings(self.llm.pipeline)
         settings.check()
+        self._inner = settings
         own: dict[str, Any] = {
             "max_tokens": settings.max_new_tokens,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
+            "top_k": settings.top_k,
         }
         if isinstance(self.llm, ChunkReuse):
             own |= {"method": self.llm.method, "recompute_ratio": self.llm.recompute_ratio}
@@ -146,7 +154,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, kwargs, messages)
         stream = call.start(messages)
         for _ in pieces(stream, call.timeout):
             pass
@@ -159,7 +167,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, kwargs, messages)
         stream = call.start(messages)
         async for _ in apieces(stream, call.timeout):
             pass
@@ -172,7 +180,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, kwargs, messages)
         stream = call.start(messages)
         for piece in pieces(stream, call.timeout):
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
@@ -188,7 +196,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, kwargs, messages)
         stream = call.start(messages)
         async for piece in apieces(stream, call.timeout):
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
@@ -197,20 +205,39 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             yield chunk
         yield call.last_chunk(stream.completion)
 
-    def _call(self, stop: list[str] | None, given: dict[str, Any]) -> Call:
+    def _call(
+        self,
+        stop: list[str] | None,
+        given: dict[str, Any],
+        messages: Sequence[BaseMessage] = (),
+    ) -> Call:
         """One call's settings: the fields, with the call's own on top."""
         given = {name: value for name, value in given.items() if name != "stream"}
         timeout = given.pop("timeout", self.timeout)
-        names = ("temperature", "max_tokens", "top_p", "seed")
+        names = ("temperature", "max_tokens", "top_p", "top_k", "seed")
         own = {name: given.pop(name, getattr(self, name)) for name in names}
-        limits = (own["max_tokens"], self.max_tokens, _DEFAULT_MAX_TOKENS)
+        limits = (own["max_tokens"], self.max_tokens)
+        limit = next((limit for limit in limits if limit is not None), None)
         texts = self.stop if stop is None else stop
+        inner = () if self._inner is None else self._inner.stop_strings
         arguments = {
             "temperature": own["temperature"] or 0.0,
-            "max_new_tokens": next(limit for limit in limits if limit is not None),
+            "max_new_tokens": self._limit(messages) if limit is None else limit,
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
+            "top_k": own["top_k"] or 0,
             "seed": own["seed"],
-            "stop": (texts,) if isinstance(texts, str) else tuple(texts or ()),
+            "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
             **self._overrides(given),
         }
         return Call(self.kv, arguments, timeout)
+
+    def _limit(self, messages: Sequence[BaseMessage]) -> int:
+        """Return how long an answer may be where nothing but the pipeline says so."""
+        if self._inner is None or self._inner.max_length is None:
+            return _DEFAULT_MAX_TOKENS
+        if not messages:  # asked for what identifies this object
+            return self._inner.max_length
+        rendered: Any = self.kv.tokenizer.apply_chat_template(
+            convert_messages(messages), add_generation_prompt=True, return_dict=True
+        )
+        return self._inner.answer_limit(len(rendered["input_ids"]))
