@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar
 
@@ -11,6 +11,9 @@ from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.errors import ClosedError
 from ragkv.repair import Repaired
+
+MOST_NAMED = 1000
+"""Chunks that were named, are not stored, and may come in a prompt: the last ones."""
 
 Given = ParamSpec("Given")
 Done = TypeVar("Done")
@@ -73,21 +76,41 @@ class Background:
         self._corpus = corpus
         self._keeps = keeps
         self._named: dict[str, None] = {}
+        self._naming = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
 
+    @property
+    def named(self) -> list[str]:
+        """Chunks that were named and not stored when that was looked up, the last at the end."""
+        with self._naming:
+            return list(self._named)
+
     def fetch(self, texts: Sequence[str], sink: Sink) -> None:
-        """Start to load chunks that the next prompts will hold, and remember them."""
+        """Start to load chunks that the next prompts will hold; remember those not stored."""
         named = [text.strip() for text in texts]
-        self._named.update(dict.fromkeys(named))
-        self._thread.submit(self._corpus.fetch, named, sink)
+        with self._naming:
+            for text in named:
+                self._named.pop(text, None)
+                self._named[text] = None
+            while len(self._named) > MOST_NAMED:
+                del self._named[next(iter(self._named))]
+        self._thread.submit(self._fetch, named, sink)
+
+    def _fetch(self, named: Sequence[str], sink: Sink) -> None:
+        self._corpus.fetch(named, sink)
+        self._forget(text for text in named if self._corpus.contains(text, sink))
+
+    def _forget(self, named: Iterable[str]) -> None:
+        for text in named:
+            with self._naming:
+                self._named.pop(text, None)
 
     def after(self, ready: Repaired, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
         """Encode what a prompt needed and the store did not have."""
         if ready.late:  # in memory by the next time, and the speed measured again
             self._thread.submit(self._corpus.fetch, ready.late, sink_of(config))
-        missed = [*ready.missed, *(text for text in list(self._named) if text in ready.text)]
-        for text in missed:
-            self._named.pop(text, None)
+        missed = [*ready.missed, *(text for text in self.named if text in ready.text)]
+        self._forget(missed)
         if missed and config.on_miss == "store" and self._keeps:
             self._thread.submit(self._corpus.heal, missed, sink_of(config))
 
