@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -61,11 +62,27 @@ Speak = Callable[[str], None]
 Run = Callable[[Speak, Callable[[], bool]], Completion]
 
 
+@dataclass(slots=True, eq=False)
+class _Running:
+    """What a stream shares with its thread, which does not know the stream."""
+
+    pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    completion: Completion | None = None
+
+    def work(self, run: Run) -> None:
+        try:
+            self.completion = run(self.pieces.put, self.cancelled.is_set)
+            self.pieces.put(None)
+        except BaseException as error:  # noqa: BLE001  handed to the reader
+            self.pieces.put(error)
+
+
 class CompletionStream(Iterator[str]):
     """Pieces of an answer's text while it is being generated.
 
     Iterate over it; ``completion`` holds the whole answer afterwards. Closing it
-    early, or leaving its ``with`` block, ends the generation.
+    early, leaving its ``with`` block, or letting go of it ends the generation.
 
     Parameters
     ----------
@@ -75,24 +92,16 @@ class CompletionStream(Iterator[str]):
     """
 
     def __init__(self, run: Run) -> None:
-        self._pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
-        self._cancelled = threading.Event()
-        self._completion: Completion | None = None
+        self._running = _Running()
         self._ended = False
-        self._thread = threading.Thread(target=self._work, args=(run,), daemon=True)
+        self._thread = threading.Thread(target=self._running.work, args=(run,), daemon=True)
+        weakref.finalize(self, self._running.cancelled.set)
         self._thread.start()
-
-    def _work(self, run: Run) -> None:
-        try:
-            self._completion = run(self._pieces.put, self._cancelled.is_set)
-            self._pieces.put(None)
-        except BaseException as error:  # noqa: BLE001  handed to the reader
-            self._pieces.put(error)
 
     def __next__(self) -> str:
         if self._ended:
             raise StopIteration
-        piece = self._pieces.get()
+        piece = self._running.pieces.get()
         if isinstance(piece, str):
             return piece
         self._ended = True
@@ -110,13 +119,13 @@ class CompletionStream(Iterator[str]):
         RuntimeError
             The stream has not been read to its end.
         """
-        if self._completion is None or not self._ended:
+        if self._running.completion is None or not self._ended:
             raise RuntimeError("read the stream to its end first")
-        return self._completion
+        return self._running.completion
 
     def close(self) -> None:
         """End the generation after the current token; what it gave so far stays."""
-        self._cancelled.set()
+        self._running.cancelled.set()
         self._thread.join()
         self._ended = True
 

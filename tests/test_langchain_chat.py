@@ -239,7 +239,7 @@ def test_a_cancelled_task_ends_the_generation(how, monkeypatch):
     (stream,) = streams
     stream._thread.join(5)
     assert not stream._thread.is_alive()
-    assert len(stream._completion.token_ids) < 2000
+    assert len(stream._running.completion.token_ids) < 2000
 
 
 def test_a_reader_who_leaves_ends_the_generation(monkeypatch):
@@ -250,7 +250,7 @@ def test_a_reader_who_leaves_ends_the_generation(monkeypatch):
     for _ in chat(max_tokens=3000).stream(prompt()):
         break
     streams[0]._thread.join(5)
-    assert len(streams[0]._completion.token_ids) < 2000
+    assert len(streams[0]._running.completion.token_ids) < 2000
 
 
 def test_messages_become_roles_and_text():

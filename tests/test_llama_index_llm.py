@@ -259,7 +259,7 @@ def test_leaving_a_stream_early_ends_the_generation(kv, monkeypatch, asynchronou
     (stream,) = opened
     stream._thread.join(timeout=10)
     assert not stream._thread.is_alive()
-    assert len(stream._completion.token_ids) < whole
+    assert len(stream._running.completion.token_ids) < whole
 
 
 def test_the_sink_is_taken_from_the_template(kv):

@@ -127,9 +127,9 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
     ) -> Iterator[GenerationChunk]:
         arguments = self._arguments(prompt, settings, stop, call)
-        stream = self.kv.stream(prompt, **arguments)
         if not call.get("skip_prompt", True):
-            yield GenerationChunk(text=prompt)
+            yield GenerationChunk(text=prompt)  # before there is a stream to be left
+        stream = self.kv.stream(prompt, **arguments)
         given = 0
         for piece in pieces(stream):
             given += len(piece)
