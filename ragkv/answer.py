@@ -62,6 +62,10 @@ Speak = Callable[[str], None]
 Run = Callable[[Speak, Callable[[], bool]], Completion]
 
 
+class Cancelled(Exception):  # noqa: N818  never seen outside
+    """Raised by what a stream runs where it ends before there is any answer."""
+
+
 @dataclass(slots=True, eq=False)
 class _Running:
     """What a stream shares with its thread, which does not know the stream."""
@@ -73,6 +77,8 @@ class _Running:
     def work(self, run: Run) -> None:
         try:
             self.completion = run(self.pieces.put, self.cancelled.is_set)
+            self.pieces.put(None)
+        except Cancelled:
             self.pieces.put(None)
         except BaseException as error:  # noqa: BLE001  handed to the reader
             self.pieces.put(error)

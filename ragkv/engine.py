@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.accept import check_calibration, verified
-from ragkv.answer import Completion, CompletionStream, Prefilled, Speak
+from ragkv.answer import Cancelled, Completion, CompletionStream, Prefilled, Speak
 from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
@@ -255,6 +255,8 @@ class RagKV:
                 )
 
         with self._turn(clock):
+            if cancelled():
+                raise Cancelled
             ready, drawn = without_lost(answer)
             report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
         speak(pieces.finish())

@@ -15,6 +15,25 @@ Make = Callable[..., RagKV]
 LONG = {"max_new_tokens": 100_000}
 
 
+def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    prepared: list[object] = []
+    monkeypatch.setattr(engine._repairer, "prepare", lambda *given: prepared.append(given))
+    with engine.turn():
+        stream = engine.stream("Words", **LONG)
+        closing = threading.Thread(target=stream.close, daemon=True)
+        closing.start()
+        assert stream._running.cancelled.wait(10)
+    closing.join(10)
+    assert not closing.is_alive()
+    assert list(stream) == []
+    assert prepared == []
+    with pytest.raises(RuntimeError, match="to its end"):
+        _ = stream.completion
+
+
 def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
     engine = make_engine()
     engine.model.generation_config.eos_token_id = None
