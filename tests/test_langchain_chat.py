@@ -95,6 +95,16 @@ def test_settings_hold_per_model_per_call_and_bound():
     assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
 
 
+@pytest.mark.parametrize("wrapper", [ChatRagKV, RagKVPipeline])
+def test_tokens_are_counted_with_the_models_tokenizer(wrapper):
+    model = wrapper(kv=engine())
+    ids = tiny_tokenizer()(QUESTION, add_special_tokens=False)["input_ids"]
+    assert model.get_token_ids(QUESTION) == ids
+    assert model.get_num_tokens(QUESTION) == len(ids)
+    assert model.get_num_tokens_from_messages([HumanMessage(QUESTION)]) > len(ids)
+    assert wrapper(kv=engine(), custom_get_token_ids=lambda _: [7]).get_token_ids(QUESTION) == [7]
+
+
 def test_how_long_an_answer_may_be():
     def drawn(model, **call):
         return model.invoke(prompt(), **call).usage_metadata["output_tokens"]

@@ -70,6 +70,14 @@ class ChunkReuse(BaseModel):
         own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
         return {name: value for name, value in own.items() if value is not None} | (changes or {})
 
+    def get_token_ids(self, text: str) -> list[int]:
+        """Return a text's tokens: LangChain's own way is another model's, from a hub."""
+        own = getattr(self, "custom_get_token_ids", None)
+        ids: list[int] = (
+            own(text) if own else self.kv.tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+        return ids
+
     def precompute(
         self,
         documents: Iterable[Document | str],
