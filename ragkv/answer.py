@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.report import ReuseReport
+from ragkv.select.ahead import Ahead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +32,8 @@ class Prefilled:
         ``with prefilled.decoding():``.
     enter
         Makes the context of :meth:`decoding`.
+    ahead
+        What the steps inside :meth:`decoding` compute again, or None.
     """
 
     logits: torch.Tensor
@@ -38,13 +41,15 @@ class Prefilled:
     cache: Cache
     report: ReuseReport
     enter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)
+    ahead: Ahead | None = field(default=None, repr=False)
 
     def decoding(self) -> AbstractContextManager[None]:
         """Let the model run on ``cache`` in the block.
 
-        Only a method that changes positions or attention (``ape``) needs it: the block
-        then holds the model, and passes over the cache follow the method. For all others
-        it does nothing.
+        The block holds the model where a method has something to do in it: passes over the
+        cache then follow what it does to positions and attention (``ape``), and steps of one
+        token compute what the answer may copy as well (``query``). For the others it does
+        nothing.
         """
         return self.enter()
 

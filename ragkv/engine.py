@@ -11,12 +11,14 @@ from typing import Any, Literal, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 
 from ragkv.accept import check_calibration, verified
 from ragkv.answer import Cancelled, Completion, CompletionStream, Prefilled, Speak
 from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
+from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.stopping import stops_of
@@ -30,6 +32,7 @@ from ragkv.recompute.forward import observed_forward
 from ragkv.repair import Attempt, Repaired, Repairer, without_lost
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
+from ragkv.select.ahead import Ahead
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
@@ -178,10 +181,10 @@ class RagKV:
                 ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
                 report = ready.report(config, clock, time.perf_counter())
             self._background.after(ready, config, self._sink)
-        ids = ready.ids.tolist()
-        if isinstance(cache, OverlappedCache):
-            return Prefilled(logits, ids, cache, report, partial(self._overlapping, cache))
-        return Prefilled(logits, ids, cache, report)
+        ids, ahead = ready.ids.tolist(), ready.ahead
+        if ahead is None and not isinstance(cache, OverlappedCache):
+            return Prefilled(logits, ids, cache, report)
+        return Prefilled(logits, ids, cache, report, partial(self._decoding, cache, ahead), ahead)
 
     def generate(
         self,
@@ -281,9 +284,10 @@ class RagKV:
             self._lock.release()
 
     @contextmanager
-    def _overlapping(self, cache: OverlappedCache) -> Iterator[None]:
-        """Hold the model, which decodes over overlapping chunks."""
-        with self._lock, overlapping(self._loaded, cache):
+    def _decoding(self, cache: Cache, ahead: Ahead | None) -> Iterator[None]:
+        """Hold the model, which decodes over overlapping chunks, or repairs ahead."""
+        loaded = self._loaded
+        with self._lock, overlapping(loaded, cache), repairing_ahead(loaded, cache, ahead):
             yield
 
     # ---- what is configured

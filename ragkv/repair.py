@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
+from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
@@ -30,6 +31,7 @@ from ragkv.recompute.forward import observed_forward, subset_as_first_call, subs
 from ragkv.recompute.sparse import SparseRows
 from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
 from ragkv.select import Method, Scene, method_of
+from ragkv.select.ahead import Ahead
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import Choice, choose, takes_all
 from ragkv.select.observe import Observer
@@ -62,6 +64,7 @@ class Repaired:
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     drift: Drift | None = None
     sparse: SparseRows | None = None
+    ahead: Ahead | None = None
     misses: list[Miss] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -83,13 +86,15 @@ class Repaired:
         return origin
 
     def plan(self, layout: Layout, method: Method, loaded: LoadedModel) -> None:
-        """Prepare what the method does in the pass besides computing rows."""
+        """Prepare what the method does besides computing rows in one pass."""
         rows = self.rows
         if method.drift:
             self.drift = Drift(layout, rows, loaded)
         stale = bool((self.origin == Origin.CACHED).any())
         if method.sparse is not None and stale and loaded.device.type == "cpu":
             self.sparse = SparseRows(layout, rows, method.sparse, loaded)
+        if method.lookup is not None and stale and self.choice.scores is not None:
+            self.ahead = Ahead(layout, rows, self.choice.scores, method.lookup)
 
     def miss(self, text: str, reason: str) -> None:
         """Count a chunk that cannot, or should not, be used."""
@@ -125,6 +130,7 @@ class Repaired:
             positions=origin.tobytes(),
             warnings=tuple(self.warnings),
             completion_tokens=completion_tokens,
+            ahead_tokens=0 if self.ahead is None else self.ahead.repaired,
             trace=Trace(self.text, self.offsets, self._scores(), attention=method.mass),
         )
 
@@ -296,7 +302,10 @@ class Repairer:
 
     @contextmanager
     def recomputing_first(self, ready: Repaired, clock: Clock) -> Iterator[None]:
-        """Compute the same tokens inside the first step of the generation in the block."""
+        """Compute the same tokens inside the first step of the generation in the block.
+
+        The steps after it repair what the answer may copy, where the method does so.
+        """
         if ready.cache is None:
             yield
             return
@@ -304,6 +313,7 @@ class Repairer:
         step = partial(self._recomputing, ready, clock)
         with (
             overlapping(self._loaded, ready.cache),
+            repairing_ahead(self._loaded, ready.cache, ready.ahead),
             subset_as_first_call(
                 self._loaded,
                 ready.ids,

@@ -65,9 +65,12 @@ class ReuseReport:
         Seconds from the call to the first token's logits or text, everything inside.
     steps
         Seconds by step: find, load, splice, select, recompute, first_token.
+    ahead_tokens
+        Chunk tokens that were computed again behind the first token, while the answer was
+        drawn; they are not among ``recomputed_tokens``.
     positions
-        Per prompt token: 0 sink, 1 reused, 2 recomputed, 3 fresh (bytes of length
-        ``prompt_tokens``).
+        Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
+        (bytes of length ``prompt_tokens``).
     warnings
         What the user should know, said once per engine: such as a prompt whose head
         is not the sink.
@@ -91,6 +94,7 @@ class ReuseReport:
     positions: bytes = b""
     warnings: tuple[str, ...] = ()
     completion_tokens: int = 0
+    ahead_tokens: int = 0
     choice: str = ""
     trace: Trace | None = field(default=None, repr=False, compare=False)
 

@@ -7,7 +7,6 @@ every position are compared (teacher forcing). Position 0 is the prompt's last t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,13 +55,14 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     """
     ends = kv.loaded.end_tokens
     token_ids: list[int] = []
-    rows = [prefilled.logits]
-    while True:
-        token_ids.append(int(rows[-1].argmax()))
-        if len(token_ids) == tokens or token_ids[-1] in ends:
-            break
-        rows.append(_continue(kv, prefilled, token_ids[-1:], done=len(token_ids) - 1)[-1])
-    return Reference(tuple(token_ids), _log_probs(torch.stack([row.float() for row in rows])))
+    rows = [prefilled.logits.float()]
+    with prefilled.decoding():
+        while True:
+            token_ids.append(int(rows[-1].argmax()))
+            if len(token_ids) == tokens or token_ids[-1] in ends:
+                break
+            rows.append(_step(kv, prefilled, token_ids[-1], len(token_ids) - 1))
+    return Reference(tuple(token_ids), _log_probs(torch.stack(rows)))
 
 
 def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
@@ -74,13 +74,13 @@ def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
 def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
     """Return a method's distributions where the reference's tokens are fed on its cache.
 
-    The cache is used up.
+    One by one, as they are in decoding. The cache is used up.
     """
-    rows = prefilled.logits[None].float()
-    if len(against.token_ids) > 1:
-        fed = _continue(kv, prefilled, against.token_ids[:-1], done=0)
-        rows = torch.cat([rows, fed.to(rows.device)])
-    return Reference(against.token_ids, _log_probs(rows))
+    rows = [prefilled.logits.float()]
+    with prefilled.decoding():
+        for done, token in enumerate(against.token_ids[:-1]):
+            rows.append(_step(kv, prefilled, token, done))
+    return Reference(against.token_ids, _log_probs(torch.stack(rows)))
 
 
 def compared(found: Reference, against: Reference) -> Fidelity:
@@ -93,17 +93,15 @@ def compared(found: Reference, against: Reference) -> Fidelity:
     return Fidelity(kl=max(0.0, float(kl.mean())), agreement=float(agreement))
 
 
-def _continue(
-    kv: RagKV, prefilled: Prefilled, token_ids: Iterable[int], *, done: int
-) -> torch.Tensor:
-    """Run tokens behind the prompt and ``done`` answer tokens; return ``[tokens, vocab]``."""
+def _step(kv: RagKV, prefilled: Prefilled, token: int, done: int) -> torch.Tensor:
+    """Run a token behind the prompt and ``done`` answer tokens; return ``[vocab]``."""
     device = prefilled.logits.device
-    ids = torch.tensor([list(token_ids)], device=device)
-    start = len(prefilled.token_ids) + done
-    positions = torch.arange(start, start + ids.shape[1], device=device)[None]
-    with prefilled.decoding():
-        out = kv.model(input_ids=ids, position_ids=positions, past_key_values=prefilled.cache)
-    return out.logits[0].float()  # type: ignore[no-any-return]
+    ids = torch.tensor([[token]], device=device)
+    positions = torch.tensor([[len(prefilled.token_ids) + done]], device=device)
+    out = kv.model(
+        input_ids=ids, position_ids=positions, past_key_values=prefilled.cache, use_cache=True
+    )
+    return out.logits[0, -1].float()  # type: ignore[no-any-return]
 
 
 def _log_probs(logits: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
-    from ragkv import Prefilled, RagKV, ReuseReport
+    from ragkv import Prefilled, RagKV
 
 FULL = "full"
 Setting = tuple[str | Method, Ratio]
@@ -80,8 +80,8 @@ class Subject:
         if name != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
-            share = self._share(method, prefilled.report)
             near = fidelity(self._kv, prefilled, against)
+            share = self._share(method, prefilled)
         answer = self._answer(method, ratio, prefilled)
         scored = score(self._example, answer)
         return Record(
@@ -125,10 +125,15 @@ class Subject:
         """Answer greedily, from the prefill where its cache is a spliced one.
 
         Such a cache gives the rows back that were fed on it since; an ordinary one may
-        not (sliding windows), and the prompt is prefilled again.
+        not (sliding windows), and the prompt is prefilled again. So it is where rows were
+        repaired since.
         """
         length, kv = TASKS[self._example.task].length(self._example.id), self._kv
-        if prefilled is None or not isinstance(prefilled.cache, SplicedCache):
+        if (
+            prefilled is None
+            or prefilled.ahead is not None
+            or not isinstance(prefilled.cache, SplicedCache)
+        ):
             overrides = self._overrides(method, ratio)
             return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
         ids = np.asarray(prefilled.token_ids, dtype=np.int32)
@@ -143,10 +148,17 @@ class Subject:
     def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
         return {"method": method, "recompute_ratio": ratio, "sink": self._sink}
 
-    def _share(self, method: str | Method, report: ReuseReport) -> float:
-        """Share of chunk tokens computed; of all of them where a method caches only some."""
+    def _share(self, method: str | Method, prefilled: Prefilled) -> float:
+        """Share of chunk tokens computed; of all of them where a method caches only some.
+
+        Those that were computed while the reference's tokens were fed are among them.
+        """
+        report = prefilled.report
         if get_method(method).reuse == "chunks":
-            return report.effective_ratio
+            ahead = 0 if prefilled.ahead is None else prefilled.ahead.repaired
+            return report.effective_ratio + ahead / max(
+                1, report.reused_tokens + report.recomputed_tokens
+            )
         tokenizer = self._kv.tokenizer
         texts = chunk_texts(self._example)
         tokens = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)

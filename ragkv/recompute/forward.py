@@ -48,7 +48,7 @@ def subset_forward(
     torch.Tensor
         Logits after the last row, ``[vocab]`` float32.
     """
-    with _subset(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments:
+    with subset_call(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments:
         out = loaded.model(**arguments)
     return torch.as_tensor(out.logits[0, -1].float())
 
@@ -68,7 +68,7 @@ def observed_forward(
     observer
         Called in every layer before its attention; may end the pass with :class:`StopPass`.
     """
-    with suppress(StopPass), _subset(loaded, ids, rows, cache, observer=observer) as arguments:
+    with suppress(StopPass), subset_call(loaded, ids, rows, cache, observer=observer) as arguments:
         loaded.model(**arguments)
 
 
@@ -98,29 +98,62 @@ def subset_as_first_call(
     drift, sparse
         As in :func:`subset_forward`.
     """
+    begun = False
+
+    @contextmanager
+    def stepping() -> Iterator[dict[str, Any]]:
+        with (
+            step(),
+            subset_call(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments,
+        ):
+            yield arguments
+            loaded.wait()
+
+    def instead(_: dict[str, Any]) -> AbstractContextManager[dict[str, Any]] | None:
+        nonlocal begun
+        if begun:
+            return None
+        begun = True
+        return stepping()
+
+    with passes_instead(loaded, cache, instead):
+        yield
+
+
+@contextmanager
+def passes_instead(
+    loaded: LoadedModel,
+    cache: SplicedCache,
+    instead: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]] | None],
+) -> Iterator[None]:
+    """Let the model's calls with this cache, whoever makes them, be passes over chosen rows.
+
+    Parameters
+    ----------
+    instead
+        Given a call's keyword arguments, returns the pass to make of it
+        (:func:`subset_call`), or None to leave the call as it is.
+    """
     running = ExitStack()
 
-    def is_foreign(given: dict[str, Any]) -> bool:
-        return given.get("past_key_values") is not cache
+    def is_foreign(given: object) -> bool:  # not a dict: another's, amid the hook's registration
+        return not isinstance(given, dict) or given.get("past_key_values") is not cache
 
     def before(
-        _: object, __: object, given: dict[str, Any] | None = None
+        _: object, args: tuple[Any, ...], given: dict[str, Any] | None = None
     ) -> tuple[tuple[()], dict[str, Any]] | None:
-        if given is None or is_foreign(given):  # None: another's, amid the hook's registration
+        if given is None or is_foreign(given) or "ragkv_pass" in given:
             return None
-        enter.remove()
-        running.enter_context(step())
-        arguments = running.enter_context(
-            _subset(loaded, ids, rows, cache, drift=drift, sparse=sparse)
-        )
-        return (), {**given, "attention_mask": None, **arguments}
+        if args:
+            given = {**given, "input_ids": args[0]}
+        made = instead(given)
+        if made is None:
+            return None
+        return (), {**given, "attention_mask": None, **running.enter_context(made)}
 
     def after(_: object, __: object, given: object, *___: object) -> None:
-        if not isinstance(given, dict) or is_foreign(given):
-            return
-        leave.remove()
-        loaded.wait()
-        running.close()
+        if not is_foreign(given):
+            running.close()
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
     leave = loaded.model.register_forward_hook(after, with_kwargs=True)
@@ -133,7 +166,7 @@ def subset_as_first_call(
 
 
 @contextmanager
-def _subset(
+def subset_call(
     loaded: LoadedModel,
     ids: IntArray,
     rows: npt.NDArray[np.int64],
@@ -143,14 +176,18 @@ def _subset(
     drift: BeforeWrite | None = None,
     sparse: SparseRows | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Prepare model and cache for a pass over the rows; give the call's arguments."""
+    """Prepare model and cache for a pass over the rows; give the call's arguments.
+
+    ``ids`` are all tokens that count as there, drawn ones included; else as in
+    :func:`subset_forward`.
+    """
     if loaded.architecture is None:
         raise ValueError("a subset pass needs a supported model")
     where = torch.from_numpy(rows).to(loaded.device)
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
     positions = where if overlap is None else overlap.at(where)
-    cache.write_at(where, drift)
+    cache.write_at(where, drift, length=len(ids))
     try:
         with subset_attention(loaded.model), last_row_ends(loaded.model):
             yield {

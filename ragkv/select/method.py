@@ -105,6 +105,22 @@ class Sparse:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookup:
+    """While the answer is drawn, tokens that it may copy are computed again.
+
+    Those are the occurrences of the token just drawn in the chunks and the ``tokens`` behind
+    each, as far as they are stale; ``at_most`` so many in one step.
+    """
+
+    tokens: int
+    at_most: int
+
+    def __post_init__(self) -> None:
+        if not (self.tokens >= 0 and self.at_most >= 1):
+            raise ConfigError("a lookup's tokens must be at least 0, and at_most at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
@@ -144,6 +160,8 @@ class Method:
     sparse
         What recomputed tokens attend to in the upper layers, on a CPU; None: all before
         them. On a GPU, where attention is a small part of a pass, they see all.
+    lookup
+        What is computed again while the answer is drawn (:mod:`ragkv.select.ahead`), or None.
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.
@@ -163,6 +181,7 @@ class Method:
     auxiliary: bool = False
     drift: bool = False
     sparse: Sparse | None = None
+    lookup: Lookup | None = None
     parallel: Parallel | None = None
 
     @property

@@ -75,13 +75,17 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.keys.index_copy_(2, self.slots, key_states)
             self.values.index_copy_(2, self.slots, value_states)
         else:
-            end = self.length + key_states.shape[2]
-            if end > self.keys.shape[2]:
-                self._grow(max(end, self.keys.shape[2] + 256))
-            self.keys[:, :, self.length : end] = key_states
-            self.values[:, :, self.length : end] = value_states
-            self.length = end
+            begin = self.length
+            self.extend(begin + key_states.shape[2])
+            self.keys[:, :, begin : self.length] = key_states
+            self.values[:, :, begin : self.length] = value_states
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def extend(self, length: int) -> None:
+        """Count so many rows as there, however many were."""
+        if length > self.keys.shape[2]:
+            self._grow(max(length, self.keys.shape[2] + 256))
+        self.length = length
 
     def _grow(self, capacity: int) -> None:
         shape = (*self.keys.shape[:2], capacity, self.keys.shape[3])
@@ -159,16 +163,22 @@ class SplicedCache(Cache):
         super().__init__(layers=list(layers))
         self._prompt = length
 
-    def write_at(self, slots: torch.Tensor | None, before_write: BeforeWrite | None = None) -> None:
+    def write_at(
+        self,
+        slots: torch.Tensor | None,
+        before_write: BeforeWrite | None = None,
+        *,
+        length: int | None = None,
+    ) -> None:
         """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again.
 
-        While slots are set, the whole prompt counts as there.
+        While slots are set, ``length`` tokens count as there; None is the whole prompt.
         """
         for index, layer in enumerate(self.layers):
             layer.slots = slots
             layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
-                layer.length = self._prompt
+                layer.extend(self._prompt if length is None else length)
 
     def await_rows(self, place: Callable[[slice], None], at_once: int) -> None:
         """Let ``place(layers)`` write the cached rows of layers before one is first used.

@@ -7,12 +7,13 @@ by what the last token pays to it and by the most that any token of the query pa
 one word of the question asks for need not matter to the others. A little of a score goes
 to the tokens around: the answer stands near what was asked for. What is not recomputed
 is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`). In
-the upper layers recomputed tokens see little else (:mod:`ragkv.recompute.sparse`).
+the upper layers recomputed tokens see little else (:mod:`ragkv.recompute.sparse`). While
+the answer is drawn, what it may copy is computed again, too (:mod:`ragkv.select.ahead`).
 """
 
 import torch
 
-from ragkv.select.method import FloatArray, Method, Scene, Sparse, Spread
+from ragkv.select.method import FloatArray, Lookup, Method, Scene, Sparse, Spread
 from ragkv.select.observe import LayerCall, StopPass, attention_of_query
 
 QUERY_ROWS = 64
@@ -47,4 +48,5 @@ METHOD = Method(
     spread=Spread(0.05, within=8.0),
     drift=True,
     sparse=Sparse(after=0.6, near=16),
+    lookup=Lookup(tokens=3, at_most=8),
 )
