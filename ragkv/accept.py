@@ -1,8 +1,9 @@
-"""Whether an engine may serve a model: as it is, and with a calibrated ratio."""
+"""What an engine accepts: a model, a calibrated ratio, chunk texts."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from ragkv.config import ReuseConfig
 from ragkv.errors import ConfigError, UnsupportedModelError
@@ -39,3 +40,14 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
             "on_unsupported='full' to serve it by ordinary full prefill."
         )
     return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)
+
+
+def listed(texts: Iterable[str]) -> list[str]:
+    """Return chunk texts in a list; refuse one string, which would be a list of characters."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
+    out = list(texts)
+    for text in out:
+        if not isinstance(text, str):
+            raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return out

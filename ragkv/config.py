@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,9 @@ MEMORY = ":memory:"
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
 
+LEAST_TEMPERATURE = 1e-20
+"""Scores divided by less may be infinite in float32."""
+
 PROFILE_FORMAT = 1
 """Version of the profiles that ``ragkv calibrate`` writes."""
 
@@ -26,6 +29,12 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
         raise ConfigError(f"{name} must be a number between {low:g} and {high:g}, not {value!r}")
     if not low <= value <= high:
         raise ConfigError(f"{name} must lie between {low:g} and {high:g}, not {value!r}")
+
+
+def _check_whole(name: str, value: object, low: float, high: float) -> None:
+    _check_number(name, value, low, high)
+    if not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -320,18 +329,22 @@ class DecodeConfig:
     stop_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        _check_number("max_new_tokens", self.max_new_tokens, 1, 2**31)
+        _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
         _check_number("temperature", self.temperature, 0.0, 100.0)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(f"temperature {self.temperature:g} divides by next to 0; 0 is greedy")
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if not isinstance(self.stop, Sequence) or not all(
             isinstance(text, str) and text for text in self.stops
         ):
             raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
         if self.seed is not None:
-            _check_number("seed", self.seed, 0, 2**63 - 1)
-        _check_number("top_k", self.top_k, 0, 2**31)
+            _check_whole("seed", self.seed, 0, 2**63 - 1)
+        _check_whole("top_k", self.top_k, 0, 2**31)
+        if isinstance(self.stop_token_ids, str) or not isinstance(self.stop_token_ids, Iterable):
+            raise ConfigError(f"stop_token_ids must be a list, not {self.stop_token_ids!r}")
         for token in self.stop_token_ids:
-            _check_number("a stop token", token, 0, 2**31)
+            _check_whole("a stop token", token, 0, 2**31)
 
     @property
     def stops(self) -> tuple[str, ...]:

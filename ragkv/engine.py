@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ragkv.accept import check_calibration, verified
+from ragkv.accept import check_calibration, listed, verified
 from ragkv.answer import Cancelled, Completion, CompletionStream, Prefilled, Speak
 from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
@@ -127,7 +127,7 @@ class RagKV:
         config = self._configured(overrides)
         if not self.supported:
             return PrecomputeReport()
-        chunks = texts if isinstance(texts, str) else list(texts)
+        chunks = listed(texts)
         corpora = [(self._corpus, self._sink(config))]
         if method_of(config).auxiliary:
             corpora.append(self._auxiliary_corpus(config))
@@ -163,7 +163,7 @@ class RagKV:
         """
         with self._calls:
             if self.supported:
-                self._background.fetch(texts, self._sink(self._configured(overrides)))
+                self._background.fetch(listed(texts), self._sink(self._configured(overrides)))
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done."""

@@ -318,6 +318,34 @@ def test_bad_settings_are_refused(
         engine.generate("Hello there", **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 2.5}, "whole number"),
+        ({"top_k": 2.5}, "whole number"),
+        ({"seed": 1.5}, "whole number"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": "5"}, "stop_token_ids"),
+        ({"stop_token_ids": [1.5]}, "whole number"),
+        ({"temperature": 1e-40}, "0 is greedy"),
+    ],
+)
+def test_bad_decoding_is_refused(
+    make_engine: Make, settings: dict[str, object], message: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match=message):
+        engine.generate("Hello there", **settings)
+
+
+@pytest.mark.parametrize("texts", ["one text, not a list", None, 3, [3]])
+def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
+    engine = make_engine()
+    for take in (engine.precompute, engine.prefetch):
+        with pytest.raises(ConfigError, match="chunk"):
+            take(texts)
+
+
 def test_bad_arguments_are_refused(make_engine: Make) -> None:
     engine = make_engine()
     with pytest.raises(UnknownMethodError):
@@ -334,6 +362,8 @@ def test_bad_arguments_are_refused(make_engine: Make) -> None:
         engine.generate("Hello", max_new_tokens=0)
     with pytest.raises(ConfigError):
         engine.generate("")
+    with pytest.raises(ConfigError, match="message"):
+        engine.generate([])
     with pytest.raises(ConfigError):
         RagKV(tiny_model())
     with pytest.raises(ConfigError):

@@ -46,6 +46,8 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
         for message in messages
     ):
         raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+    if not messages:
+        raise ConfigError("the prompt has no message")
     return Rendered(_apply_template(messages, tokenizer), add_special_tokens=False)
 
 
