@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +70,24 @@ def test_two_models_that_share_their_configuration_take_turns() -> None:
     assert beside.config is model.config
     assert lock_of(beside) is lock_of(model)
     assert lock_of(tiny_model()) is not lock_of(model)
+
+
+def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: Path) -> None:
+    for family in ("llama", "qwen2"):
+        tiny_model(family).save_pretrained(tmp_path / family)
+        tiny_tokenizer().save_pretrained(tmp_path / family)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[str], object]] = {}
+        for main, auxiliary in (("llama", "qwen2"), ("qwen2", "llama")):
+            engine = stack.enter_context(RagKV(tmp_path / main, store=":memory:"))
+            settings = {"method": "cacheclip", "auxiliary_model": str(tmp_path / auxiliary)}
+            engine.precompute(CHUNKS, **settings)
+            ways[main] = partial(ids_of, engine, settings)
+        all_at_once(ways, times=1)
+
+
+def ids_of(engine: RagKV, settings: dict[str, str], prompt: str) -> list[int]:
+    return engine.generate(prompt, max_new_tokens=3, **settings).token_ids
 
 
 @pytest.fixture
