@@ -7,12 +7,15 @@ import re
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import diskcache
 import pytest
 from blake3 import blake3
 from store_entries import (  # noqa: F401
@@ -27,7 +30,7 @@ from store_entries import (  # noqa: F401
 
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store import DiskStore, MemoryStore, TieredStore, files, open_store
+from ragkv.store import DiskStore, MemoryStore, TieredStore, bench, files, open_store
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.disk import folder_name
 from ragkv.store.index import Index
@@ -351,6 +354,28 @@ def test_the_index_is_set_up_as_it_should_be(store: DiskStore) -> None:
     assert settings["size_limit"] >= 2**60
     assert set(rows) == {(1, 1, None, "blob")}
     assert {p.name for p in (store.folder / "index").iterdir()} <= {"cache.db", "cache.db-journal"}
+
+
+LOCK = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+
+
+def test_a_second_store_in_the_process_leaves_the_firsts_lock(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object, **__: object) -> None:
+        raise diskcache.Timeout
+
+    store.put(make_entry("a"), FINGERPRINT)
+    database = store.folder / "index" / "cache.db"
+    with closing(Index(database.parent)) as second, store.backend._index.transaction():
+        monkeypatch.setattr(diskcache, "Cache", locked)  # as after a minute
+        with pytest.raises(StoreError, match="locked"), second.transaction():
+            pass
+        bench._forget(store.folder.parent)
+        other = subprocess.run(
+            [sys.executable, "-c", LOCK, database], capture_output=True, text=True, check=False
+        )
+    assert "database is locked" in other.stderr
 
 
 def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

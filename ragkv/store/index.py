@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ LOCK_TIMEOUT_S = 60.0
 """How long a reader or writer waits for another process's transaction."""
 
 _DATABASE = "cache.db"
+_creating = threading.Lock()
 _DAMAGE = (sqlite3.Error, UnicodeError)  # UnicodeError: SQLite quotes from a damaged file
 _RAW = diskcache.core.MODE_RAW
 _SETTINGS = {
@@ -198,8 +199,7 @@ class Index:
     def _open(self) -> Any:
         folder = self._file.parent
         try:
-            # SQLite gives its journal the mode of the database.
-            os.close(os.open(self._file, os.O_CREAT | os.O_WRONLY, 0o600))
+            _create(self._file)
             cache = diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
             cache.close()
         except OSError as error:
@@ -258,6 +258,14 @@ class Index:
             f"written; if it is damaged, remove the folder {self._file.parent.parent} and "
             "precompute again"
         )
+
+
+def _create(file: Path) -> None:
+    """See that a database is there; SQLite gives its journal the same mode."""
+    # POSIX locks are the process's: closing any descriptor of a file ends those of all
+    # connections to it. So none is opened of a database that may be in use.
+    with _creating, suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _code_of(error: BaseException | None) -> int | None:
