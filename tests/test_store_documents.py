@@ -14,7 +14,7 @@ from tiny import some_chunks
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
-from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.backends.memory import MemoryBackend, Place
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -165,6 +165,19 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
     store._registry.clear_log(kept=1)
     assert len(list(backend.scan("log/"))) == 3  # c, d, and the newest change
     assert BlobStore(backend).changes(0)[1] == ["c", "d"]
+
+
+def test_a_changes_number_is_never_used_again() -> None:
+    place = Place()
+    first = BlobStore(MemoryBackend(place))
+    for text in ("a", "b", "c"):
+        first.put(make_entry(text), FINGERPRINT)
+    first.delete("a")
+    first._registry.clear_log(kept=1)  # numbers below those of b and c are free now
+    seen, _ = first.changes(0)
+    second = BlobStore(MemoryBackend(place))  # a new process
+    second.put(make_entry("d"), FINGERPRINT)
+    assert first.changes(seen) == (seen + 1, ["d"])
 
 
 # ---- by the engine

@@ -1,7 +1,7 @@
 """What a store knows of its texts: rows, documents, and a log of what came and went.
 
 No step needs a transaction over several keys, so that any backend will do. Each change
-is one row of the log, under the first number that was free.
+is one row of the log, under a number above all others.
 """
 
 from __future__ import annotations
@@ -174,11 +174,14 @@ class Registry:
                 self._backend.delete(key)
 
     def _append(self, change: Change) -> int:
-        number = self._last_change + 1
+        number = self._newest(self._last_change) + 1  # a lower one that is free was used before
         while not self._backend.put_if_absent(log_key(number), [change.to_bytes()]):
-            number = max(map(change_of, self._log(number)), default=number) + 1
+            number = self._newest(number) + 1
         self._last_change = number
         return number
+
+    def _newest(self, known: int) -> int:
+        return max(map(change_of, self._log(known)), default=known)
 
     def _log(self, after: int = 0) -> Iterator[str]:
         keys = self._backend.scan("log/", log_key(after) if after > 0 else "")
