@@ -23,7 +23,7 @@ from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report import PrecomputeReport
-from ragkv.store.base import Lookup, Opened, Store
+from ragkv.store.base import KEPT, Lookup, Opened, Store, has_expired
 from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
@@ -145,15 +145,16 @@ class Corpus:
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
         """Return the chunk's entry, encoding it now, and keeping it, where it is missing."""
-        entry = self.get(text, sink).entry
+        found = self.get(text, sink)
+        entry = found.entry
         if entry is None:
             with self._lock:
                 (entry,) = next(
                     encode_chunks([self._tokenized(text, sink)], sink.rows, self.loaded)
                 )
-            if keep:
+            if keep and found.reason != "expired":
                 try:
-                    self.store.put(entry, sink.fingerprint)
+                    self.store.put(entry, sink.fingerprint, expires_at=KEPT)
                 except StoreError as error:  # an answer never fails for want of storage
                     _log.warning("a chunk was not stored: %s", error)
         return entry
@@ -190,7 +191,7 @@ class Corpus:
             another document holds them.
         expires_in
             Seconds from now on after which they are misses. None leaves the time of what is
-            there.
+            there, unless that is over.
 
         Raises
         ------
@@ -204,12 +205,14 @@ class Corpus:
         unique = _checked(texts)
         if document is not None and not isinstance(document, str):
             raise ConfigError(f"document must be a string, not {type(document).__name__}")
-        expires_at = None if expires_in is None else time.time() + _checked_seconds(expires_in)
+        now = time.time()
+        expires_at = KEPT if expires_in is None else now + _checked_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
         there = self.store.contains
-        if document is not None or expires_at is not None:
+        if document is not None or expires_in is not None:
             there = partial(self.store.hold, document=document, expires_at=expires_at)
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
+        over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         bar = tqdm(
             total=len(wanted),
             initial=len(wanted) - len(missing),
@@ -222,8 +225,9 @@ class Corpus:
         def write(batch: list[ChunkKV]) -> None:
             nonlocal tokens, written
             for entry in batch:
+                until = None if expires_in is None and entry.text in over else expires_at
                 written += self.store.put(
-                    entry, sink.fingerprint, document=document, expires_at=expires_at
+                    entry, sink.fingerprint, document=document, expires_at=until
                 )
                 tokens += len(entry)
                 bar.update()

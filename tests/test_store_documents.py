@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 from tiny import some_chunks
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
 from ragkv.store.backends.memory import MemoryBackend, Place
+from ragkv.store.base import KEPT
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -140,6 +143,24 @@ def test_the_latest_time_counts(store: Store, clock: Clock) -> None:
     assert store.get("a", FINGERPRINT).expires_at is None
 
 
+def test_a_put_may_leave_the_time_of_what_is_there(store: Store, clock: Clock) -> None:
+    time_of = partial(store.get, fingerprint=FINGERPRINT)
+    store.put(make_entry("a"), FINGERPRINT, expires_at=KEPT)
+    assert time_of("a").expires_at is None
+    store.put(make_entry("b"), FINGERPRINT, expires_at=clock.now + 10)
+    store.put(make_entry("b"), OTHER, expires_at=KEPT)
+    store.put(make_entry("b"), FINGERPRINT, expires_at=KEPT)
+    assert store.hold("b", FINGERPRINT, document="one", expires_at=KEPT)
+    assert (time_of("b").expires_at, store.expiry("b")) == (clock.now + 10,) * 2
+    clock.now += 10
+    assert time_of("b").reason == "expired"
+    assert store.get("b", replace(OTHER, dtype="float16")).reason == "expired"
+    store.put(make_entry("b"), FINGERPRINT, expires_at=KEPT)
+    assert not found(store, "b")
+    store.put(make_entry("b"), FINGERPRINT)
+    assert found(store, "b")
+
+
 def test_a_clock_that_is_set_back_only_lengthens_a_life(store: Store, clock: Clock) -> None:
     store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
     clock.now -= 10_000
@@ -219,6 +240,28 @@ def test_precompute_what_expires(
     assert not kv.contains(first)  # nothing but precompute() brings it back
     assert kv.precompute([first], expires_in=60).new == 1
     assert len(kv.prefill(prompt).report.chunks) == 2
+
+
+def test_nothing_but_a_time_that_is_given_changes_a_time(
+    make_engine: Callable[..., RagKV], tmp_path: Path, clock: Clock
+) -> None:
+    first, second = some_chunks(2)
+    kv = make_engine(store=StoreConfig(tmp_path, memory_bytes=0))
+    kv.precompute([first, second], expires_in=60)
+    kv.precompute([first], document="one")
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    prompt = f"{first}\n\n{second}\n\nWhat is assigned?"
+    other = make_engine("mistral", store=StoreConfig(tmp_path, memory_bytes=0))
+    for engine in (kv, other):  # one mends its entries, the other makes its own
+        assert len(engine.prefill(prompt).report.misses) == 2
+        engine.wait()
+        assert not engine.prefill(prompt).report.misses
+    times = [info.expires_at for info in kv._store.entries()]
+    assert times == [clock.now + 60] * 4
+    clock.now += 60
+    other.precompute([second], document="two")
+    assert [kv.contains(text) for text in (first, second)] == [False, True]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60"])

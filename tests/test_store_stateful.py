@@ -146,9 +146,9 @@ class Stores(RuleBasedStateMachine):
 
     def reason(self, text: str, fingerprint: Fingerprint) -> str:
         chunk = self.model.get(text)
-        if chunk is None or fingerprint not in chunk.tokens:
-            return "absent" if chunk is None else "fingerprint"
-        return "expired" if self.expired(chunk) else ""
+        if chunk is None or self.expired(chunk):
+            return "absent" if chunk is None else "expired"
+        return "" if fingerprint in chunk.tokens else "fingerprint"
 
     def expired(self, chunk: Chunk) -> bool:
         return chunk.expires_at is not None and chunk.expires_at <= self.now

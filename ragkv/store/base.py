@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
+
+KEPT = -math.inf
+"""As ``expires_at``: what is there keeps its time, what is new has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Store(ABC):
         expires_at
             Seconds since the epoch (``time.time()``) from which on the chunk is a miss;
             None for never. A chunk that is put or held several times lives until the
-            latest of the times.
+            latest of the times; :data:`KEPT` leaves the time of what is there.
 
         Raises
         ------
@@ -158,6 +162,10 @@ class Store(ABC):
     @abstractmethod
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
         """Whether an entry is there, without reading its tensors."""
+
+    @abstractmethod
+    def expiry(self, text: str) -> float | None:
+        """Return the time from which on the chunk is a miss; None for never or for no chunk."""
 
     @abstractmethod
     def delete(self, text: str) -> int:
@@ -229,4 +237,5 @@ def has_expired(expires_at: float | None, now: float) -> bool:
 
 def later(first: float | None, second: float | None) -> float | None:
     """Return the later of two times at which something expires; None is never."""
-    return None if first is None or second is None else max(first, second)
+    latest = None if first is None or second is None else max(first, second)
+    return None if latest == KEPT else latest

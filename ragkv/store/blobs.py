@@ -103,13 +103,13 @@ class BlobStore(Store):
         try:
             data, blob = self.backend.get_many([text_key(digest), key])
             row = TextRow.parse(data, digest)
+            if row is not None and has_expired(row.expires_at, time.time()):
+                return Opened(None, "expired")
             if row is None or blob is None:
                 others = row is not None and any(
                     other.name != key for other in self.backend.scan(entries_of(digest))
                 )
                 return Opened(None, "fingerprint" if others else "absent")
-            if has_expired(row.expires_at, time.time()):
-                return Opened(None, "expired")
             refuse = partial(self._refuse, key, blob)
             try:
                 entry = open_entry(blob, text, fingerprint, copy=self._must_copy(blob))
@@ -192,6 +192,11 @@ class BlobStore(Store):
         except StoreError:
             return False
         return row is not None and not has_expired(row.expires_at, time.time())
+
+    def expiry(self, text: str) -> float | None:
+        """Return the time in the text's row."""
+        row = self._registry.row(digest_of_text(text))
+        return None if row is None else row.expires_at
 
     def delete(self, text: str) -> int:
         """Remove the text's row, then its entries."""

@@ -99,10 +99,10 @@ class MemoryStore(Store):
             if self._admission is not None:
                 self._admission.asked(key, len(self._kept))
             chunk, entry = self._chunks.get(text), self._kept.get(key)
+            if chunk is not None and has_expired(chunk.expires_at, time.time()):
+                return Lookup(None, "expired")
             if chunk is None or entry is None:
                 return Lookup(None, "fingerprint" if chunk else "absent")
-            if has_expired(chunk.expires_at, time.time()):
-                return Lookup(None, "expired")
             self._policy.hit(key)
             return Lookup(entry, expires_at=chunk.expires_at)
 
@@ -171,6 +171,12 @@ class MemoryStore(Store):
         with self._lock:
             chunk = self._chunks.get(text) if (text, fingerprint) in self._kept else None
             return chunk is not None and not has_expired(chunk.expires_at, time.time())
+
+    def expiry(self, text: str) -> float | None:
+        """Return the chunk's time."""
+        with self._lock:
+            chunk = self._chunks.get(text)
+            return None if chunk is None else chunk.expires_at
 
     def delete(self, text: str) -> int:
         """Remove the chunk's entries."""

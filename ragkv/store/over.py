@@ -36,6 +36,10 @@ class StoreOver(Store):
         """Whether the entry is below."""
         return self.below.contains(text, fingerprint)
 
+    def expiry(self, text: str) -> float | None:
+        """Return the time of the chunk below."""
+        return self.below.expiry(text)
+
     def keep_only(self, document: str, texts: Iterable[str]) -> int:
         """Let the store below decide."""
         return self.below.keep_only(document, texts)

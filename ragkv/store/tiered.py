@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.arriving import ArrivingKV
-from ragkv.store.base import Lookup, Opened, Store
+from ragkv.store.base import KEPT, Lookup, Opened, Store
 from ragkv.store.codecs import codec_of
 from ragkv.store.memory import MemoryStore
 from ragkv.store.over import StoreOver
@@ -123,6 +123,8 @@ class TieredStore(StoreOver):
         """
         deletions = self._deletions
         nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
+        if expires_at == KEPT:
+            expires_at = self.below.expiry(entry.text)
         for tier in self.tiers:
             tier.drop(entry.text, fingerprint)
         if nbytes and codec_of(fingerprint.codec).lossless:
