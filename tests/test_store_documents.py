@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,10 @@ from tiny import some_chunks
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
+from ragkv.store.backends.base import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import KEPT
+from ragkv.store.upkeep import verify
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -199,6 +201,23 @@ def test_a_changes_number_is_never_used_again() -> None:
     second = BlobStore(MemoryBackend(place))  # a new process
     second.put(make_entry("d"), FINGERPRINT)
     assert first.changes(seen) == (seen + 1, ["d"])
+
+
+def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
+    place = Place()
+    other = BlobStore(MemoryBackend(place))
+
+    class Slow(MemoryBackend):
+        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+            if key.startswith("text/") and place.values.get(key) not in {None, parts[0]}:
+                other.delete("a")  # between what is read and what is written
+            super().put(key, parts)
+
+    store = BlobStore(Slow(place))
+    store.put(make_entry("a"), FINGERPRINT, expires_at=time.time() + 10)
+    store.put(make_entry("a"), FINGERPRINT, expires_at=time.time() + 60)
+    assert other.changes(0)[1] == ["a"]
+    assert verify(store).sound
 
 
 # ---- by the engine

@@ -89,6 +89,10 @@ class Registry:
             row = row._replace(expires_at=later(row.expires_at, expires_at))
             if row != known:
                 self._backend.put(text_key(digest), [row.to_bytes()])
+                told = self._backend.get(log_key(row.change))
+                if told != Change(text=text).to_bytes():  # somebody deleted the text meanwhile
+                    row = row._replace(change=self._append(Change(text=text)))
+                    self._backend.put(text_key(digest), [row.to_bytes()])
             if document is not None:
                 holder = digest_of_text(document)
                 if self._backend.size(held_key(digest, holder)) is None:
