@@ -14,7 +14,7 @@ from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  #
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, StoreError
 from ragkv.store import BlobStore, DiskStore, MemoryStore, Store, TieredStore
 from ragkv.store.backends.base import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
@@ -218,6 +218,69 @@ def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
     store.put(make_entry("a"), FINGERPRINT, expires_at=time.time() + 60)
     assert other.changes(0)[1] == ["a"]
     assert verify(store).sound
+
+
+class Failing(MemoryBackend):
+    """Fails once, at one kind of change."""
+
+    fails: tuple[str, str] | None = None
+
+    def _fail(self, method: str, key: str) -> None:
+        if self.fails is not None and (method, key[:3]) == self.fails:
+            self.fails = None
+            raise StoreError("the server is gone")
+
+    def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        self._fail("put", key)
+        super().put(key, parts)
+
+    def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
+        self._fail("put_if_absent", key)
+        return super().put_if_absent(key, parts)
+
+    def delete(self, key: str) -> bool:
+        self._fail("delete", key)
+        return super().delete(key)
+
+
+@pytest.mark.parametrize("mend", [lambda store: store.delete("secret"), BlobStore.gc])
+@pytest.mark.parametrize(
+    "fails", [("delete", "kv/"), ("put", "log"), ("put_if_absent", "log"), ("delete", "hel")]
+)
+def test_a_deletion_that_was_cut_short_is_completed(
+    fails: tuple[str, str], mend: Callable[[BlobStore], int]
+) -> None:
+    place = Place()
+    backend = Failing(place)
+    store = BlobStore(backend)
+    other = TieredStore(MemoryStore(1 << 20), BlobStore(MemoryBackend(place)))  # a process
+    store.put(make_entry("secret"), FINGERPRINT, document="one")
+    seen, _ = other.changes(0)
+    assert found(other, "secret")
+    backend.fails = fails
+    with pytest.raises(StoreError):
+        store.delete("secret")
+    mend(store)
+    moved, _ = other.changes(seen)
+    assert moved > seen
+    assert not found(other, "secret")
+    assert not [key for key, value in place.values.items() if b"secret" in value]
+    assert {key.split("/")[0] for key in place.values} == {"store", "log"}
+
+
+def test_a_text_without_a_row_leaves_the_log() -> None:
+    backend = MemoryBackend()
+    store = BlobStore(backend)
+    for text in ("secret", "b"):
+        store.put(make_entry(text), FINGERPRINT)
+    for key in [*backend.scan("kv/"), *backend.scan("text/")]:
+        if b"secret" in backend.get(key.name):
+            backend.delete(key.name)
+    seen, _ = store.changes(0)
+    store.gc()
+    assert store.deletions(seen) == ["secret"]
+    assert not any(b"secret" in value for value in backend.place.values.values())
+    assert BlobStore(backend).changes(0)[1] == ["b"]
 
 
 # ---- by the engine

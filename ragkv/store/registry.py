@@ -106,11 +106,12 @@ class Registry:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
             keys = [key.name for key in self._backend.scan(entries_of(digest))] if entries else []
-            removed = sum([self._backend.delete(key) for key in keys])
-            if row is not None:
+            if row is not None or keys:  # entries alone: an earlier deletion was cut short
+                told = list(self._log()) if row is None else [log_key(row.change)]
+                for change in told:
+                    self._blank(change, digest)
                 self._append(Change(digest=digest))
-                if self._backend.get(log_key(row.change)) == Change(text=row.text).to_bytes():
-                    self._backend.put(log_key(row.change), [])  # its number is never used again
+            removed = sum([self._backend.delete(key) for key in keys])
             for key in list(self._backend.scan(held_key(digest, ""))):
                 self._backend.delete(holds_key(key.name.split("/")[2], digest))
                 self._backend.delete(key.name)
@@ -171,11 +172,31 @@ class Registry:
         Those stay for finders that have yet to learn of a deletion, for a text whose row is
         just being written, and so that numbers only grow.
         """
-        for key in list(self._log())[:-kept]:
-            change = Change.parse(self._backend.get(key))
-            row = self.row(digest_of_text(change.text)) if change.text is not None else None
-            if row is None or row.change != change_of(key):
+        keys = list(self._log())
+        for place, key in enumerate(keys):
+            text = Change.parse(self._backend.get(key)).text
+            current = text is not None and self._is_current(text, key)
+            if not current and place < len(keys) - kept:
                 self._backend.delete(key)
+
+    def _is_current(self, text: str, key: str) -> bool:
+        """Whether a text's row names this change; of a text that has no row, tell that it went."""
+        digest = digest_of_text(text)
+        row = self.row(digest)
+        if row is None:  # a deletion was cut short, or the row is just being written
+            self._blank(key, digest)
+            row = self.row(digest)
+            if row is None:
+                self._append(Change(digest=digest))
+            else:
+                self._backend.put(key, [Change(text=text).to_bytes()])
+        return row is not None and row.change == change_of(key)
+
+    def _blank(self, key: str, digest: str) -> None:
+        """Take a text out of the log; the number is never used again."""
+        text = Change.parse(self._backend.get(key)).text
+        if text is not None and digest_of_text(text) == digest:
+            self._backend.put(key, [])
 
     def _append(self, change: Change) -> int:
         number = self._newest(self._last_change) + 1  # a lower one that is free was used before
