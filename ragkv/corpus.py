@@ -93,9 +93,9 @@ class Corpus:
         with self._finder_lock:
             seen = self._seen
             self._seen, added = self.store.changes(seen)
-            self._finder.add(added)
             for text in self.store.deletions(seen) if self._seen != seen else ():
                 self._finder.discard(text)
+            self._finder.add(added)
 
     def get(self, text: str, sink: Sink) -> Lookup:
         """Return the chunk's entry, or why there is none."""

@@ -113,7 +113,8 @@ def test_changes_tell_what_came_since(store: Store) -> None:
     assert store.changes(0)[0] >= second
     assert sorted(store.deletions(second)) == ["a", "b", "d"]
     store.put(make_entry("d"), FINGERPRINT)
-    assert sorted(store.deletions(second)) == ["a", "b"]
+    assert sorted(store.deletions(second)) == ["a", "b", "d"]
+    assert store.changes(second)[1] == ["d"]
 
 
 @pytest.mark.parametrize(

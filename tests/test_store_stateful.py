@@ -160,8 +160,8 @@ class Stores(RuleBasedStateMachine):
         before = self.seen
         self.seen, came = self.store.changes(before)
         assert self.seen >= before
-        self.finder.update(came)
         self.finder.difference_update(self.store.deletions(before))
+        self.finder.update(came)
         assert self.finder == set(self.model)
         assert sorted(self.store.texts()) == sorted(self.model)
         found = {

@@ -28,6 +28,7 @@ from ragkv.store.evicting import EvictingStore
 from ragkv.store.memory import size_of
 from ragkv.store.policies import policy_names
 from ragkv.store.stack import with_tiers
+from ragkv.store.upkeep import verify
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 CPU = torch.device("cpu")
@@ -209,10 +210,42 @@ def test_what_another_deletes_leaves_this_ones_memory(two: tuple[Store, Store]) 
     theirs.forget_document("d")
     moved, _ = mine.changes(number)
     assert moved > number
-    assert sorted(mine.deletions(number)) == ["a", "d"]
+    assert sorted(mine.deletions(number)) == ["a", "b", "d"]  # b was put again
     assert [mine.get(text, FINGERPRINT).reason for text in "abcd"] == ["absent", "", "", "absent"]
     assert mine.changes(moved)[0] == moved
     assert mine.deletions(moved) == []
+
+
+def test_what_another_puts_again_is_read_again(
+    two: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = two
+    now = time.time()
+    mine.put(make_entry("a"), FINGERPRINT)
+    number, _ = mine.changes(0)
+    theirs.delete("a")
+    theirs.put(make_entry("a"), FINGERPRINT, expires_at=now + 10)
+    mine.changes(number)
+    assert mine.get("a", FINGERPRINT).expires_at == now + 10
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    assert mine.get("a", FINGERPRINT).reason == "expired"
+
+
+def test_a_deletion_that_left_the_log_empties_the_tiers(two: tuple[Store, Store]) -> None:
+    mine, theirs = two
+    for text in "ab":
+        mine.put(make_entry(text), FINGERPRINT)
+    number, _ = mine.changes(0)
+    theirs.delete("a")
+    for text in "cd":
+        theirs.put(make_entry(text), FINGERPRINT)
+    theirs.below._registry.clear_log(kept=2)
+    moved, texts = mine.changes(number)
+    assert texts == ["c", "d"]
+    assert sorted(mine.deletions(number)) == ["a", "c", "d"]  # c and d may have been put again
+    assert [mine.get(text, FINGERPRINT).reason for text in "ab"] == ["absent", ""]
+    assert mine.deletions(moved) == []
+    assert verify(theirs.below).problems == []
 
 
 def test_a_document_of_ones_own_leaves_memory_at_once(two: tuple[Store, Store]) -> None:

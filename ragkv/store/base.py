@@ -205,10 +205,12 @@ class Store(ABC):
         """
 
     def deletions(self, since: int) -> list[str]:
-        """Return the texts deleted after change ``since`` and not put again, by anyone.
+        """Return the texts deleted after change ``since``, by anyone.
 
         Asked for where the change number has moved: finders and tiers above forget these.
-        A place that several processes share overrides this.
+        Those that were put again are among them, and in ``changes``, too: a finder takes the
+        deleted ones out first. Others that came since may be among them. A place
+        that several processes share overrides this.
         """
         del since
         return []

@@ -247,16 +247,10 @@ class BlobStore(Store):
     def deletions(self, since: int) -> list[str]:
         """See :meth:`Store.deletions`; the texts that were seen here are known by name."""
         try:
-            _, changes = self._registry.changes(since)
+            gone = self._registry.deletions(since, list(self._seen))
         except StoreError as error:
             logger.warning("cannot read the store's changes: %s", error)
             return []
-        gone: dict[str, None] = {}
-        for change in changes:
-            if change.text is None:
-                gone[change.digest] = None
-            else:
-                gone.pop(digest_of_text(change.text), None)
         return [self._seen[digest] for digest in gone if digest in self._seen]
 
     def gc(self) -> int:

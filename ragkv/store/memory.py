@@ -144,7 +144,6 @@ class MemoryStore(Store):
             chunk = before or _Chunk(self._change, expires_at)
             self._chunks[entry.text] = chunk
             self._chunks.move_to_end(entry.text)
-            self._deleted.pop(entry.text, None)
             chunk.change = self._change
             chunk.fingerprints.add(fingerprint)
             _hold(chunk, document, expires_at)

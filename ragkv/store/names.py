@@ -5,6 +5,7 @@
 ``text/<text>``                ``{"text": ..., "change": n, "expires_at": ...}``
 ``log/<n>``                    ``+`` and the text that change ``n`` brought, or ``-`` and
                                the digest of one that went; empty if that is over
+``cleared``                    the highest number of a change that was removed
 ``held/<text>/<document>``     the name of a document that holds the text
 ``document/<document>/<text>`` empty: the same, from the document's side
 ``kv/<text>/<fingerprint>-v2`` an entry, see :mod:`ragkv.store.format`
@@ -29,6 +30,7 @@ LAYOUT = 2
 """Version of the rows."""
 
 OWNER = "store"
+CLEARED = "cleared"
 _VERSION = f"-v{FORMAT_VERSION}"
 
 

@@ -17,6 +17,7 @@ from ragkv.errors import StoreError
 from ragkv.store.backends.base import Backend
 from ragkv.store.base import later
 from ragkv.store.names import (
+    CLEARED,
     LAYOUT,
     OWNER,
     Change,
@@ -166,6 +167,21 @@ class Registry:
         values = self._backend.get_many(key for key in keys if change_of(key) > since)
         return change_of(keys[-1]), [Change.parse(value) for value in values]
 
+    def deletions(self, since: int, known: Iterable[str]) -> list[str]:
+        """Return the digests of the texts that were deleted after ``since``.
+
+        Where changes after that were removed, those of ``known`` that have no row any more
+        are among them, and all that came since.
+        """
+        _, changes = self.changes(since)
+        gone = [change.digest for change in changes if change.text is None]
+        if since < self._cleared():
+            came = [digest_of_text(change.text) for change in changes if change.text is not None]
+            others = set(known).difference(came)
+            there = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
+            gone += [*came, *others.difference(there)]
+        return list(dict.fromkeys(gone))
+
     def clear_log(self, kept: int = KEPT_CHANGES) -> None:
         """Remove changes that say nothing, but not the newest ``kept``.
 
@@ -173,11 +189,22 @@ class Registry:
         just being written, and so that numbers only grow.
         """
         keys = list(self._log())
+        over = []
         for place, key in enumerate(keys):
             text = Change.parse(self._backend.get(key)).text
             current = text is not None and self._is_current(text, key)
             if not current and place < len(keys) - kept:
-                self._backend.delete(key)
+                over.append(key)
+        if over:
+            newest = max(self._cleared(), change_of(over[-1]))
+            self._backend.put(CLEARED, [str(newest).encode()])
+        for key in over:
+            self._backend.delete(key)
+
+    def _cleared(self) -> int:
+        """Return the highest number of a change that was removed."""
+        number = bytes(self._backend.get(CLEARED) or b"")
+        return int(number) if number.isdigit() and len(number) <= 20 else 0
 
     def _is_current(self, text: str, key: str) -> bool:
         """Whether a text's row names this change; of a text that has no row, tell that it went."""
