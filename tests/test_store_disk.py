@@ -207,6 +207,24 @@ def test_an_emptied_folder_starts_anew(store: DiskStore) -> None:
         assert again.changes(2) == (1, ["c"])
 
 
+def test_an_open_store_follows_its_folder_when_it_is_made_again(store: DiskStore) -> None:
+    store.put(make_entry("a"), FINGERPRINT)
+    assert store.get("a", FINGERPRINT).entry is not None
+    shutil.rmtree(store.folder)
+    assert store.get("a", FINGERPRINT).reason == "absent"
+    assert store.changes(1) == (0, [])
+    assert store.deletions(1) == ["a"]
+    with closing(DiskStore(store.folder.parent)) as again:
+        again.put(make_entry("b"), FINGERPRINT)
+        assert same(store.get("b", FINGERPRINT).entry, make_entry("b"))
+        store.put(make_entry("c"), FINGERPRINT)
+        assert store.contains("c", FINGERPRINT)
+        assert sorted(again.texts()) == ["b", "c"]
+    shutil.rmtree(store.folder)
+    store.put(make_entry("d"), FINGERPRINT)
+    assert list(store.texts()) == ["d"]
+
+
 def test_the_disk_budget_holds(tmp_path: Path) -> None:
     size = DiskStore(tmp_path / "other").put(make_entry("a"), FINGERPRINT)
     with closing(DiskStore(tmp_path / "store", budget=2 * size)) as store:

@@ -135,7 +135,7 @@ class Index:
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._connection_pid = 0
+        self._connected_to = (0, 0, 0)  # the process, and the file's device and number
         self._cache: Any = None  # opened by the first transaction: it takes many syncs
         if os.path.expandvars(folder) != str(folder):
             raise StoreError(f"diskcache would expand the variables in {folder}: rename it")
@@ -176,7 +176,7 @@ class Index:
         with self._write_lock:
             if self._closed:
                 raise StoreError(f"the store at {self._file.parent} is closed")
-            if self._cache is None:
+            if self._cache is None or not self._file.exists():
                 self._cache = self._open()
             try:
                 with self._cache.transact():
@@ -199,6 +199,7 @@ class Index:
     def _open(self) -> Any:
         folder = self._file.parent
         try:
+            make_private_folder(folder)
             _create(self._file)
             cache = diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
             cache.close()
@@ -218,33 +219,38 @@ class Index:
             if self._closed:
                 raise StoreError(f"the store at {self._file.parent} is closed")
             try:
-                connection = self._connection
-                if connection is None or self._connection_pid != os.getpid():
-                    if not self._file.exists():
-                        return []
-                    connection = self._connect()
-                return connection.execute(statement, arguments).fetchall()
+                return self._connected().execute(statement, arguments).fetchall()
+            except (FileNotFoundError, NotADirectoryError):
+                self._disconnect()
+                return []
+            except OSError as error:
+                raise store_error(error, self._file) from error
             except _DAMAGE as error:
                 self._disconnect()
                 if "no such table" in str(error):  # another process is just making it
                     return []
                 raise self._error(error) from error
 
-    def _connect(self) -> sqlite3.Connection:
-        # a crashed writer's transaction is rolled back by the next who may write
-        mode = "ro" if self._read_only else "rw"
-        connection = sqlite3.connect(
-            f"{self._file.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            timeout=LOCK_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._connection, self._connection_pid = connection, os.getpid()
-        return connection
+    def _connected(self) -> sqlite3.Connection:
+        """Return this process's connection to the file that lies there now."""
+        place = self._file.stat()
+        to = os.getpid(), place.st_dev, place.st_ino
+        if self._connection is None or self._connected_to != to:
+            self._disconnect()
+            # a crashed writer's transaction is rolled back by the next who may write
+            mode = "ro" if self._read_only else "rw"
+            self._connection = sqlite3.connect(
+                f"{self._file.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=LOCK_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._connected_to = to
+        return self._connection
 
     def _disconnect(self) -> None:
-        if self._connection is not None and self._connection_pid == os.getpid():
+        if self._connection is not None and self._connected_to[0] == os.getpid():
             self._connection.close()
         self._connection = None
 

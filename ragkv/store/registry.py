@@ -170,12 +170,12 @@ class Registry:
     def deletions(self, since: int, known: Iterable[str]) -> list[str]:
         """Return the digests of the texts that were deleted after ``since``.
 
-        Where changes after that were removed, those of ``known`` that have no row any more
-        are among them, and all that came since.
+        Where changes after that were removed, or the place was emptied, those of ``known``
+        that have no row any more are among them, and all that came since.
         """
-        _, changes = self.changes(since)
+        newest, changes = self.changes(since)
         gone = [change.digest for change in changes if change.text is None]
-        if since < self._cleared():
+        if newest < since or since < self._cleared():
             came = [digest_of_text(change.text) for change in changes if change.text is not None]
             others = set(known).difference(came)
             there = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
