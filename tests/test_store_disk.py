@@ -33,6 +33,7 @@ from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import DiskStore, MemoryStore, TieredStore, bench, files, open_store
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.disk import folder_name
+from ragkv.store.format import encode
 from ragkv.store.index import Index
 from ragkv.store.names import digest_of_text, entry_key
 
@@ -258,6 +259,25 @@ def test_the_disk_budget_holds_between_openers(
         first.put(make_entry("a"), FINGERPRINT)
     assert list(first.texts()) == ["b"]
     assert len(files_of(first)) == 1
+
+
+def test_room_is_made_for_the_bytes_that_are_stored(tmp_path: Path) -> None:
+    fingerprint = replace(FINGERPRINT, codec="int4")
+    entries = [make_entry(text, layers=4, tokens=400) for text in "abcd"]
+    nbytes = encode(entries[0], fingerprint).nbytes
+    limit = int(2.5 * nbytes)
+    assert limit < entries[0].nbytes
+    config = StoreConfig(
+        tmp_path, memory_bytes=0, disk_bytes=limit, evict=True, codec="int4", policy="lru"
+    )
+    for entry in entries:
+        with closing(open_store(config)) as store:  # one that has measured nothing yet
+            store.put(entry, fingerprint)
+            assert len(list(store.texts())) == min(entries.index(entry) + 1, 2)
+            too_large = make_entry("e", layers=4, tokens=1200)
+            with pytest.raises(StoreFullError):
+                store.put(too_large, fingerprint)
+            assert store.contains(entry.text, fingerprint)
 
 
 def test_opening_sweeps_what_crashed_writers_left(store: DiskStore) -> None:

@@ -10,6 +10,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.base import Lookup, Opened, Store
+from ragkv.store.format import encode
 from ragkv.store.over import StoreOver
 from ragkv.store.policies import make_policy
 
@@ -92,7 +93,7 @@ class EvictingStore(StoreOver):
                 nbytes = write()
         if nbytes is None:
             with self._making_room:
-                nbytes = self._make_room(entry, write)
+                nbytes = self._make_room(entry, encode(entry, fingerprint).nbytes, write)
         if nbytes:
             self._per_token = nbytes / len(entry)
             self._enter(entry.text, len(entry))
@@ -104,8 +105,8 @@ class EvictingStore(StoreOver):
             self._policy.remove(text)
         return self.below.delete(text)
 
-    def _make_room(self, entry: ChunkKV, write: Callable[[], int]) -> int:
-        self._learn(entry)
+    def _make_room(self, entry: ChunkKV, nbytes: int, write: Callable[[], int]) -> int:
+        self._learn(self._per_token or nbytes / len(entry))
         freed, written = 0, self._written
         while True:
             try:
@@ -114,7 +115,7 @@ class EvictingStore(StoreOver):
                 if self._written != written:
                     freed, written = 0, self._written
                 victim = self._victim(entry.text)
-                in_vain = entry.nbytes > self.budget or freed > _PATIENCE * len(entry)
+                in_vain = nbytes > self.budget or freed > _PATIENCE * len(entry)
                 if victim is None or in_vain:
                     raise
             with self._lock:
@@ -129,7 +130,7 @@ class EvictingStore(StoreOver):
             victims = self._policy.victims(self._policy.size(spared) + 1)
             return next((str(text) for text in victims if text != spared), None)
 
-    def _learn(self, like: ChunkKV) -> None:
+    def _learn(self, per_token: float) -> None:
         """Enter what is there and was not put here, and forget what is gone."""
         self._seen, texts = self.below.changes(self._seen)
         with self._lock:
@@ -142,7 +143,6 @@ class EvictingStore(StoreOver):
             for text in self._policy:
                 if text not in sizes:
                     self._policy.remove(text)
-        per_token = self._per_token or like.nbytes / len(like)
         for text, nbytes in sizes.items():
             self._enter(text, max(1, round(nbytes / per_token)))
 
