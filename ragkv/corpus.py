@@ -139,9 +139,11 @@ class Corpus:
 
     def forget(self, text: str) -> bool:
         """Remove a chunk's entries; return whether there were any."""
-        with self._finder_lock:
-            self._finder.discard(text.strip())
-        return self.store.delete(text.strip()) > 0
+        text = text.strip()
+        with self._finder_lock:  # or a put right behind the deletion would be discarded
+            removed = self.store.delete(text)
+            self._finder.discard(text)
+        return removed > 0
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
         """Return the chunk's entry, encoding it now, and keeping it, where it is missing."""

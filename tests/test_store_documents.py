@@ -346,6 +346,19 @@ def test_nothing_but_a_time_that_is_given_changes_a_time(
     assert [kv.contains(text) for text in (first, second)] == [False, True]
 
 
+def test_a_chunk_that_could_not_be_forgotten_is_found(
+    make_engine: Callable[..., RagKV], tmp_path: Path
+) -> None:
+    chunks = some_chunks(1)
+    make_engine(store=tmp_path).precompute(chunks)
+    kv = make_engine(store=StoreConfig(tmp_path, read_only=True))
+    prompt = f"{chunks[0]}\n\nWhat is assigned?"
+    assert kv.prefill(prompt).report.chunks
+    with pytest.raises(StoreError, match="read_only"):
+        kv.forget(chunks[0])
+    assert kv.prefill(prompt).report.chunks
+
+
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60"])
 def test_wrong_times(make_engine: Callable[..., RagKV], wrong: object) -> None:
     with pytest.raises(ConfigError, match="expires_in"):
