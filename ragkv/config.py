@@ -273,7 +273,8 @@ class StoreConfig:
     encrypt: bool = False
 
     def __post_init__(self) -> None:
-        if self.path is not None and not isinstance(self.path, str | Path):
+        wrong = self.path is not None and not isinstance(self.path, str | Path)
+        if wrong or "\0" in str(self.path):
             raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
         _check_number("memory_bytes", self.memory_bytes, 0, 2**60)
         if self.disk_bytes is not None:

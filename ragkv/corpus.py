@@ -135,11 +135,11 @@ class Corpus:
 
     def contains(self, text: str, sink: Sink) -> bool:
         """Whether the chunk is stored for this model behind this sink."""
-        return self.store.contains(text.strip(), sink.fingerprint)
+        return self.store.contains(_chunk(text), sink.fingerprint)
 
     def forget(self, text: str) -> bool:
         """Remove a chunk's entries; return whether there were any."""
-        text = text.strip()
+        text = _chunk(text)
         with self._finder_lock:  # or a put right behind the deletion would be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
@@ -163,7 +163,7 @@ class Corpus:
 
     def forget_document(self, document: str) -> int:
         """Remove the chunks that only this document holds; return how many."""
-        return self.store.forget_document(document)
+        return self.store.forget_document(_document(document))
 
     def heal(self, texts: Iterable[str], sink: Sink) -> None:
         """Encode chunks that a prompt missed, but none whose time is over; never raise."""
@@ -205,8 +205,8 @@ class Corpus:
         """
         started = time.perf_counter()
         unique = _checked(texts)
-        if document is not None and not isinstance(document, str):
-            raise ConfigError(f"document must be a string, not {type(document).__name__}")
+        if document is not None:
+            _document(document)
         now = time.time()
         expires_at = KEPT if expires_in is None else now + _checked_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
@@ -269,13 +269,34 @@ def _checked(texts: Iterable[str]) -> Sequence[str]:
         raise ConfigError("precompute() takes a list of chunk texts, not one string or object")
     unique: dict[str, None] = {}
     for text in texts:
-        if not isinstance(text, str):
-            raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
-        unique[text.strip()] = None
+        chunk = _chunk(text)
+        try:
+            chunk.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"chunk {chunk[:40]!r} has a lone surrogate, which tokenizers do not read, at "
+                f"character {error.start}: text.encode(errors='replace').decode() replaces it"
+            ) from None
+        unique[chunk] = None
     return list(unique)
+
+
+def _chunk(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return text.strip()
+
+
+def _document(name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigError(f"document must be a string, not {type(name).__name__}")
+    return name
 
 
 def _checked_seconds(seconds: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
-    return seconds
+    try:
+        return float(seconds)
+    except OverflowError:
+        raise ConfigError("expires_in is too large for a number of seconds") from None

@@ -232,8 +232,9 @@ def test_the_plan_command(folder: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert "loading wins" in result.stdout.replace("\n", " ")
-    result = CliRunner().invoke(app, ["plan", "--model", str(folder), "--disk-gbps", "0"])
-    assert (result.exit_code, "--disk-gbps" in result.stderr) == (2, True)
+    for name, wrong in [("--disk-gbps", "0"), ("--disk-gbps", "nan"), ("--prefill-tps", "inf")]:
+        result = CliRunner().invoke(app, ["plan", "--model", str(folder), name, wrong])
+        assert (result.exit_code, name in result.stderr) == (2, True)
 
 
 def test_the_plan_command_measures(tmp_path: Path) -> None:

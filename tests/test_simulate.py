@@ -39,7 +39,17 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert read_trace(path) == [[Wanted(0, 7), Wanted(1, 400, 0.5)], [Wanted(1), Wanted(2)]]
 
 
-@pytest.mark.parametrize("line", ["{}", "3", '{"chunks": [{}]}', "[", '[{"id": 1, "tokens": 0}]'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "3",
+        '{"chunks": [{}]}',
+        "[",
+        '[{"id": 1, "tokens": 0}]',
+        '[{"id": 1, "tokens": 1e999}]',
+    ],
+)
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f'["a"]\n{line}\n')
@@ -118,6 +128,8 @@ def test_the_command(tmp_path: Path) -> None:
         (["--zipf", "chunks=5"], "at least 100"),
         (["--zipf", "seed=0", "--policy", "best"], "no eviction policy 'best'"),
         (["--zipf", "seed=0", "--costs", "nowhere.json"], "cannot be read"),
+        (["--zipf", "seed=0", "--json", "nowhere/out.json"], "no folder"),
+        (["--zipf", "seed=0", "--prefill-tps", "inf"], "--prefill-tps"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], message: str) -> None:

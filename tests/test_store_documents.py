@@ -359,9 +359,25 @@ def test_a_chunk_that_could_not_be_forgotten_is_found(
     assert kv.prefill(prompt).report.chunks
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60"])
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60", 10**400])
 def test_wrong_times(make_engine: Callable[..., RagKV], wrong: object) -> None:
     with pytest.raises(ConfigError, match="expires_in"):
         make_engine().precompute(some_chunks(1), expires_in=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="document"):
         make_engine().precompute(some_chunks(1), document=5)  # type: ignore[arg-type]
+
+
+def test_what_is_no_text_is_refused(make_engine: Callable[..., RagKV], tmp_path: Path) -> None:
+    kv, (chunk,) = make_engine(), some_chunks(1)
+    calls = (kv.forget, kv.contains, kv.forget_document)
+    for call in calls:
+        for wrong in (None, 5):
+            with pytest.raises(ConfigError, match="must be a string, not"):
+                call(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="lone surrogate"):
+        kv.precompute([chunk, f"{chunk} \ud800"])
+    assert not kv.contains(chunk)
+    with pytest.raises(ConfigError, match="namespace must be"):
+        make_engine(store=tmp_path, namespace=5)
+    with pytest.raises(ConfigError, match="store path"):
+        make_engine(store="a\0b")

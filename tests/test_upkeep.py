@@ -22,6 +22,7 @@ from ragkv.store.archive import export_store, import_store
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.blobs import BlobStore
 from ragkv.store.disk import namespace_folder
+from ragkv.store.header import canonical, checksum_of
 from ragkv.store.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
 from ragkv.store.upgrade import migrate_folder
 from ragkv.store.upkeep import stats, verify
@@ -240,6 +241,30 @@ def test_foreign_files_are_refused(tmp_path: Path, members: list[tuple[str, byte
         with pytest.raises(StoreError, match=said):
             import_store(store, path)
         assert not list(store.entries())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"documents": [1]},
+        {"documents": "ab"},
+        {"expires_at": "soon"},
+        {"expires_at": True},
+        {"expires_at": 10**400},
+        {"expires_at": float("nan")},
+        {"expires_at": -float("inf")},
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, object]):
+    row = {"documents": [], "expires_at": None, **wrong}
+    checksum = checksum_of(f"{'0' * 64} {canonical(row)}".encode())
+    member = f"kv/{'0' * 64}/row.json", canonical({**row, "checksum": checksum}).encode()
+    path = tar_of(tmp_path / "a.tar", FIRST, member)
+    with (
+        closing(BlobStore(MemoryBackend())) as store,
+        pytest.raises(StoreError, match=r"row.json' does not belong"),
+    ):
+        import_store(store, path)
 
 
 def test_files_that_are_no_tar(tmp_path: Path, store: BlobStore):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,8 +42,8 @@ def plan_command(
 ) -> None:
     """Print a corpus's size by codec, its ingestion time, and where loading breaks even."""
     for name, value in (("--disk-gbps", disk_gbps), ("--prefill-tps", prefill_tps)):
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} must be more than 0, not {value:g}")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be a number above 0, not {value:g}")
     from ragkv.model.load import dtype_of
     from ragkv.store.costs import CostTable
     from ragkv.store.plan import plan, shape_of

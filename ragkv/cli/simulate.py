@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from ragkv.cli.console import out
 from ragkv.errors import ConfigError
+from ragkv.evaluate import options
 
 if TYPE_CHECKING:
     from ragkv.store.costs import CostTable
@@ -49,6 +51,7 @@ def simulate_command(
     from ragkv.store.policies import make_policy, policy_names
     from ragkv.store.simulate import simulate
 
+    options.check_folders(json_path)
     names = policy_names() if policy is None else [name.strip() for name in policy.split(",")]
     for name in names:
         make_policy(name)
@@ -116,6 +119,8 @@ def _costs(path: Path | None, prefill_tps: float) -> CostTable:
     from ragkv.store.costs import CostTable
 
     if path is None:
+        if not math.isfinite(prefill_tps):
+            raise ConfigError(f"--prefill-tps must be a number above 0, not {prefill_tps:g}")
         return CostTable.at_rate(prefill_tps)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

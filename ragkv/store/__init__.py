@@ -65,6 +65,8 @@ def open_store(
     """
     if not isinstance(config, StoreConfig):
         config = StoreConfig(path=config)
+    if not isinstance(namespace, str):
+        raise ConfigError(f"namespace must be a string, not {type(namespace).__name__}")
     if config.path == MEMORY:
         return with_tiers(config, None, device)
     with_copies = config.memory_bytes > 0 or device_bytes(config, device) > 0

@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 from ragkv.errors import StoreError
 from ragkv.store import names
 from ragkv.store.backends.base import Blob
-from ragkv.store.base import EntryInfo
+from ragkv.store.base import KEPT, EntryInfo
 from ragkv.store.blobs import BlobStore
 from ragkv.store.files import store_error
 from ragkv.store.format import decode
@@ -204,12 +204,26 @@ def _read_row(content: IO[bytes], digest: str, member: tarfile.TarInfo) -> _Row:
     try:
         row = json.loads(content.read(_LONGEST_ROW))
         checksum = row.pop("checksum")
-        read = _Row(row["expires_at"], tuple(row["documents"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        read = _Row(_time(row["expires_at"]), _names(row["documents"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise _refused(member) from None
     if checksum != checksum_of(f"{digest} {canonical(row)}".encode()):
         raise StoreError(f"{member.name} was damaged: its checksum does not hold")
     return read
+
+
+def _time(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value) > KEPT:
+        raise ValueError("no time")
+    return value
+
+
+def _names(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("no documents")
+    return tuple(values)
 
 
 def _refused(member: tarfile.TarInfo) -> StoreError:

@@ -85,7 +85,7 @@ def read_trace(path: str | Path) -> list[Request]:
             found = json.loads(line)
             chunks = found["chunks"] if isinstance(found, dict) else found
             requests.append([_wanted(chunk, numbers) for chunk in chunks])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(
                 f"{path}, line {number}, is no request: {error!r}. It must be "
                 '{"t": 0.0, "chunks": [{"id": "a", "tokens": 400}]} or ["a", "b"]'
