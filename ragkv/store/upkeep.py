@@ -191,6 +191,8 @@ def _problem_of_text(backend: Backend, key: str, blob: Blob, digest: str) -> Pro
     if row is None:
         return Problem(key, "damaged", "no row of this text")
     if names.Change.parse(backend.get(names.log_key(row.change))).text != row.text:
+        if _row(backend, digest) != row:  # it went, or came again, meanwhile
+            return None
         return Problem(
             key, "damaged", f"change {row.change} is of another text: none finds this one"
         )
