@@ -20,11 +20,11 @@ from ragkv.splice.layout import Layout, Origin
 Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-RATIO = 0.2
+RATIO, RARE = 0.2, 4
 
 
-def looking(tokens: int, at_most: int) -> Method:
-    return replace(get_method("query"), lookup=Lookup(tokens, at_most))
+def looking(tokens: int, at_most: int, rare: int = RARE) -> Method:
+    return replace(get_method("query"), lookup=Lookup(tokens, at_most, rare))
 
 
 def plain(
@@ -44,6 +44,8 @@ def plain(
         if same:
             near = range(at, min(at + lookup.tokens + 1, len(prompt)))
             found.append((-same, -max(scores.get(j, 0.0) for j in near), at, near))
+    if len(found) > lookup.rare:
+        found = [match for match in found if match[0] < -1]
     chosen: list[int] = []
     for *_, near in sorted(found, key=lambda match: match[:3]):
         chosen += [j for j in near if j in stale and j not in chosen]
@@ -61,7 +63,7 @@ def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
     cached = layout.cached
     rows = np.union1d(layout.fresh, rng.choice(cached, len(cached) // 4, replace=False))
     scores = rng.random(len(cached)).astype(np.float32)
-    lookup = Lookup(int(rng.integers(0, 5)), int(rng.integers(1, 12)))
+    lookup = Lookup(*(int(rng.integers(*span)) for span in ((0, 5), (1, 12), (0, 20))))
     ahead = Ahead(layout, rows, scores, lookup)
     stale = {int(j) for j in cached if j >= exact} - set(rows.tolist())
     known = dict(zip(cached.tolist(), scores.tolist(), strict=True))
@@ -111,7 +113,7 @@ def test_answers_are_those_of_passes_made_by_hand(make_engine: Make, family: str
     engine.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     count = 270 if family == "llama" else 24
-    lookup = Lookup(3, 8)
+    lookup = Lookup(3, 8, RARE)
     expected, repaired = drawn_by_hand(engine, lookup, count)
     settings = {"recompute_ratio": RATIO, "method": looking(3, 8)}
     answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
@@ -133,7 +135,7 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
     expected = decoded(engine, full, answer)
     near, far = (
         decoded(engine, engine.prefill(PROMPT, recompute_ratio=0.05, method=method), answer)
-        for method in (looking(1000, 1000), replace(get_method("query"), lookup=None))
+        for method in (looking(1000, 1000, 1000), replace(get_method("query"), lookup=None))
     )
     left = [
         torch.stack([(a - b).square().mean() for a, b in zip(rows, expected, strict=True)]).mean()
@@ -154,8 +156,8 @@ def test_only_single_steps_behind_the_prompt_repair(make_engine: Make) -> None:
     """Several tokens at once, what was fed outside the block, and the prompt's own tokens."""
     engine = make_engine()
     engine.precompute(CHUNKS)
-    out = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100))
-    again = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100))
+    out = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100, 1000))
+    again = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100, 1000))
     token = next(t for t in out.token_ids[60:] if out.token_ids.count(t) > 4)
     with torch.no_grad():
         fed = torch.tensor([[token, token]])
@@ -186,7 +188,7 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
     assert stream.completion.report.ahead_tokens == answer.report.ahead_tokens > 0
 
 
-@pytest.mark.parametrize(("tokens", "at_most"), [(-1, 8), (3, 0)])
-def test_a_lookup_that_makes_no_sense_is_refused(tokens: int, at_most: int) -> None:
+@pytest.mark.parametrize("lookup", [(-1, 8, 4), (3, 0, 4), (3, 8, -1)])
+def test_a_lookup_that_makes_no_sense_is_refused(lookup: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="lookup"):
-        Lookup(tokens, at_most)
+        Lookup(*lookup)

@@ -97,7 +97,10 @@ def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_pat
         assert exact.agreement == exact.share_recomputed == 1
         assert exact.score == full.score
         assert part.kl > 1e-6
-        assert part.share_recomputed == pytest.approx(0.2, abs=0.02)
+        if name == "query":  # and what it computes while the answer is fed
+            assert 0.2 < part.share_recomputed < 0.3
+        else:
+            assert part.share_recomputed == pytest.approx(0.2, abs=0.02)
     assert rows["reuse", 0].share_recomputed == 0
     assert rows["prefix", 0].kl < 1e-6
     assert 0.3 < rows["prefix", 0].share_recomputed < 0.9  # the first of three chunks is a prefix
@@ -261,7 +264,8 @@ def test_auto_is_a_ratio_of_methods_that_can_choose(make_engine, tmp_path):
         grid(["epic"], ["auto"])
     found = evaluate(kv, _data(1), methods=["query"], ratios=["auto", 1], records=path)
     assert [row.ratio for row in found.rows] == [1, "auto", 1]
-    assert 0.05 <= found.rows[1].share_recomputed <= 0.41  # the floor and ceiling of "auto"
+    share = found.rows[1].share_recomputed
+    assert 0.05 <= share <= 0.5  # the floor and ceiling of "auto", and what answering adds
     found.save(tmp_path / "e.json")
     assert Evaluation.load(tmp_path / "e.json") == found
     again = evaluate(kv, _data(1), methods=["query"], ratios=["auto", 1], records=path, resume=True)

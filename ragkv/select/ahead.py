@@ -6,7 +6,7 @@ where that will be, and a copy goes wrong where its tokens are stale and their r
 So when a token has been drawn, the stale tokens behind its occurrences in the chunks are
 computed again in the same step that computes the drawn token: the first token comes as early
 as ever. Where to look is found as prompt lookup decoding finds its drafts, by the longest
-match of the last tokens.
+match of the last tokens; one frequent token alone says nothing.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Ahead:
         for back in range(len(tail)):
             alike &= (at >= back) & (self.prompt[at - back] == tail[-1 - back])
             length += alike
+        if len(at) > self._lookup.rare:
+            at, length = at[length > 1], length[length > 1]
         order = at[np.lexsort((-self._scores[at], -length))]
         near = (order[:, None] + np.arange(self._lookup.tokens + 1)).reshape(-1)
         near = near[near < len(self.prompt)]

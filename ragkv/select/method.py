@@ -108,16 +108,18 @@ class Sparse:
 class Lookup:
     """While the answer is drawn, tokens that it may copy are computed again.
 
-    Those are the occurrences of the token just drawn in the chunks and the ``tokens`` behind
-    each, as far as they are stale; ``at_most`` so many in one step.
+    Those are the occurrences of the token just drawn in the prompt and the ``tokens`` behind
+    each, as far as they are stale; ``at_most`` so many in one step. Where there are more than
+    ``rare`` occurrences, the token before must be the same as well.
     """
 
     tokens: int
     at_most: int
+    rare: int
 
     def __post_init__(self) -> None:
-        if not (self.tokens >= 0 and self.at_most >= 1):
-            raise ConfigError("a lookup's tokens must be at least 0, and at_most at least 1")
+        if not (self.tokens >= 0 and self.at_most >= 1 and self.rare >= 0):
+            raise ConfigError("a lookup's at_most must be at least 1, tokens and rare at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,5 +48,5 @@ METHOD = Method(
     spread=Spread(0.05, within=8.0),
     drift=True,
     sparse=Sparse(after=0.6, near=16),
-    lookup=Lookup(tokens=3, at_most=8),
+    lookup=Lookup(tokens=6, at_most=16, rare=4),
 )
