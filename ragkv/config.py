@@ -139,6 +139,10 @@ class ReuseConfig:
         ``"auto"`` computes a chunk afresh where loading it would take longer, by the speeds
         measured in this process; the report calls it a miss, ``slower``. What lies in
         memory is always loaded. ``"always"`` loads everything.
+    repair_ahead
+        Whether a method may compute again what the answer is about to copy, while it is
+        drawn (``query`` does). The first token is no later; on a CPU the steps that do so
+        take up to twice as long.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -154,6 +158,7 @@ class ReuseConfig:
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
     load: Literal["auto", "always"] = "auto"
+    repair_ahead: bool = True
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -171,6 +176,8 @@ class ReuseConfig:
             _check_text("auxiliary_model", self.auxiliary_model)
         _check_choice("on_miss", self.on_miss, ("store", "skip"))
         _check_choice("load", self.load, ("auto", "always"))
+        if not isinstance(self.repair_ahead, bool):
+            raise ConfigError(f"repair_ahead must be True or False, not {self.repair_ahead!r}")
         _check_number("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             _check_text("calibrated_for", self.calibrated_for)

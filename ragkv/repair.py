@@ -85,7 +85,9 @@ class Repaired:
         origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
 
-    def plan(self, layout: Layout, method: Method, loaded: LoadedModel) -> None:
+    def plan(
+        self, layout: Layout, method: Method, loaded: LoadedModel, *, ahead: bool = True
+    ) -> None:
         """Prepare what the method does besides computing rows in one pass."""
         rows = self.rows
         if method.drift:
@@ -93,7 +95,7 @@ class Repaired:
         stale = bool((self.origin == Origin.CACHED).any())
         if method.sparse is not None and stale and loaded.device.type == "cpu":
             self.sparse = SparseRows(layout, rows, method.sparse, loaded)
-        if method.lookup is not None and stale and self.choice.scores is not None:
+        if ahead and method.lookup is not None and stale and self.choice.scores is not None:
             self.ahead = Ahead(layout, rows, self.choice.scores, method.lookup)
 
     def miss(self, text: str, reason: str) -> None:
@@ -254,7 +256,7 @@ class Repairer:
             )
             ready.choice = choose(method, scene, config)
             if len(ready.choice.positions):
-                ready.plan(layout, method, self._loaded)
+                ready.plan(layout, method, self._loaded, ahead=config.repair_ahead)
         return ready
 
     def repair(

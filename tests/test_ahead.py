@@ -144,6 +144,15 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
     assert left[0] < 0.5 * left[1]
 
 
+def test_a_call_may_do_without(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).ahead is None
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO).ahead is not None
+    with pytest.raises(ConfigError, match="repair_ahead"):
+        engine.prefill(PROMPT, repair_ahead="no")
+
+
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, ratio: float) -> None:
     engine = make_engine()
