@@ -21,7 +21,7 @@ from ragkv.model.load import LoadedModel
 from ragkv.model.lock import ModelLock
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, render_sink
-from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
+from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report import PrecomputeReport
 from ragkv.store.base import KEPT, Lookup, Opened, Store, has_expired
 from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
@@ -270,13 +270,7 @@ def _checked(texts: Iterable[str]) -> Sequence[str]:
     unique: dict[str, None] = {}
     for text in texts:
         chunk = _chunk(text)
-        try:
-            chunk.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"chunk {chunk[:40]!r} has a lone surrogate, which tokenizers do not read, at "
-                f"character {error.start}: text.encode(errors='replace').decode() replaces it"
-            ) from None
+        require_readable(chunk, "chunk")
         unique[chunk] = None
     return list(unique)
 

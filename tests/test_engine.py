@@ -338,6 +338,11 @@ def test_bad_decoding_is_refused(
         engine.generate("Hello there", **settings)
 
 
+def test_a_prompt_that_no_tokenizer_reads_is_refused(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match=r"prompt .a .*. has a lone surrogate.* character 2"):
+        make_engine().generate("a \ud800 b")
+
+
 @pytest.mark.parametrize("texts", ["one text, not a list", None, 3, [3]])
 def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
     engine = make_engine()

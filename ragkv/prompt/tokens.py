@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from ragkv.errors import ConfigError
 from ragkv.prompt.render import Rendered
 
 IntArray = npt.NDArray[np.int32]
@@ -31,6 +32,7 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     The prompt is never cut into pieces before it is tokenised, so its ids are the
     ordinary pipeline's ids, whatever stands between the chunks.
     """
+    require_readable(rendered.text, "prompt")
     encoded = tokenizer(
         rendered.text,
         add_special_tokens=rendered.add_special_tokens,
@@ -40,6 +42,23 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     )
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
     return Tokens(ids, np.asarray(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2))
+
+
+def require_readable(text: str, what: str) -> None:
+    """Refuse what no tokenizer reads.
+
+    Raises
+    ------
+    ConfigError
+        The text has a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} {text[:40]!r} has a lone surrogate, which tokenizers do not read, at "
+            f"character {error.start}: text.encode(errors='replace').decode() replaces it"
+        ) from None
 
 
 def sink_tokens(sink: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
