@@ -60,7 +60,7 @@ class SparseRows:
         # a share such as 7 / 25 may come out a little above its layer
         self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)
         cached = layout.cached
-        stale = np.setdiff1d(cached[cached >= layout.exact], rows, assume_unique=True)
+        stale = layout.stale(rows)
         kept = np.setdiff1d(np.arange(len(layout)), stale, assume_unique=True)
         limited = np.isin(rows, cached, assume_unique=True)
         chunks = np.array([piece.slots[0] for piece in layout.placed])

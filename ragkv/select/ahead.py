@@ -41,14 +41,12 @@ class Ahead:
     def __init__(self, layout: Layout, rows: Positions, scores: FloatArray, lookup: Lookup) -> None:
         self.prompt = layout.ids
         self.repaired = 0
-        cached = layout.cached
         self._stale = np.zeros(len(layout), dtype=bool)
-        self._stale[cached[cached >= layout.exact]] = True
-        self._stale[rows] = False
+        self._stale[layout.stale(rows)] = True
         self._lookup = lookup
-        # the highest score from a position to ``ahead`` tokens behind it
+        # the highest score from a position to ``lookup.tokens`` behind it
         padded = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
-        padded[cached] = scores
+        padded[layout.cached] = scores
         self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
 
     def take(self, answer: Sequence[int]) -> Positions:

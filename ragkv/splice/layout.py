@@ -73,6 +73,11 @@ class Layout:
         """Positions with a cached chunk row, sorted."""
         return np.flatnonzero(self.origin == Origin.CACHED)
 
+    def stale(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the cached positions, sorted, that are neither exact nor among the rows."""
+        cached = self.cached
+        return np.setdiff1d(cached[cached >= self.exact], rows, assume_unique=True)
+
     @property
     def fresh(self) -> npt.NDArray[np.int64]:
         """Positions that must be computed in any case, sorted."""
