@@ -179,6 +179,8 @@ def test_only_single_steps_behind_the_prompt_repair(make_engine: Make) -> None:
             inside = engine.model(fed, past_key_values=out.cache).logits[0, -1]
             assert torch.equal(inside, outside)
             assert out.ahead.repaired == 0
+            with pytest.raises(ValueError, match="minus the number"):
+                out.cache.crop(3)
             out.cache.crop(-3)
             engine.model(torch.tensor([out.token_ids[-1:]]), past_key_values=out.cache)
             assert out.ahead.repaired == 0

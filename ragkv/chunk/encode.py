@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.load import LoadedModel
+from ragkv.model.matrices import by_onednn
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.tokens import Tokens
 
@@ -76,13 +77,14 @@ def _encode_batch(
         first = len(sink)
         _fill(cache, sink, len(chunks), loaded)
     positions = torch.arange(first, first + ids.shape[1], device=device)
-    loaded.model(
-        input_ids=ids,
-        position_ids=positions[None],
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
+    with by_onednn(loaded.model):
+        loaded.model(
+            input_ids=ids,
+            position_ids=positions[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
     keys, values = _read(cache, first, positions, loaded)
     return [
         ChunkKV(

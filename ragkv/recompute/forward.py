@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.model.load import LoadedModel
+from ragkv.model.matrices import by_onednn
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.attention import Pass, last_row_ends, subset_attention
 from ragkv.recompute.rows import Rows
@@ -189,7 +190,7 @@ def subset_call(
     positions = where if overlap is None else overlap.at(where)
     cache.write_at(where, drift, length=len(ids))
     try:
-        with subset_attention(loaded.model), last_row_ends(loaded.model):
+        with subset_attention(loaded.model), last_row_ends(loaded.model), by_onednn(loaded.model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],

@@ -105,6 +105,8 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget rows at the end; their number is given below zero, as transformers does."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of rows to forget: {tokens_to_remove}")
         self.length += tokens_to_remove
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
