@@ -57,6 +57,8 @@ BAD = [
     ({**NEXT, "chunks": [{"text": "a", "title": 1}]}, r"chunks\[0\].title must be"),
     ({**NEXT, "chunks": [{"text": "a", "is_gold": 1}]}, r"chunks\[0\].is_gold must be"),
     ({**NEXT, "task": "poetry"}, "task 'poetry' is unknown; known: multihop_qa"),
+    ({**NEXT, "id": "a\ud800"}, "has a lone surrogate"),
+    ({**NEXT, "chunks": [{"text": "a\udc00"}]}, "has a lone surrogate"),
     (GOOD, "id 'hotpot_1' is line 1's already"),
     *[({k: v for k, v in NEXT.items() if k != name}, f"field {name} is missing") for name in GOOD],
 ]

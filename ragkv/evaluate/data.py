@@ -129,6 +129,10 @@ def _parse(line: bytes, seen: dict[str, int]) -> Example:
         raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from error
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, not {type(row).__name__}")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("has a lone surrogate, which tokenizers do not read") from error
     example_id, task = _text(row, "id"), _text(row, "task")
     if example_id in seen:
         raise ValueError(f"id {example_id!r} is line {seen[example_id]}'s already")
