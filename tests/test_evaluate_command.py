@@ -100,6 +100,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         _run("--data", "d.jsonl", "--needles", "single")
     with pytest.raises(ConfigError, match="there is no folder"):
         _run("--needles", "single", "--json", tmp_path / "no" / "e.json")
+    with pytest.raises(ConfigError, match="is a folder: name a file"):
+        _run("--needles", "single", "--json", tmp_path)
     with pytest.raises(ConfigError, match="needle kind must be one of"):
         _run("--needles", "triple")
     with pytest.raises(ConfigError, match="takes single"):

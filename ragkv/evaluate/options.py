@@ -33,10 +33,12 @@ DType = Annotated[str | None, typer.Option(help="For example float32 or bfloat16
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Find out before the work, not after it, that a result has no folder to go to."""
+    """Find out before the work, not after it, that a result has no place to go to."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"there is no folder {path.absolute().parent}")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} is a folder: name a file")
 
 
 def parts_of(text: str) -> list[str]:

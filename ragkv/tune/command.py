@@ -66,7 +66,7 @@ def _check_places(out: Path, json_path: Path | None) -> None:
     """Find out before the work, not after it, that its result cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out a new or empty folder")
-    options.check_folders(out, json_path)
+    options.check_folders(None if out.is_dir() else out, json_path)
 
 
 def _targets(examples: DataSet, primary: str, device: str | None) -> list[Target]:
