@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import ragkv
 from ragkv.errors import ConfigError, UnknownMethodError
-from ragkv.evaluate import DataSet, write_data
+from ragkv.evaluate import Chunk, DataSet, write_data
 from ragkv.evaluate.codecs import compare_codecs
 from ragkv.evaluate.command import evaluate_command
 from ragkv.evaluate.run import evaluate
@@ -82,6 +82,7 @@ def test_what_cannot_be_compared_is_refused(make_engine):
     kv = make_engine()
     for methods, codecs, words in (
         (["prefix"], ["int4"], "method prefix stores no chunks"),
+        (["full"], ["int4"], "method full stores no chunks"),
         (["query"], ["int3"], "codec must be one of"),
         ([], ["int4"], "name at least one method"),
     ):
@@ -89,6 +90,10 @@ def test_what_cannot_be_compared_is_refused(make_engine):
             compare_codecs(kv, _data(1), codecs, methods=methods)
     with pytest.raises(UnknownMethodError):
         compare_codecs(kv, _data(1), ["int4"], methods=["nonsense"])
+    (example,) = _data(1).examples
+    short = DataSet("short", (replace(example, chunks=(Chunk("Ada."),)),))
+    with pytest.raises(ConfigError, match="no chunk of short is long enough"):
+        compare_codecs(kv, short, ["int4"], methods=["query"])
     with pytest.raises(ConfigError, match="no example"):
         compare_codecs(kv, DataSet("none", ()), ["int4"], methods=["query"])
 

@@ -6,12 +6,13 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tiny import some_chunks
 
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
-from ragkv.evaluate import Chunk, DataSet, Example
+from ragkv.evaluate import Chunk, DataSet, Example, calibrate
 from ragkv.evaluate.measure import Subject
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
 from ragkv.evaluate.records import Record, RecordFile
@@ -249,6 +250,26 @@ def test_bad_settings_are_refused_before_anything_runs(make_engine):
         ("reuse", 0.0),
         ("epic", 0.1),
     ]
+
+
+def test_examples_that_show_nothing_of_reuse_are_said(make_engine, caplog):
+    kv, data = make_engine(), _data(2)
+    short = replace(data.examples[0], id="short", chunks=(Chunk("Ada wrote."), Chunk("Bob.")))
+    for run in (partial(evaluate, methods=["query"]), calibrate):
+        with pytest.raises(ConfigError, match="no chunk of mine is long enough to be reused"):
+            run(kv, DataSet("mine", (short,)))
+    found = evaluate(kv, DataSet("mine", (short, data.examples[1])), methods=["reuse"])
+    assert found.examples == 2
+    assert "1 of 2 examples of mine have no chunk that is long enough to be reused" in caplog.text
+
+
+def test_two_methods_of_one_name_are_refused(make_engine):
+    other = replace(get_method("epic"), smoothing=5)
+    with pytest.raises(ConfigError, match="two methods are called epic"):
+        evaluate(make_engine(), _data(1), methods=["epic", other])
+    with pytest.raises(ConfigError, match="two methods are called full"):
+        evaluate(make_engine(), _data(1), methods=[replace(other, name="full")])
+    assert len(grid(["epic", get_method("epic")], [0.2])) == 2
 
 
 def test_auto_is_a_ratio_of_methods_that_can_choose(make_engine, tmp_path):

@@ -19,7 +19,7 @@ from ragkv.evaluate.bound import Measure
 from ragkv.evaluate.data import DataSet
 from ragkv.evaluate.measure import FULL
 from ragkv.evaluate.records import Ratio, RecordFile
-from ragkv.evaluate.run import measurements
+from ragkv.evaluate.run import check_chunks, measurements
 from ragkv.evaluate.saved import write
 from ragkv.evaluate.trial import Trial, judge
 from ragkv.select import get_method
@@ -197,7 +197,8 @@ def calibrate(
     ------
     ConfigError
         The target, measure or a ratio cannot be used, the method chooses no tokens, the
-        model is served in full, or no example could be measured.
+        model is served in full, no chunk is long enough to be reused, or no example could be
+        measured.
     PromptTooLongError
         See ``strict``.
     """
@@ -212,6 +213,7 @@ def calibrate(
         raise ConfigError(f"method {method} chooses no tokens: it has no ratio to calibrate")
     reuse = kv.reuse.override(method=method, calibrated_for=None)
     order = _order(ratios, reuse)
+    check_chunks(data)
     file = RecordFile(Path(records) if records is not None else None, resume=resume)
     trials: list[Trial] = []
     for ratio in order:

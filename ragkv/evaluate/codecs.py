@@ -25,7 +25,7 @@ from ragkv.evaluate.fidelity import compared, followed, reference
 from ragkv.evaluate.measure import FULL, Setting
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
 from ragkv.evaluate.records import Ratio
-from ragkv.evaluate.run import grid
+from ragkv.evaluate.run import check_chunks, grid
 from ragkv.evaluate.saved import Saved
 from ragkv.evaluate.scores import score
 from ragkv.evaluate.tasks import TASKS
@@ -115,18 +115,20 @@ def compare_codecs(
     Raises
     ------
     ConfigError
-        A codec, method or ratio does not exist, or there is no example.
+        A codec, method or ratio does not exist, there is no example, or no chunk is long
+        enough to be stored.
     MissingDependencyError
         A codec needs a package that is not installed.
     PromptTooLongError
         An example's prompt is longer than the model can hold.
     """
-    settings = [setting for setting in grid(methods, ratios) if setting[0] != FULL]
-    for method, _ in settings:
+    for method in methods:
         if get_method(method).reuse != "chunks":
             raise ConfigError(f"method {method} stores no chunks that a codec could change")
+    settings = [setting for setting in grid(methods, ratios) if setting[0] != FULL]
     if not data.examples:
         raise ConfigError(f"no example in {data.name}")
+    check_chunks(data)
     names = list(dict.fromkeys([RAW, *codecs]))
     seen: list[_Seen] = []
     with ExitStack() as stack:

@@ -12,8 +12,10 @@ from tqdm.auto import tqdm
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.evaluate.data import DataSet
 from ragkv.evaluate.measure import FULL, Setting, Subject
+from ragkv.evaluate.prompts import chunk_texts
 from ragkv.evaluate.records import Ratio, Record, RecordFile, ratio_name
 from ragkv.evaluate.summary import Evaluation, summarise
+from ragkv.prompt.find import is_registrable
 from ragkv.select import Method, get_method
 
 if TYPE_CHECKING:
@@ -33,13 +35,17 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
     UnknownMethodError
         A method does not exist.
     ConfigError
-        No method is named, or one needs a ratio and none that it can use is given.
+        No method is named, two have one name, or one needs a ratio and none that it can use
+        is given.
     """
     if not methods:
         raise ConfigError("name at least one method to evaluate")
     out: list[Setting] = [(FULL, 1.0)]
+    known = {FULL: get_method(FULL)}
     for name in methods:
         method = get_method(name)
+        if known.setdefault(method.name, method) != method:
+            raise ConfigError(f"two methods are called {method.name}: results go by the name")
         if method.score is None:
             out.append((name, 1.0 if method.reuse == "none" else 0.0))
             continue
@@ -50,7 +56,28 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
                 + (": it cannot choose for 'auto'" if ratios else "")
             )
         out.extend((name, ratio if ratio == "auto" else float(ratio)) for ratio in usable)
-    return list(dict.fromkeys(out))
+    return list({(get_method(name).name, ratio): (name, ratio) for name, ratio in out}.values())
+
+
+def check_chunks(data: DataSet) -> None:
+    """Say in the log how many examples show nothing of reuse: none of their chunks is cached.
+
+    Raises
+    ------
+    ConfigError
+        All of them.
+    """
+    count = sum(not any(map(is_registrable, chunk_texts(each))) for each in data.examples)
+    if count and count == len(data.examples):
+        raise ConfigError(f"no chunk of {data.name} is long enough to be reused")
+    if count:
+        _log.warning(
+            "%d of %d examples of %s have no chunk that is long enough to be reused: every"
+            " method computes them in full",
+            count,
+            len(data.examples),
+            data.name,
+        )
 
 
 def evaluate(
@@ -90,13 +117,15 @@ def evaluate(
     Raises
     ------
     ConfigError
-        A method or ratio does not exist, or no example could be measured.
+        A method or ratio does not exist, no chunk is long enough to be reused, or no
+        example could be measured.
     PromptTooLongError
         See ``strict``.
     """
     settings = grid(methods, ratios)
     for method, ratio in settings:
         kv.reuse.override(method=method, recompute_ratio=ratio)
+    check_chunks(data)
     file = RecordFile(Path(records) if records is not None else None, resume=resume)
     done = measurements(
         kv,
