@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import some_chunks
 
-from ragkv.evaluate.fidelity import fidelity, reference
+from ragkv.errors import ConfigError
+from ragkv.evaluate.fidelity import Reference, compared, fidelity, reference
 
 FAMILIES = ["llama", "llama-yarn", "qwen3", "mistral-window", "gemma3", "phi3"]
 CHUNKS = some_chunks(3)
@@ -68,6 +72,18 @@ def test_kl_and_agreement_are_those_of_their_definition(make_engine):
     assert near.kl == pytest.approx(float(kl), rel=1e-4)
     hits = [int(row.argmax()) == t for row, t in zip(rows, against.token_ids, strict=True)]
     assert near.agreement == pytest.approx(sum(hits) / 5)
+
+
+def test_logits_that_are_no_numbers_are_not_taken_for_agreement(make_engine):
+    rows = torch.zeros(2, 4).log_softmax(-1)
+    none = compared(Reference((0, 1), rows * torch.nan), Reference((0, 1), rows))
+    assert math.isnan(none.kl)
+    never = torch.tensor([[0.0, 0.0, 0.0, -torch.inf]]).log_softmax(-1)
+    assert compared(Reference((0,), never), Reference((0,), never)).kl == 0
+    kv = make_engine()
+    full = replace(kv.prefill(PROMPT, method="full"), logits=torch.full((600,), torch.nan))
+    with pytest.raises(ConfigError, match=r"not numbers in torch\.float32"):
+        reference(kv, full, tokens=1)
 
 
 def test_the_reference_ends_with_the_end_of_text(make_engine, monkeypatch):

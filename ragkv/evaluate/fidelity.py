@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ragkv.errors import ConfigError
+
 if TYPE_CHECKING:
     from ragkv import Prefilled, RagKV
 
@@ -52,6 +54,11 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     """Decode greedily from a full prefill, which is used up: its cache grows.
 
     Stops behind an end-of-text token, or after ``tokens`` tokens.
+
+    Raises
+    ------
+    ConfigError
+        A logit is not a number.
     """
     ends = kv.loaded.end_tokens
     token_ids: list[int] = []
@@ -62,7 +69,12 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
             if len(token_ids) == tokens or token_ids[-1] in ends:
                 break
             rows.append(_step(kv, prefilled, token_ids[-1], len(token_ids) - 1))
-    return Reference(tuple(token_ids), _log_probs(torch.stack(rows)))
+    found = torch.stack(rows)
+    if found.isnan().any():
+        raise ConfigError(
+            f"full attention's logits are not numbers in {kv.loaded.dtype}: choose another dtype"
+        )
+    return Reference(tuple(token_ids), _log_probs(found))
 
 
 def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
@@ -84,13 +96,14 @@ def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
 
 
 def compared(found: Reference, against: Reference) -> Fidelity:
-    """Compare distributions over the same tokens."""
-    kl = torch.nn.functional.kl_div(
+    """Compare distributions over the same tokens; ``kl`` is NaN where logits were."""
+    terms = torch.nn.functional.kl_div(
         found.log_probs, against.log_probs, reduction="none", log_target=True
-    ).sum(-1)
+    )
+    kl = terms.masked_fill(against.log_probs.isneginf(), 0.0).sum(-1)
     wanted = torch.tensor(against.token_ids)
     agreement = (found.log_probs.argmax(-1) == wanted).double().mean()
-    return Fidelity(kl=max(0.0, float(kl.mean())), agreement=float(agreement))
+    return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
 
 
 def _step(kv: RagKV, prefilled: Prefilled, token: int, done: int) -> torch.Tensor:
