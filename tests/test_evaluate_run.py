@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
-from tiny import some_chunks
+from tiny import some_chunks, tiny_model, tiny_tokenizer
 
+from ragkv import RagKV
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.evaluate import Chunk, DataSet, Example, calibrate
+from ragkv.evaluate.code import code_of
 from ragkv.evaluate.measure import Subject
 from ragkv.evaluate.prompts import chunk_texts, prompt, template
 from ragkv.evaluate.records import Record, RecordFile
@@ -374,8 +376,53 @@ def test_what_another_rule_or_version_measured_is_measured_again(
         exec(f"score = lambda scene: {weight} * scene.layout.cached", scope)  # noqa: S102
         keys.add(subject.key(Method("mine", "t", score=scope["score"]), 0.3))
     assert len(keys) == 5
+    file.unlink()  # what is no longer there cannot be read
+    keys.add(subject.key(Method("mine", "t", score=rule), 0.3))
+    assert len(keys) == 6
     monkeypatch.setattr("ragkv.evaluate.code._own", lambda: "another version")
     assert subject.key("epic", 0.3) not in keys
+
+
+def test_what_a_rule_was_given_is_part_of_it(make_engine):
+    def score(scene, weight=1):
+        return weight * scene.layout.cached
+
+    def made(weight):
+        return lambda scene: score(scene, weight)
+
+    @dataclass
+    class Weighed:
+        weight: int
+
+        def __call__(self, scene):
+            return score(scene, self.weight)
+
+    subject = Subject(make_engine(), _data(1).examples[0], ["epic"])
+    rules = [partial(score, weight=2), partial(score, weight=3), made(2), made(3), Weighed(2)]
+    rules += [Weighed(3), Weighed(3).__call__]
+    keys = [subject.key(Method("mine", "t", score=rule), 0.3) for rule in rules]
+    assert len(set(keys)) == len(rules)
+    assert subject.key(Method("mine", "t", score=made(2)), 0.3) == keys[2]
+
+
+def test_a_rule_without_a_file_is_the_same_in_another_process():
+    text = "def score(scene):\n    return sum(map(lambda x: 2 * x, scene))"
+    told = []
+    for _ in range(2):
+        scope = {"__name__": "nowhere"}
+        exec(text, scope)  # noqa: S102
+        told.append(code_of(Method("mine", "t", score=scope["score"])))
+    assert told[0] == told[1]
+
+
+def test_other_weights_under_the_same_name_are_measured_again(make_engine):
+    example = _data(1).examples[0]
+    keys = set()
+    for seed in (0, 1):
+        with RagKV(tiny_model(seed=seed), tiny_tokenizer(), store=":memory:") as kv:
+            keys.add((kv.model_name, Subject(kv, example, ["epic"]).key("epic", 0.3)))
+    assert len({name for name, _ in keys}) == 1
+    assert len(keys) == 2
 
 
 def test_titles_name_a_folder_without_the_way_to_it():

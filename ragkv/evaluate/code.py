@@ -4,27 +4,52 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from types import CodeType, FunctionType
 
 from ragkv.select import Method
 
 _PACKAGE = Path(__file__).parents[1]
+_FUNCTIONS = (FunctionType, partial)
 
 
 def code_of(method: Method) -> list[str]:
-    """Return a digest of ragkv's own files, and what the file with the method's rule says."""
+    """Return a digest of ragkv's own files, and what the method's rule is made of."""
     return [_own(), _rule(method.score)]
 
 
 def _rule(score: Callable[..., object] | None) -> str:
-    """Return the text of the rule's file; of one without a file, what it was compiled to."""
+    """Return the text of the rule's file, and what this rule was given beside it.
+
+    That is what a partial function, a closure or an object holds. Of a rule without a file
+    it is what the rule was compiled to.
+    """
+    if isinstance(score, partial):
+        return f"{_rule(score.func)} {score.args!r} {score.keywords!r}"
+    held = [getattr(score, "__defaults__", None), getattr(score, "__kwdefaults__", None)]
+    held += [cell.cell_contents for cell in getattr(score, "__closure__", None) or ()]
+    held += [getattr(getattr(score, "__self__", score), "__dict__", None)]
+    parts = [_rule(each) if isinstance(each, _FUNCTIONS) else repr(each) for each in held]
+    return " ".join([_text(score), *parts])
+
+
+def _text(score: Callable[..., object] | None) -> str:
     file = getattr(sys.modules.get(getattr(score, "__module__", "")), "__file__", None)
-    if file is not None:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
-    code = getattr(score, "__code__", None)
-    return "" if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
+    try:
+        return Path(file or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        code = getattr(score, "__code__", None)
+        return "" if code is None else _compiled(code)
+
+
+def _compiled(code: CodeType) -> str:
+    """Return what does not change from process to process, of inner functions too."""
+    inner = [
+        _compiled(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts
+    ]
+    return f"{code.co_code!r} {code.co_names!r} {inner!r}"
 
 
 @cache
