@@ -64,10 +64,12 @@ def test_needles_are_built_over_any_text(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("A plain sentence stands here. " * 50)
     out = tmp_path / "n.json"
-    _run("--needles", "single,multiquery", "--tokens", 700, "--haystack", text, "--limit", 1,
+    _run("--needles", "single, multiquery,single", "--tokens", 700, "--haystack", text, "--limit", 1,
          "--methods", "reuse", "--json", out)  # fmt: skip
     saved = json.loads(out.read_text())
     assert (saved["data"], saved["examples"]) == ("needles-single-multiquery-700", 2)
+    assert len((tmp_path / "n.rows.jsonl").read_text().splitlines()) == 2 * 2 + 1
+    assert saved["rows"][1]["ci95"].keys() >= {"kl"}
 
 
 def test_bad_lines_stop_or_are_named(tmp_path):

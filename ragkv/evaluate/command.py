@@ -180,7 +180,9 @@ def _build(
     from ragkv.evaluate.needles import NeedleKind, NeedleSpec, build_needles
 
     text = read_haystack(haystack) if haystack is not None else default_haystack()
-    names = get_args(NeedleKind) if kinds == "all" else options.parts_of(kinds)
+    names = (
+        get_args(NeedleKind) if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
+    )
     if not names:
         raise ConfigError(f"--needles takes {', '.join(get_args(NeedleKind))} or all")
     specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
@@ -190,7 +192,8 @@ def _build(
         for spec in specs
         for example in build_needles(text, tokenizer, spec, count=count, seed=seed)
     ]
-    return DataSet(f"needles-{kinds.replace(',', '-')}-{tokens}", tuple(examples))
+    kind = kinds if kinds == "all" else "-".join(names)
+    return DataSet(f"needles-{kind}-{tokens}", tuple(examples))
 
 
 def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
