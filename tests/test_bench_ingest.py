@@ -59,6 +59,8 @@ def test_what_is_refused(make_engine: Make, tmp_path: Path) -> None:
     loaded = make_engine().loaded
     with pytest.raises(ConfigError, match="at least 1"):
         bench_ingest(loaded, chunks=0)
+    with pytest.raises(ConfigError, match="there is no folder /nowhere"):
+        bench_ingest(loaded, folder="/nowhere")
     with pytest.raises(ConfigError, match="too few"):
         bench_ingest(loaded, chunks=10_000, folder=tmp_path)
     done = CliRunner().invoke(app, ["bench", "ingest", "--model", "a", "--random-weights", "b"])

@@ -351,6 +351,12 @@ def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
             take(texts)
 
 
+@pytest.mark.parametrize("device", ["abacus", "cpu:x", "xpu:7"])
+def test_a_device_that_cannot_be_used_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device must be .* not '{device}'"):
+        RagKV(tiny_model(), tiny_tokenizer(), device=device)
+
+
 def test_bad_arguments_are_refused(make_engine: Make) -> None:
     engine = make_engine()
     with pytest.raises(UnknownMethodError):

@@ -79,10 +79,12 @@ def bench_ingest(
     Raises
     ------
     ConfigError
-        A number is not positive, or the text has not so many tokens.
+        A number is not positive, there is no such folder, or the text has not so many tokens.
     """
     if min(chunks, chunk_tokens, rounds) < 1:
         raise ConfigError("chunks, chunk_tokens and rounds must be at least 1")
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder}")
     text = Text(loaded.tokenizer)
     texts: list[str] = []
     end = 0

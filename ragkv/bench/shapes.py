@@ -17,6 +17,7 @@ from transformers import (
 
 from ragkv.errors import ConfigError
 from ragkv.model.embedded import embedded_folder
+from ragkv.model.load import check_device
 
 _QWEN: dict[str, Any] = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "hidden_act": "silu"}
 _LLAMA: dict[str, Any] = {
@@ -109,7 +110,8 @@ def random_model(
     Raises
     ------
     ConfigError
-        There is no such shape, or its vocabulary is smaller than the tokenizer's.
+        There is no such shape, its vocabulary is smaller than the tokenizer's, or the device
+        cannot be used.
     ModelNotFoundError
         The embedded model, whose tokenizer is needed, is not installed.
     """
@@ -124,6 +126,7 @@ def random_model(
             f"{shape} has {config.vocab_size} words and the tokenizer {len(tokenizer)}: give a "
             "folder that holds the shape's own tokenizer"
         )
+    check_device(device)
     where = torch.device(device)
     if dtype is None:
         dtype = torch.bfloat16 if where.type == "cuda" else torch.float32

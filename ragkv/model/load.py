@@ -87,11 +87,14 @@ def load_model(
         No such model on this machine.
     UnsupportedModelError
         Its caches cannot be reused exactly and ``on_unsupported`` is ``"raise"``.
+    ConfigError
+        Device or dtype cannot be used, or the model is of another type.
     """
     if isinstance(model, LoadedModel):
         return model
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
+    check_device(device)
     loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
     if device is not None:
         loaded.to(device)  # type: ignore[arg-type]
@@ -146,6 +149,16 @@ def _resolve(
     if dtype is not None:
         model.to(dtype)  # type: ignore[arg-type]
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
+
+
+def check_device(device: str | torch.device | None) -> None:
+    """Raise ConfigError for a device that torch does not know or cannot use here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise ConfigError(
+            f"device must be one that torch can use here, such as 'cpu', not {device!r}: {error}"
+        ) from error
 
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
