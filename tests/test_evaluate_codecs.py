@@ -12,7 +12,7 @@ from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 import ragkv
-from ragkv.errors import ConfigError, UnknownMethodError
+from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.evaluate import Chunk, DataSet, write_data
 from ragkv.evaluate.codecs import compare_codecs
 from ragkv.evaluate.command import evaluate_command
@@ -96,6 +96,19 @@ def test_what_cannot_be_compared_is_refused(make_engine):
         compare_codecs(kv, short, ["int4"], methods=["query"])
     with pytest.raises(ConfigError, match="no example"):
         compare_codecs(kv, DataSet("none", ()), ["int4"], methods=["query"])
+
+
+def test_a_prompt_that_is_too_long_stops_or_is_left_out(make_engine, caplog):
+    kv, data = make_engine(), _data(2)
+    long = replace(data.examples[0], question="why " * 4096)
+    mixed = DataSet("mixed", (long, data.examples[1]))
+    with pytest.raises(PromptTooLongError):
+        compare_codecs(kv, mixed, ["int8"], methods=["reuse"])
+    found = compare_codecs(kv, mixed, ["int8"], methods=["reuse"], strict=False)
+    assert found.examples == 1
+    assert "example x_0 is left out" in caplog.text
+    with pytest.raises(ConfigError, match="no example of long fits"):
+        compare_codecs(kv, DataSet("long", (long,)), ["int8"], methods=["reuse"], strict=False)
 
 
 def _run(monkeypatch, *arguments):

@@ -7,6 +7,7 @@ ratio, along the full prefill's greedy answer (see :mod:`ragkv.evaluate.fidelity
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ragkv.config import StoreConfig
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.evaluate.bootstrap import ratio_of_sums
 from ragkv.evaluate.data import DataSet, Example
 from ragkv.evaluate.fidelity import compared, followed, reference
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ragkv import RagKV
 
 RAW = "raw"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def compare_codecs(
     *,
     methods: Sequence[str],
     ratios: Sequence[Ratio] = (0.2,),
+    strict: bool = True,
     show_progress: bool = False,
 ) -> CodecComparison:
     """Measure codecs on a data set; ``raw`` is always measured, first.
@@ -111,6 +114,8 @@ def compare_codecs(
         Gives model and settings; its store is not touched.
     methods, ratios
         As in :class:`ragkv.ReuseConfig`; methods that store no chunks are refused.
+    strict
+        As in :func:`ragkv.evaluate.run.evaluate`.
 
     Raises
     ------
@@ -120,7 +125,7 @@ def compare_codecs(
     MissingDependencyError
         A codec needs a package that is not installed.
     PromptTooLongError
-        An example's prompt is longer than the model can hold.
+        See ``strict``.
     """
     for method in methods:
         if get_method(method).reuse != "chunks":
@@ -131,6 +136,7 @@ def compare_codecs(
     check_chunks(data)
     names = list(dict.fromkeys([RAW, *codecs]))
     seen: list[_Seen] = []
+    left_out = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="ragkv-codecs-")))
         stores = {
@@ -139,9 +145,17 @@ def compare_codecs(
         }
         engines = {name: stack.enter_context(_like(kv, store)) for name, store in stores.items()}
         for example in tqdm(data.examples, desc=data.name, disable=not show_progress):
-            seen += _measured(engines, example, settings)
+            try:
+                seen += _measured(engines, example, settings)
+            except PromptTooLongError as error:
+                if strict:
+                    raise
+                _log.warning("example %s is left out: %s", example.id, error)
+                left_out += 1
+    if not seen:
+        raise ConfigError(f"no example of {data.name} fits the model")
     rows = [_row(name, setting, seen) for setting in settings for name in names]
-    return CodecComparison(kv.model_name, data.name, len(data.examples), tuple(rows))
+    return CodecComparison(kv.model_name, data.name, len(data.examples) - left_out, tuple(rows))
 
 
 def _like(kv: RagKV, store: StoreConfig) -> RagKV:

@@ -115,6 +115,7 @@ def evaluate_command(
                 codecs,
                 methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
+                strict=strict,
                 show_progress=True,
             )
             if json_path is not None:
