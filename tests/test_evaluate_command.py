@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import typer
@@ -104,6 +105,9 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         _run("--needles", "single", "--json", tmp_path / "no" / "e.json")
     with pytest.raises(ConfigError, match="is a folder: name a file"):
         _run("--needles", "single", "--json", tmp_path)
+    for ending in ("p", "p.docx"):
+        with pytest.raises(ConfigError, match=r"its ending must be one of .*png"):
+            _run("--needles", "single", "--plot", tmp_path / ending)
     with pytest.raises(ConfigError, match="needle kind must be one of"):
         _run("--needles", "triple")
     with pytest.raises(ConfigError, match="takes single"):
@@ -172,6 +176,15 @@ def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"ragkv\[bench\]"):
         chart(full)
+
+
+def test_ratios_0_and_1_are_named_beside_others():
+    from ragkv.evaluate.table import table
+
+    zero, part, one = (Row("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
+    reuse = replace(zero, method="reuse")
+    shown = table(Evaluation("m", "d", 1, (zero, part, one, reuse)))
+    assert list(shown.columns[0].cells) == ["query 0", "query 0.2", "query 1", "reuse"]
 
 
 def test_the_table_fits_80_columns(capsys):

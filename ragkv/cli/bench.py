@@ -12,6 +12,7 @@ from ragkv.cli.console import err, out
 from ragkv.cli.options import Codec, ModelName
 from ragkv.errors import ConfigError
 from ragkv.evaluate import options
+from ragkv.evaluate.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -75,6 +76,7 @@ def ttft(
 ) -> None:
     """Time to first token beside a full prefill, the arithmetic bound and other engines."""
     options.check_folders(json_path, plot)
+    check_picture(plot)
     if chart is not None:
         from ragkv.bench.result import Benchmark
 
@@ -211,7 +213,6 @@ def _opening(
 def _show(benchmark: Benchmark, plot: Path | None) -> None:
     from ragkv.bench.chart import chart
     from ragkv.bench.table import tables
-    from ragkv.evaluate.picture import save_chart
 
     for table in tables(benchmark):
         out.print(table)

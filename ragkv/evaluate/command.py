@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ragkv.errors import ConfigError
 from ragkv.evaluate import options
+from ragkv.evaluate.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,6 +78,7 @@ def evaluate_command(
     if sum(option is not None for option in (data, needles, chart)) != 1:
         raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
     options.check_folders(json_path, plot)
+    check_picture(plot)
     codecs = _codecs_of(codec, plot or chart)
     console = Console()
     if chart is not None:
@@ -199,7 +201,6 @@ def _build(
 
 def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
     from ragkv.evaluate.chart import chart
-    from ragkv.evaluate.picture import save_chart
     from ragkv.evaluate.table import table
 
     console.print(table(evaluation))

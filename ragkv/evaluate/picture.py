@@ -43,6 +43,24 @@ def panels(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Fig
     return figure, row
 
 
+def check_picture(path: Path | None) -> None:
+    """Find out before the work, not after it, that a picture that is wanted cannot be drawn.
+
+    Raises
+    ------
+    MissingDependencyError
+        matplotlib is not installed.
+    ConfigError
+        The file's ending is no format.
+    """
+    if path is None:
+        return
+    figure, _ = panels("", (1.0, 1.0))
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise ConfigError(f"no picture {path}: its ending must be one of {', '.join(known)}")
+
+
 def save_chart(figure: Figure, path: str | Path) -> None:
     """Write the picture; the ending (.png, .svg, .pdf) gives the format.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def table(evaluation: Evaluation) -> Table:
     for column in _COLUMNS:
         out.add_column(column.heading, justify="right", no_wrap=True)
     for row in evaluation.rows:
-        out.add_row(_name(row), *(_cell(row, column) for column in _COLUMNS))
+        out.add_row(_name(row, evaluation.rows), *(_cell(row, column) for column in _COLUMNS))
     return out
 
 
@@ -82,7 +83,7 @@ def codec_table(comparison: CodecComparison) -> Table:
         out.add_column(heading, justify="right", no_wrap=True)
     for row in comparison.rows:
         out.add_row(
-            _name(row),
+            _name(row, comparison.rows),
             row.codec,
             f"{row.bytes_per_token:,.0f}",
             f"{1000 * row.load_s:.1f}",
@@ -95,10 +96,11 @@ def codec_table(comparison: CodecComparison) -> Table:
     return out
 
 
-def _name(row: Row | CodecRow) -> str:
-    return escape(
-        row.method if row.ratio in (0.0, 1.0) else f"{row.method} {ratio_name(row.ratio)}"
-    )
+def _name(row: Row | CodecRow, rows: Sequence[Row | CodecRow]) -> str:
+    """Return the method's name, and its ratio unless it stands at 0 or 1 alone."""
+    ratios = {other.ratio for other in rows if other.method == row.method}
+    alone = ratios in ({0.0}, {1.0})
+    return escape(row.method if alone else f"{row.method} {ratio_name(row.ratio)}")
 
 
 def _cell(row: Row, column: _Column) -> str:
