@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ragkv.evaluate import Calibration, calibrate, write_data
 from ragkv.evaluate.bound import Bound, bound
 from ragkv.evaluate.calibration import RATIOS, NotShownError
 from ragkv.evaluate.trial import Trial, judge
+from ragkv.select import get_method
 
 
 def _records(agreements, *, scores=None, full=None):
@@ -227,6 +229,15 @@ def test_a_profile_gives_back_what_was_measured_for_its_model_alone(make_engine,
     with pytest.raises(ConfigError, match="calibrated for another model"):
         make_engine("qwen2", reuse=config)
     make_engine("qwen2", reuse=ReuseConfig.from_profile(path, calibrated_for=None))
+
+
+def test_a_method_made_of_pieces_is_calibrated_but_no_profile_can_name_it(make_engine, tmp_path):
+    own = replace(get_method("epic"), name="mine", smoothing=5)
+    found = _calibration(make_engine(), method=own)
+    assert found.config().method == own
+    assert "mine to keep" in str(found.table().title)
+    with pytest.raises(ConfigError, match="a profile only names its method"):
+        found.save(tmp_path / "p.json")
 
 
 def test_bad_profiles_are_named(make_engine, tmp_path):

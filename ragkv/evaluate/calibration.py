@@ -22,7 +22,7 @@ from ragkv.evaluate.records import Ratio, RecordFile
 from ragkv.evaluate.run import check_chunks, measurements
 from ragkv.evaluate.saved import write
 from ragkv.evaluate.trial import Trial, judge
-from ragkv.select import get_method
+from ragkv.select import Method, get_method
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -101,9 +101,14 @@ class Calibration:
         NotShownError
             As :meth:`chosen`; nothing is written.
         ConfigError
-            The file cannot be written.
+            The file cannot be written, or the method has no name to be found by.
         """
         trial = self.chosen(accept_likely=accept_likely)
+        if not isinstance(self.reuse.method, str):
+            raise ConfigError(
+                "a profile only names its method, and this one was made of pieces: use config(), "
+                "or define it in ragkv/select/rules"
+            )
         profile = {
             "format": PROFILE_FORMAT,
             "model": self.model,
@@ -131,7 +136,7 @@ class Calibration:
         out = Table(
             title=escape(
                 f"{self.model} on {self.data}, {self.trials[0].examples} examples\n"
-                f"{self.reuse.method} to keep {self.measure} at {self.target:.1%}"
+                f"{get_method(self.reuse.method).name} to keep {self.measure} at {self.target:.1%}"
             ),
             caption=_CAPTION,
             title_justify="left",
@@ -159,7 +164,7 @@ def calibrate(
     data: DataSet,
     *,
     target: float = 0.95,
-    method: str = "query",
+    method: str | Method = "query",
     measure: Measure = "agreement",
     ratios: Sequence[Ratio] = RATIOS,
     seed: int = 0,
@@ -210,7 +215,9 @@ def calibrate(
     if measure not in get_args(Measure):
         raise ConfigError(f"measure must be {' or '.join(get_args(Measure))}, not {measure!r}")
     if get_method(method).score is None:
-        raise ConfigError(f"method {method} chooses no tokens: it has no ratio to calibrate")
+        raise ConfigError(
+            f"method {get_method(method).name} chooses no tokens: it has no ratio to calibrate"
+        )
     reuse = kv.reuse.override(method=method, calibrated_for=None)
     order = _order(ratios, reuse)
     check_chunks(data)
