@@ -74,8 +74,8 @@ class Grouping:
     mode: Literal["threshold", "fill"] = "threshold"
 
     def __post_init__(self) -> None:
-        _check_number("grouping window", self.window, 1, 4096)
-        _check_number("grouping threshold", self.threshold, 0, self.window - 1)
+        _check_whole("grouping window", self.window, 1, 4096)
+        _check_whole("grouping threshold", self.threshold, 0, self.window - 1)
         _check_choice("grouping mode", self.mode, ("threshold", "fill"))
 
 
@@ -178,7 +178,7 @@ class ReuseConfig:
         _check_choice("load", self.load, ("auto", "always"))
         if not isinstance(self.repair_ahead, bool):
             raise ConfigError(f"repair_ahead must be True or False, not {self.repair_ahead!r}")
-        _check_number("seed", self.seed, 0, 2**63 - 1)
+        _check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             _check_text("calibrated_for", self.calibrated_for)
 

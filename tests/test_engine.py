@@ -307,6 +307,7 @@ def test_a_method_made_of_pieces(make_engine: Make) -> None:
         ({"recompute_ratio": "auto", "method": "epic"}, "'query'"),
         ({"on_miss": "explode"}, "store, skip"),
         ({"grouping": 8}, "Grouping"),
+        ({"seed": 0.5}, "seed must be a whole number"),
         ({"sinks": "x"}, "unknown reuse setting"),
     ],
 )
@@ -383,6 +384,8 @@ def test_bad_arguments_are_refused(make_engine: Make) -> None:
         RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", dtype="float99")
     with pytest.raises(ConfigError):
         Grouping(window=0)
+    with pytest.raises(ConfigError, match="whole number"):
+        Grouping(window=7.5)  # type: ignore[arg-type]
     with pytest.raises(ModelNotFoundError, match="no-such-folder"):
         RagKV("/no-such-folder")
 
