@@ -120,6 +120,10 @@ def test_check_fails_where_something_does_not_hold(model, monkeypatch):
     result = run("check", "--model", model)
     assert result.exit_code == 1
     assert "[fine]" in result.stdout
+    rows[1] = check.CheckRow("that", False, "no", required=False)
+    result = run("check", "--model", model)
+    assert result.exit_code == 0
+    assert "need not" in result.stdout
 
 
 def test_check_names_what_makes_a_model_unsupported(tmp_path):

@@ -18,6 +18,7 @@ from ragkv.evaluate import write_data
 from ragkv.evaluate.chart import chart
 from ragkv.evaluate.command import evaluate_command
 from ragkv.evaluate.picture import save_chart
+from ragkv.evaluate.records import records_beside
 from ragkv.evaluate.summary import Evaluation, Row
 
 
@@ -59,6 +60,25 @@ def test_data_to_table_json_and_picture(tmp_path):
     again = _run("--chart", out, "--plot", tmp_path / "p.svg")
     assert "query auto" in again.output
     assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--data", "d.jsonl", "--tokens", 512], "--tokens changes nothing without --needles"),
+        (["--data", "d.jsonl", "--resume"], "--resume changes nothing without --json"),
+        (["--data", "d.jsonl", "--codec", "int8", "--time-once"], "--time-in-turn .* --codec"),
+        (["--chart", "e.json", "--json", "f.json"], "--json changes nothing with --chart"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        _run(*arguments)
+
+
+def test_results_whose_names_differ_behind_a_dot_have_their_own_measurements(tmp_path):
+    names = [records_beside(tmp_path / name).name for name in ("m-3.1.json", "m-3.2.json", "m-3.1")]
+    assert names == ["m-3.1.rows.jsonl", "m-3.2.rows.jsonl", "m-3.1.rows.jsonl"]
 
 
 def test_needles_are_built_over_any_text(tmp_path):

@@ -146,6 +146,9 @@ def test_auto_takes_the_smallest_set_that_holds_the_target() -> None:
     assert chosen_of(method, where, "auto", auto=low) == [0, 1]
     high = AutoRatio(1.0, floor=0.2, ceiling=0.4)
     assert chosen_of(method, where, "auto", auto=high) == [0, 1, 2, 3]
+    none = choose(method, where, ReuseConfig(recompute_ratio="auto", auto=AutoRatio(0.75, 0, 0)))
+    assert none.positions.tolist() == []
+    assert none.reason.endswith("0.0% chosen, bounded by 0 and 0, holding 0%")
 
 
 def test_auto_needs_a_method_that_looks_at_attention() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ragkv.evaluate import options
 from ragkv.evaluate.command import ratios_of, read_examples
+from ragkv.evaluate.records import records_beside
 
 
 def calibrate_command(
@@ -66,7 +67,7 @@ def calibrate_command(
                 measure=measure,  # type: ignore[arg-type]  # checked there
                 ratios=ratios_of(ratio),
                 seed=seed,
-                records=out.with_suffix(".rows.jsonl") if out is not None else None,
+                records=records_beside(out) if out is not None else None,
                 resume=resume,
                 strict=strict,
                 show_progress=True,

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from ragkv.evaluate.summary import Evaluation
 
 DEFAULT_METHODS = "query,cacheclip,epic,random,reuse"
+_OF_NEEDLES = ("tokens", "haystack", "needle_values")
+_OF_RUNS = ("resume", "time_in_turn")
+_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "codec", "strict")
 
 
 def evaluate_command(
+    context: typer.Context,
     *,
     data: Annotated[
         Path | None, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")
@@ -77,6 +81,15 @@ def evaluate_command(
 
     if sum(option is not None for option in (data, needles, chart)) != 1:
         raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
+    options.refuse(
+        context,
+        {
+            "without --needles": () if needles is not None else _OF_NEEDLES,
+            "with --chart": () if chart is None else (*_MEASURING, *_OF_RUNS),
+            "with --codec": () if codec is None else _OF_RUNS,
+            "without --json": () if json_path is not None else ("resume",),
+        },
+    )
     options.check_folders(json_path, plot)
     check_picture(plot)
     codecs = _codecs_of(codec, plot or chart)
@@ -87,6 +100,7 @@ def evaluate_command(
 
     from ragkv import RagKV, ReuseConfig
     from ragkv.evaluate.codecs import compare_codecs
+    from ragkv.evaluate.records import records_beside
     from ragkv.evaluate.run import evaluate
     from ragkv.evaluate.table import codec_table
 
@@ -131,7 +145,7 @@ def evaluate_command(
                 methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 seed=seed,
-                records=json_path.with_suffix(".rows.jsonl") if json_path else None,
+                records=records_beside(json_path) if json_path else None,
                 resume=resume,
                 strict=strict,
                 time_in_turn=time_in_turn,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,16 @@ def check_folders(*paths: Path | None) -> None:
             raise ConfigError(f"there is no folder {path.absolute().parent}")
         if path is not None and path.is_dir():
             raise ConfigError(f"{path} is a folder: name a file")
+
+
+def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for options on the command line that change nothing, by where that is."""
+    for where, names in useless.items():
+        for parameter in context.command.params:
+            name = str(parameter.name)
+            source = context.get_parameter_source(name)
+            if name in names and source is not None and source.name == "COMMANDLINE":
+                raise ConfigError(f"{parameter.opts[0]} changes nothing {where}: leave it out")
 
 
 def parts_of(text: str) -> list[str]:

@@ -106,6 +106,11 @@ class RecordFile:
                 os.fsync(out.fileno())
 
 
+def records_beside(path: Path) -> Path:
+    """Return where the measurements behind a result stand: beside it."""
+    return path.with_name(path.name.removesuffix(".json") + ".rows.jsonl")
+
+
 def _line(record: Record) -> str:
     return json.dumps(asdict(record), ensure_ascii=False) + "\n"
 

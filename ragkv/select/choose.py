@@ -104,7 +104,8 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
     share = mass / max(mass[-1], 1e-30)
     needed = min(len(paid), int(np.searchsorted(share, auto.target)) + 1) / cached
     ratio = min(max(needed, auto.floor), auto.ceiling)
-    held = share[min(max(1, round(ratio * cached)), len(share)) - 1]
+    count = min(round(ratio * cached), len(share))
+    held = share[count - 1] if count else 0.0
     bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"
     return ratio, (
         f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
