@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ragkv.config import ReuseConfig
 from ragkv.errors import ConfigError, UnsupportedModelError
-from ragkv.model.architecture import VERIFIED
+from ragkv.model.architecture import VERIFIED, config_of
 from ragkv.model.load import LoadedModel, served_in_full
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def check_calibration(reuse: ReuseConfig, loaded: LoadedModel) -> None:
 
 def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
     """Prove the invariants on a family that the test suite does not cover."""
-    if loaded.model.config.model_type in VERIFIED:
+    if config_of(loaded.model).model_type in VERIFIED:
         return loaded
     from ragkv.evaluate.check import verify_model
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv.decode.full import full_prefill
 from ragkv.engine import RagKV
-from ragkv.model.architecture import backbone_of
+from ragkv.model.architecture import backbone_of, config_of
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import RotaryTables, rotate, unrotate
 from ragkv.prompt.tokens import IntArray
@@ -83,7 +83,7 @@ def _chats(kv: RagKV) -> bool:
 
 
 def _kinds(kv: RagKV) -> str:
-    config = kv.model.config
+    config = config_of(kv.model)
     return f"{config.model_type}, {config.num_hidden_layers} layers, {kv.model.dtype}"
 
 
@@ -123,7 +123,7 @@ def _moving(kv: RagKV) -> CheckRow:
 def _rotation(kv: RagKV) -> CheckRow:
     """Un-rotating and rotating again changes nothing but rounding."""
     rotary = RotaryTables(backbone_of(kv.model).rotary_emb)
-    kinds = set(getattr(kv.model.config, "layer_types", None) or [""])
+    kinds = set(getattr(config_of(kv.model), "layer_types", None) or [""])
     worst = 0.0
     for kind in kinds:
         table = rotary.at(kind, torch.arange(64, device=kv.model.device))

@@ -53,6 +53,12 @@ def backbone_of(model: PreTrainedModel) -> Any:
     return model.get_decoder()  # type: ignore[no-untyped-call]
 
 
+def config_of(model: PreTrainedModel) -> PretrainedConfig:
+    """Return the decoder stack's configuration: a part of the model's where it reads images too."""
+    config: PretrainedConfig = getattr(backbone_of(model), "config", model.config)
+    return config
+
+
 def describe(model: PreTrainedModel) -> Architecture:
     """Read a model's architecture from its configuration and modules.
 
@@ -61,7 +67,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     UnsupportedModelError
         Its caches cannot be moved exactly; the message names the mechanism.
     """
-    config = model.config
+    config = config_of(model)
     _refuse_foreign_mechanisms(model, config)
     backbone = backbone_of(model)
     kinds = _layer_kinds(config)
@@ -76,7 +82,7 @@ def describe(model: PreTrainedModel) -> Architecture:
         raise _unsupported(f"{len(backbone.layers)} layers where its configuration says otherwise")
     return Architecture(
         layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         windows=tuple(window if kind == SLIDING else None for kind in kinds),
         rope_kinds=tuple(kind if per_kind else "" for kind in kinds),

@@ -10,6 +10,8 @@ import torch
 from blake3 import blake3
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ragkv.model.architecture import config_of
+
 _ATTENTION_FIELDS = (
     "model_type",
     "num_hidden_layers",
@@ -79,7 +81,7 @@ def digest_of(value: object) -> str:
 
 def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fingerprint:
     """Take the fingerprint of a loaded model, without a sink."""
-    config = model.config.to_dict()
+    config = config_of(model).to_dict()
     attention = {name: config.get(name) for name in _ATTENTION_FIELDS if name in config}
     return Fingerprint(
         weights=_weights_digest(model),

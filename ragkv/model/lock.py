@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from ragkv.model.architecture import backbone_of
+from ragkv.model.architecture import config_of
 
 _SOFT = 1
 """OpenMP's ``omp_pause_soft``: what the program has set stays as it is."""
@@ -91,7 +91,7 @@ def lock_of(model: PreTrainedModel) -> ModelLock:
 
     It goes by the configuration of the decoder stack, which is what a pass switches.
     """
-    config = getattr(backbone_of(model), "config", model.config)
+    config = config_of(model)
     with _finding:
         lock = _locks.get(id(config))
         if lock is None:

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragkv.errors import ConfigError
+from ragkv.model.architecture import config_of
 from ragkv.model.load import LoadedModel
 
 _CACHED, _NEW = (0, 512, 2048), (64, 256, 1024)
@@ -103,12 +104,13 @@ def measure_costs(
     repeats
         Runs a point; the fastest counts.
     """
-    limit = getattr(loaded.model.config, "max_position_embeddings", None) or sum(_CACHED + _NEW)
+    config = config_of(loaded.model)
+    limit = getattr(config, "max_position_embeddings", None) or sum(_CACHED + _NEW)
     new = [count for count in new if count <= limit // 2]
     if len(new) < 2:
         new = [limit // 4, limit // 2]
     cached = [count for count in cached if count + new[-1] <= limit]
-    vocabulary = int(loaded.model.config.vocab_size)
+    vocabulary = int(config.vocab_size)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (1, cached[-1] + new[-1]), generator=draw).to(loaded.device)
     seconds = [

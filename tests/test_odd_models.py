@@ -1,0 +1,92 @@
+"""Models as they are in the wild: configurations that say too much, parts of larger models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import SIZE, VOCAB, some_chunks, tiny_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    PersimmonConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ragkv import RagKV
+from ragkv.errors import PromptTooLongError
+
+QUESTION = "\n\nWhat does the text say?"
+TOLERANCE = 5e-5
+
+
+def made(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with random weights, large enough that attention matters."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 0.15)
+    return model.eval()
+
+
+def assert_exact(engine: RagKV) -> None:
+    """Ratio 1, and one chunk behind the sink, are what the model itself gives."""
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    for count, ratio in ((3, 1.0), (1, 0.0)):
+        prompt = [{"role": "user", "content": "\n\n".join(chunks[:count]) + QUESTION}]
+        out = engine.prefill(prompt, recompute_ratio=ratio)
+        assert out.report.reused_tokens + out.report.recomputed_tokens > 80
+        with torch.no_grad():
+            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
+        assert float((out.logits - full).abs().max()) < TOLERANCE
+        ours, plain = (
+            engine.generate(prompt, max_new_tokens=4, recompute_ratio=ratio, method=method)
+            for method in ("query", "full")
+        )
+        assert ours.token_ids == plain.token_ids
+
+
+def reading_images(**text: Any) -> PreTrainedModel:
+    window = {"sliding_window": 48, "query_pre_attn_scalar": 16}
+    eyes = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    kinds = ["sliding_attention", "full_attention"] * 2
+    return made(
+        Gemma3Config(
+            text_config={**SIZE, **window, "layer_types": kinds, **text}, vision_config=eyes
+        )
+    )
+
+
+def test_a_model_that_reads_images_too() -> None:
+    with RagKV(reading_images(), tiny_tokenizer(), store=":memory:") as engine:
+        assert engine.supported
+        assert engine.loaded.architecture.windows == (48, None, 48, None)
+        assert_exact(engine)
+
+
+def test_its_positions_and_rope_are_those_of_its_text_part() -> None:
+    small = reading_images(max_position_embeddings=16)
+    with (
+        RagKV(small, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine,
+        pytest.raises(PromptTooLongError, match="16 positions"),
+    ):
+        engine.prefill(some_chunks(1)[0])
+
+
+def persimmon(**more: Any) -> PreTrainedModel:
+    size = {name: SIZE[name] for name in SIZE if name not in ("num_key_value_heads", "head_dim")}
+    return made(PersimmonConfig(**{**size, **more}))
+
+
+def test_heads_that_are_not_grouped() -> None:
+    with RagKV(persimmon(), tiny_tokenizer(), store=":memory:") as engine:
+        assert engine.loaded.architecture.kv_heads == 4
+        assert_exact(engine)
