@@ -31,7 +31,10 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
     from ragkv.evaluate.check import verify_model
 
     _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
-    wrong = verify_model(loaded)
+    try:
+        wrong = verify_model(loaded)
+    except Exception as error:  # noqa: BLE001  nothing is known of what such a model does
+        wrong = f"{type(error).__name__}: {error}"
     if not wrong:
         return loaded
     if on_unsupported == "raise":

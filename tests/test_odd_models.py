@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ragkv import RagKV
-from ragkv.errors import PromptTooLongError
+from ragkv.errors import PromptTooLongError, UnsupportedModelError
 
 QUESTION = "\n\nWhat does the text say?"
 TOLERANCE = 5e-5
@@ -90,3 +90,11 @@ def test_heads_that_are_not_grouped() -> None:
     with RagKV(persimmon(), tiny_tokenizer(), store=":memory:") as engine:
         assert engine.loaded.architecture.kv_heads == 4
         assert_exact(engine)
+
+def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
+    odd = persimmon(num_key_value_heads=2)  # the model has 4
+    with pytest.raises(UnsupportedModelError, match="RuntimeError"):
+        RagKV(odd, tiny_tokenizer(), store=":memory:")
+    with RagKV(odd, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
+        assert not engine.supported
+        assert len(engine.generate("Some words", max_new_tokens=3).token_ids) == 3
