@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import SIZE, VOCAB, some_chunks, tiny_tokenizer
+from tiny import SIZE, some_chunks, tiny_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
+    LlamaConfig,
+    MistralConfig,
     PersimmonConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -91,6 +94,7 @@ def test_heads_that_are_not_grouped() -> None:
         assert engine.loaded.architecture.kv_heads == 4
         assert_exact(engine)
 
+
 def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
     odd = persimmon(num_key_value_heads=2)  # the model has 4
     with pytest.raises(UnsupportedModelError, match="RuntimeError"):
@@ -98,3 +102,41 @@ def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
     with RagKV(odd, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
         assert not engine.supported
         assert len(engine.generate("Some words", max_new_tokens=3).token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "window"),
+    [
+        (LlamaConfig, {"sliding_window": 4096}, None),  # as many as it has positions
+        (MistralConfig, {"use_sliding_window": False}, 48),
+        (Phi3Config, {"use_sliding_window": False}, 48),
+    ],
+)
+def test_windows_are_those_that_the_model_attends_within(
+    config: type[PreTrainedConfig], said: dict[str, Any], window: int | None
+) -> None:
+    """transformers' own classes pass over what their configurations say besides."""
+    model = made(config(**{**SIZE, "sliding_window": 48, **said}))
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        assert set(engine.loaded.architecture.windows) == {window}
+        assert_exact(engine)
+
+
+def test_a_window_that_no_layer_of_the_family_has_is_refused() -> None:
+    """Its attention passes over it, and transformers' cache, while decoding, does not."""
+    model = made(LlamaConfig(**SIZE, sliding_window=48))
+    with pytest.raises(UnsupportedModelError, match="a window of 48 tokens"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")
+    model.config.sliding_window = None
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        assert_exact(engine)
+
+
+def test_a_window_that_a_layer_does_not_have_is_found_out() -> None:
+    """As in code of a model's own that reads its configuration in another way."""
+    model = made(MistralConfig(**SIZE, sliding_window=48))
+    model.config.sliding_window = 40
+    engine = RagKV(model, tiny_tokenizer(), store=":memory:")
+    model.config.sliding_window = 48
+    with engine, pytest.raises(UnsupportedModelError, match=r"window of 48, where .* says 40"):
+        assert_exact(engine)

@@ -14,6 +14,10 @@ VERIFIED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3
 """Model types whose exactness the test suite proves; others are checked when loaded."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_NO_WINDOW = frozenset({"llama"})
+"""Model types that attend to all keys, whatever their configuration says."""
+_ONE_WINDOW = frozenset({"mistral", "phi3"})
+"""Model types whose window holds in all layers, whatever else their configuration says of it."""
 _MEND = "Load it with on_unsupported='full' to serve it by ordinary full prefill."
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -71,9 +75,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     _refuse_foreign_mechanisms(model, config)
     backbone = backbone_of(model)
     kinds = _layer_kinds(config)
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
+    window = _window(config)
     per_kind, limit = _rope(config)
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
@@ -90,14 +92,25 @@ def describe(model: PreTrainedModel) -> Architecture:
     )
 
 
+def _window(config: PretrainedConfig) -> int | None:
+    """Return the window of the layers that have one."""
+    window: int | None = getattr(config, "sliding_window", None)
+    if config.model_type in _NO_WINDOW:
+        if window is not None and window < config.max_position_embeddings:
+            raise _unsupported(
+                f"a window of {window} tokens in its configuration, which its attention passes "
+                "over and transformers' cache does not (config.sliding_window = None mends that)"
+            )
+        return None
+    off = getattr(config, "use_sliding_window", True) is False
+    return None if off and config.model_type not in _ONE_WINDOW else window
+
+
 def _layer_kinds(config: PretrainedConfig) -> tuple[str, ...]:
     """Per layer, full or sliding attention; models without a list have one kind."""
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        sliding = getattr(config, "sliding_window", None) is not None
-        if getattr(config, "use_sliding_window", True) is False:
-            sliding = False
-        return (SLIDING if sliding else FULL,) * int(config.num_hidden_layers)
+    if kinds is None or config.model_type in _NO_WINDOW | _ONE_WINDOW:
+        return (FULL if _window(config) is None else SLIDING,) * int(config.num_hidden_layers)
     foreign = sorted(set(kinds) - {FULL, SLIDING})
     if foreign:
         raise _unsupported(f"layers of type {', '.join(foreign)}")

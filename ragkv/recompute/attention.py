@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.recompute.beside import ordinary, own_pass, switched
 from ragkv.recompute.overlap import attend_overlapping
@@ -54,6 +55,11 @@ def _attention_function(
     scaling: float = given["scaling"]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = ragkv_pass.windows[layer]
+    if given.get("sliding_window") != window:
+        raise UnsupportedModelError(
+            f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
+            f"model's configuration says {window}: mend its config.sliding_window."
+        )
     if ragkv_pass.observer is not None:
         call = LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
         ragkv_pass.observer(call)
