@@ -64,14 +64,15 @@ class Drift:
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
         self._weights: list[tuple[slice, slice, torch.Tensor]] = []
         width = 2 * architecture.kv_heads * architecture.head_dim
-        self._out = torch.zeros(self._end, width, device=device)  # for all layers in turn
+        # for all layers in turn
+        self._out = torch.zeros(self._end, width, dtype=torch.float32, device=device)
         told: list[npt.NDArray[np.int64]] = []
-        sizes = [torch.empty(0)]
+        sizes = [torch.empty(0, dtype=torch.float32)]
         first = 0
         for part in _stretches(layout, rows):
             positions = slice(part.start, part.start + len(part.places))
             known = slice(first, first + len(part.told))
-            size = torch.rsqrt(1 + torch.from_numpy(part.places) / EARLY_TOKENS)
+            size = torch.rsqrt(1 + torch.from_numpy(part.places).float() / EARLY_TOKENS)
             self._weights.append((positions, known, _weights(part, size).to(device)))
             told.append(part.told)
             sizes.append(size[part.known])

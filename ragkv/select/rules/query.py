@@ -25,7 +25,7 @@ def score(scene: Scene) -> FloatArray:
     layout = scene.layout
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
     count = min(len(layout) - layout.query_start, QUERY_ROWS)
-    paid = torch.zeros(2, len(layout), device=scene.cache.device)
+    paid = torch.zeros(2, len(layout), dtype=torch.float32, device=scene.cache.device)
 
     def observe(call: LayerCall) -> None:
         if call.layer >= first:
