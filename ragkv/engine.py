@@ -279,7 +279,8 @@ class RagKV:
         with clock.step("wait"):
             self._lock.acquire()
         try:
-            yield
+            with self._loaded.without_autocast():
+                yield
         finally:
             self._lock.release()
 

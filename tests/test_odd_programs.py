@@ -41,3 +41,18 @@ def test_torchs_default_dtype_changes_nothing(
     engine = make_engine()
     with default_dtype(dtype):
         assert drawn(engine, method) == expected
+
+
+def test_autocast_changes_nothing(make_engine: Make) -> None:
+    expected = drawn(make_engine(), "query")
+    engine = make_engine()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert drawn(engine, "query") == expected
+        assert torch.is_autocast_enabled("cpu")
+        pieces = engine.stream(PROMPT, recompute_ratio=0.2, max_new_tokens=8)
+        list(pieces)
+        assert pieces.completion.token_ids == expected
+        inside = engine.prefill(PROMPT, recompute_ratio=0.0)
+    outside = make_engine()
+    outside.precompute(CHUNKS)
+    assert torch.equal(inside.logits, outside.prefill(PROMPT, recompute_ratio=0.0).logits)

@@ -77,7 +77,7 @@ def _encode_batch(
         first = len(sink)
         _fill(cache, sink, len(chunks), loaded)
     positions = torch.arange(first, first + ids.shape[1], device=device)
-    with by_onednn(loaded.model):
+    with loaded.without_autocast(), by_onednn(loaded.model):
         loaded.model(
             input_ids=ids,
             position_ids=positions[None],

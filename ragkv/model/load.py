@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,11 @@ class LoadedModel:
         """Return when the model's device has done all that it was given."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
+
+    def without_autocast(self) -> AbstractContextManager[None]:
+        """Compute in the model's own dtype in the block: caches are kept as that."""
+        own: AbstractContextManager[None] = torch.autocast(self.device.type, enabled=False)
+        return own
 
     @property
     def end_tokens(self) -> frozenset[int]:
