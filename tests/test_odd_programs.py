@@ -56,3 +56,23 @@ def test_autocast_changes_nothing(make_engine: Make) -> None:
     outside = make_engine()
     outside.precompute(CHUNKS)
     assert torch.equal(inside.logits, outside.prefill(PROMPT, recompute_ratio=0.0).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache_implementation", "static"),
+        ("cache_implementation", "dynamic"),
+        ("num_return_sequences", 2),
+        ("prompt_lookup_num_tokens", 3),
+    ],
+)
+def test_what_the_models_generation_config_says_of_the_work(
+    make_engine: Make, name: str, value: object
+) -> None:
+    """It has no part in what is drawn, and would not do with a repaired cache."""
+    expected = drawn(make_engine(), "query")
+    engine = make_engine()
+    setattr(engine.model.generation_config, name, value)
+    assert drawn(engine, "query") == expected
+    assert drawn(engine, "full") == drawn(make_engine(), "full")

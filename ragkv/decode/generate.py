@@ -19,6 +19,13 @@ from ragkv.config import DecodeConfig
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.load import LoadedModel
 
+_LEFT_OUT = (
+    "stop_strings",  # StopTexts looks for them
+    "cache_implementation",  # the cache is there, or the ordinary one
+    "prompt_lookup_num_tokens",  # the first step repairs the cache, and checks no drafts
+    "assistant_early_exit",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -100,19 +107,19 @@ def draw(
             past_key_values=cache,
             generation_config=_generation_config(loaded, config),
             stopping_criteria=StoppingCriteriaList([stop]),
-            **_without_its_stops(loaded),
+            **_left_out(loaded),
             streamer=listener,
         )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
 
 
-def _without_its_stops(loaded: LoadedModel) -> dict[str, None]:
-    """Keep transformers from looking for the model's own stop texts, which are in StopTexts.
+def _left_out(loaded: LoadedModel) -> dict[str, None]:
+    """Name what the model's generation configuration has and a request must not take.
 
-    What is None in a request's configuration it takes from the model's.
+    What is None in a request's configuration transformers takes from the model's.
     """
-    own = getattr(loaded.model.generation_config, "stop_strings", None)
-    return {} if own is None else {"stop_strings": None}
+    own = loaded.model.generation_config
+    return {name: None for name in _LEFT_OUT if getattr(own, name, None) is not None}
 
 
 def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
@@ -126,8 +133,9 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         temperature=config.temperature if sampling else None,
         top_p=config.top_p if sampling else None,
         top_k=config.top_k if sampling else None,
-        stop_strings=None,
+        **dict.fromkeys(_LEFT_OUT),
         num_beams=1,
+        num_return_sequences=1,
         use_cache=True,
         return_dict_in_generate=False,
     )
