@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
-from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.load import LoadedModel
 from ragkv.model.lock import ModelLock
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
@@ -63,6 +63,7 @@ class Corpus:
         self.store = store
         self._codec = codec
         self._lock = lock
+        self._fingerprint, self._state = loaded.fingerprint, loaded.state
         self._sinks: dict[str, Sink] = {}
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
@@ -71,18 +72,33 @@ class Corpus:
         """Tokens a second that the model computes, as measured."""
 
     def sink(self, text: str) -> Sink:
-        """Return the sink of that text, encoding it on first use."""
+        """Return the sink of that text, encoding it on first use, and when weights changed."""
+        bare = self._bare_fingerprint()
         if text not in self._sinks:
-            if self.loaded.fingerprint is None:
-                raise UnsupportedModelError(self.loaded.unsupported)
             rendered = render_sink(text, self.loaded.tokenizer)
             tokens = sink_tokens(rendered, self.loaded.tokenizer)
             with self._lock:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
-            bare = self.loaded.fingerprint.with_codec(self._codec)
-            fingerprint = bare.with_sink(tokens.ids.tolist())
+            fingerprint = bare.with_codec(self._codec).with_sink(tokens.ids.tolist())
             self._sinks[text] = Sink(rendered, tokens.ids, rows, fingerprint)
         return self._sinks[text]
+
+    def _bare_fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of the model as it is now; forget what another one computed."""
+        loaded = self.loaded
+        if self._fingerprint is None:
+            raise UnsupportedModelError(loaded.unsupported)
+        if loaded.model.training:
+            raise ConfigError(
+                "the model is in training mode, where caches are no good: call model.eval() first"
+            )
+        state = state_of(loaded.model)
+        if state != self._state:
+            _log.info("the weights of %s may have changed", loaded.name)
+            self._sinks.clear()
+            self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer)
+            self._state = state
+        return self._fingerprint
 
     def find(self, prompt: str) -> list[Span]:
         """Return the known chunks in a prompt, those of other processes included."""

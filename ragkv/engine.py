@@ -93,7 +93,7 @@ class RagKV:
         self._codec = store.codec if isinstance(store, StoreConfig) else "raw"
         self._corpus = Corpus(self._loaded, self._store, self._lock, self._codec)
         self._repairer = Repairer(self._corpus, self._auxiliary)
-        self._auxiliaries: dict[str, tuple[Corpus, Sink]] = {}
+        self._auxiliaries: dict[str, Corpus] = {}
         self._calls = Calls()
         self._background = Background(self._corpus, keeps=self.supported and not self._read_only)
 
@@ -325,8 +325,9 @@ class RagKV:
             if name != self.model_name:
                 loaded = load_model(name, None, device="cpu")
                 corpus = Corpus(loaded, self._store, self._lock, self._codec)
-            self._auxiliaries[name] = corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
-        return self._auxiliaries[name]
+            self._auxiliaries[name] = corpus
+        corpus = self._auxiliaries[name]
+        return corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
 
     @property
     def loaded(self) -> LoadedModel:

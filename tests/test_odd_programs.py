@@ -7,13 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tiny import some_chunks
+from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.errors import ConfigError
+from ragkv.model.fingerprint import fingerprint_of
 from ragkv.select import method_names
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
+ONE = [{"role": "user", "content": CHUNKS[0] + "\n\nWhat does the text say?"}]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
 
 
@@ -76,3 +79,102 @@ def test_what_the_models_generation_config_says_of_the_work(
     setattr(engine.model.generation_config, name, value)
     assert drawn(engine, "query") == expected
     assert drawn(engine, "full") == drawn(make_engine(), "full")
+
+
+def assert_exact(engine: RagKV) -> None:
+    """One chunk behind the sink is a full prefill, by the weights as they are now."""
+    out = engine.prefill(ONE, recompute_ratio=0.0)
+    with torch.no_grad():
+        full = engine.model(torch.tensor([out.token_ids])).logits[0, -1]
+    torch.testing.assert_close(out.logits, full, atol=5e-5, rtol=0)
+
+
+def train_a_little(model: torch.nn.Module) -> None:
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    ids = torch.arange(20, 60)[None]
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    model.eval()
+
+
+def load_others(model: torch.nn.Module) -> None:
+    model.load_state_dict(tiny_model(seed=1).state_dict())
+
+
+@pytest.mark.parametrize("change", [train_a_little, load_others])
+def test_weights_that_change_between_calls(
+    make_engine: Make, change: Callable[[torch.nn.Module], None]
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    assert engine.prefill(ONE, recompute_ratio=0.0).report.reused_tokens > 80
+    change(engine.model)
+    assert not engine.contains(CHUNKS[0])
+    out = engine.prefill(ONE, recompute_ratio=0.0)
+    assert [miss.reason for miss in out.report.misses] == ["fingerprint"]
+    assert_exact(engine)
+    engine.precompute(CHUNKS)
+    assert engine.prefill(ONE, recompute_ratio=0.0).report.reused_tokens > 80
+    assert_exact(engine)
+
+
+def test_a_model_in_training_mode_computes_no_caches(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.model.train()
+    for call in (engine.precompute, engine.prefetch):
+        with pytest.raises(ConfigError, match="training mode"):
+            call(CHUNKS)
+    with pytest.raises(ConfigError, match="training mode"):
+        engine.generate(PROMPT)
+    engine.model.eval()
+    engine.precompute(CHUNKS)
+    assert_exact(engine)
+
+
+class Adapted(torch.nn.Module):
+    """A linear layer with adapters, as PEFT has them: one of them is in use, or none."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        draw = torch.Generator().manual_seed(0)
+        self.deltas = torch.nn.ParameterDict(
+            {
+                name: torch.nn.Parameter(0.1 * torch.randn(base.weight.shape, generator=draw))
+                for name in ("one", "other")
+            }
+        )
+        self.scaling = {"one": 1.0, "other": 1.0}
+        self.active_adapters = ["one"]
+        self.merged_adapters: list[str] = []
+        self.disable_adapters = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.base_layer(x)
+        for name in () if self.disable_adapters else self.active_adapters:
+            out = out + self.scaling[name] * torch.nn.functional.linear(x, self.deltas[name])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("active_adapters", ["other"]),
+        ("disable_adapters", True),
+        ("scaling", {"one": 2.0, "other": 1.0}),
+    ],
+)
+def test_the_adapter_in_use_is_part_of_what_a_cache_depends_on(field: str, value: object) -> None:
+    model = tiny_model()
+    adapted = Adapted(model.model.layers[1].mlp.up_proj)
+    model.model.layers[1].mlp.up_proj = adapted
+    model.peft_config = {"one": {}, "other": {}}
+    before = fingerprint_of(model, tiny_tokenizer())
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(CHUNKS)
+        setattr(adapted, field, value)
+        assert fingerprint_of(model, tiny_tokenizer()) != before
+        out = engine.prefill(ONE, recompute_ratio=0.0)
+        assert [miss.reason for miss in out.report.misses] == ["fingerprint"]
+        assert_exact(engine)

@@ -29,6 +29,7 @@ _ATTENTION_FIELDS = (
     "query_pre_attn_scalar",
     "rms_norm_eps",
 )
+_ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _HASHED_AT_ONCE = 1 << 28
 
 
@@ -39,7 +40,8 @@ class Fingerprint:
     Attributes
     ----------
     weights
-        Digest over all parameters and buffers (adapters and quantisation included).
+        Digest over all parameters and buffers (adapters, and which of them are in use, and
+        quantisation included).
     tokenizer
         Digest of the tokenizer's full definition.
     attention
@@ -91,9 +93,34 @@ def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     )
 
 
+def state_of(model: PreTrainedModel) -> tuple[object, ...]:
+    """Return what differs once weights, or the adapters in use, were changed in place.
+
+    It takes a walk over the modules, a millisecond or so. What is written through a
+    parameter's ``data`` is not seen.
+    """
+    weights = tuple(
+        (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
+        for part in model.parameters()
+    )
+    return *weights, *_adapters(model)
+
+
+def _adapters(model: PreTrainedModel) -> list[str]:
+    """Return which of PEFT's adapters are in use, and how much of each, layer by layer."""
+    if not hasattr(model, "peft_config"):
+        return []
+    return [
+        f"{name} {[getattr(layer, field, None) for field in _ADAPTER_FIELDS]};"
+        for name, layer in model.named_modules()
+        if hasattr(layer, "merged_adapters")
+    ]
+
+
 def _weights_digest(model: PreTrainedModel) -> str:
-    """Hash name, shape, dtype and bytes of every parameter and buffer."""
+    """Hash name, shape, dtype and bytes of every parameter and buffer, and the adapters in use."""
     hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update("".join(_adapters(model)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             hasher.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())

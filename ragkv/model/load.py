@@ -24,7 +24,7 @@ from ragkv.errors import (
 )
 from ragkv.model.architecture import Architecture, backbone_of, describe
 from ragkv.model.embedded import EMBEDDED, embedded_folder
-from ragkv.model.fingerprint import Fingerprint, fingerprint_of
+from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
 
@@ -36,8 +36,9 @@ class LoadedModel:
     """A model with all that ragkv needs to know of it.
 
     ``architecture``, ``rotary`` and ``fingerprint`` are None where the model is
-    served by full prefill alone; ``unsupported`` then says why. ``workspace`` is where
-    requests' keys and values are, one request at a time.
+    served by full prefill alone; ``unsupported`` then says why. ``fingerprint`` is of the
+    weights in the state ``state`` (:func:`ragkv.model.fingerprint.state_of`). ``workspace``
+    is where requests' keys and values are, one request at a time.
     """
 
     model: PreTrainedModel
@@ -47,6 +48,7 @@ class LoadedModel:
     rotary: RotaryTables | None
     fingerprint: Fingerprint | None
     unsupported: str = ""
+    state: tuple[object, ...] = ()
     workspace: Workspace = field(default_factory=Workspace)
 
     @property
@@ -118,7 +120,8 @@ def load_model(
         return served_in_full(loaded, tokens, name, str(reason))
     rotary = RotaryTables(backbone_of(loaded).rotary_emb)
     fingerprint = fingerprint_of(loaded, tokens)
-    return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint)
+    state = state_of(loaded)
+    return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
 
 
 def served_in_full(
