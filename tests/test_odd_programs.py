@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -178,3 +179,12 @@ def test_the_adapter_in_use_is_part_of_what_a_cache_depends_on(field: str, value
         out = engine.prefill(ONE, recompute_ratio=0.0)
         assert [miss.reason for miss in out.report.misses] == ["fingerprint"]
         assert_exact(engine)
+
+
+def test_what_a_tokenizer_padded_to_before_is_no_part_of_it() -> None:
+    model, tokenizer = tiny_model(), copy.deepcopy(tiny_tokenizer())
+    before = fingerprint_of(model, tokenizer)
+    tokenizer(["one", "one and another"], padding=True, truncation=True, max_length=5)
+    assert tokenizer.backend_tokenizer.padding is not None
+    assert fingerprint_of(model, tokenizer) == before
+    assert tokenizer.backend_tokenizer.truncation is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
@@ -87,10 +88,20 @@ def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     attention = {name: config.get(name) for name in _ATTENTION_FIELDS if name in config}
     return Fingerprint(
         weights=_weights_digest(model),
-        tokenizer=blake3(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(length=16),
+        tokenizer=blake3(_definition(tokenizer).encode()).hexdigest(length=16),
         attention=digest_of(attention),
         dtype=str(model.dtype).removeprefix("torch."),
     )
+
+
+def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a tokenizer's definition, without what an earlier call padded or cut its texts to."""
+    raw = tokenizer.backend_tokenizer
+    if raw.padding is not None or raw.truncation is not None:
+        raw = copy.deepcopy(raw)
+        raw.no_padding()
+        raw.no_truncation()
+    return str(raw.to_str())
 
 
 def state_of(model: PreTrainedModel) -> tuple[object, ...]:
