@@ -276,7 +276,13 @@ class Corpus:
         )
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
-        return text, encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
+        """Tokenise a chunk, up to where the rotary table changes: no prompt has it further on."""
+        tokens = encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
+        architecture = self.loaded.architecture
+        if architecture is None or architecture.position_limit is None:
+            return text, tokens
+        room = max(1, architecture.position_limit - len(sink.ids))
+        return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
 
 
 def _checked(texts: Iterable[str]) -> Sequence[str]:

@@ -140,3 +140,27 @@ def test_a_window_that_a_layer_does_not_have_is_found_out() -> None:
     model.config.sliding_window = 48
     with engine, pytest.raises(UnsupportedModelError, match=r"window of 48, where .* says 40"):
         assert_exact(engine)
+
+
+def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
+    """What a batch is padded to would switch the table for shorter chunks as well."""
+    factors = [1.0 + 0.1 * at for at in range(8)]
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
+        "short_factor": factors, "long_factor": [4 * factor for factor in factors],
+        "original_max_position_embeddings": 256,
+    }  # fmt: skip
+    model = made(LlamaConfig(**{**SIZE, "rope_parameters": rope}))
+    short, *more = some_chunks(9)
+    long = " ".join(more)
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute([short, long])
+        for text in (short, long[:400]):
+            prompt = [{"role": "user", "content": text + QUESTION}]
+            out = engine.prefill(prompt, recompute_ratio=0.0)
+            assert out.report.reused_tokens > 80
+            with torch.no_grad():
+                full = model(torch.tensor([out.token_ids])).logits[0, -1].float()
+            assert float((out.logits - full).abs().max()) < TOLERANCE
+        beyond = engine.prefill([{"role": "user", "content": long + QUESTION}])
+        assert {miss.reason for miss in beyond.report.misses} == {"positions"}
