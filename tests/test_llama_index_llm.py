@@ -7,7 +7,14 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    CitableBlock,
+    DocumentBlock,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+)
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT_TMPL
 from llama_index.llms.huggingface import HuggingFaceLLM
@@ -138,6 +145,20 @@ def test_no_second_bos(make_engine):
         tokenizer.chat_template = None
         assert llm.messages_to_prompt(CHAT).startswith("system: Answer shortly.\nuser: ")
         assert llm.chat(CHAT).message.content
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ImageBlock(url="https://example.org/picture.png"),
+        DocumentBlock(data=b"text"),
+        CitableBlock(title="a", source="b", content=[TextBlock(text="text")]),
+    ],
+)
+def test_what_is_not_text_is_refused(kv, block):
+    blocks = [TextBlock(text="What is this?"), block]
+    with pytest.raises(ConfigError, match=f"'{block.block_type}'"):
+        make(kv).chat([ChatMessage(role="user", blocks=blocks)])
 
 
 def test_own_chat_rendering(kv):

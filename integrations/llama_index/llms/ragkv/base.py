@@ -45,8 +45,8 @@ class RagKVLLM(CustomLLM):
     that class is at fault: streaming heeds ``completion_to_prompt`` too, ``complete``
     heeds ``system_prompt`` too, a prompt that begins with the BOS token gets no second
     one, per-call keyword arguments are heeded instead of dropped, a tokenizer without
-    a chat template chats in LlamaIndex's generic form, and the async methods do not
-    block the event loop.
+    a chat template chats in LlamaIndex's generic form, images and documents in a chat
+    are refused instead of left out, and the async methods do not block the event loop.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _CONTEXT = ("context_str", "context", "context_msg")
 _MARK = "\ue000context\ue000"
+_NOT_TEXT = ("image", "audio", "video", "document", "citable")
 
 
 def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
@@ -54,5 +55,17 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
 
 
 def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return messages as chat templates and the engine take them."""
+    """Return messages as chat templates and the engine take them.
+
+    Raises
+    ------
+    ConfigError
+        A message holds an image, a document or the like, which would be left out.
+    """
+    for block in (block for message in messages for block in message.blocks):
+        if block.block_type in _NOT_TEXT:
+            raise ConfigError(
+                f"A message's block of type {block.block_type!r} cannot be read by a text model: "
+                "give its text, as a string or in a TextBlock."
+            )
     return [{"role": message.role.value, "content": message.content or ""} for message in messages]
