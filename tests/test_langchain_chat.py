@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -186,6 +186,23 @@ def test_a_cache_of_answers_knows_the_settings():
     again = chat(cache=cached, method="naive").invoke(prompt())
     assert report(first)["ttft_s"] == report(again)["ttft_s"]
     assert report(chat(cache=cached, method="full").invoke(prompt()))["method"] == "full"
+
+
+def test_a_cache_of_answers_knows_the_weights_and_the_engines_settings():
+    """Models made in the process have one name; engines may differ by their settings alone."""
+    engines = [
+        engine(),
+        RagKV(tiny_model(seed=1), tiny_tokenizer(), store=":memory:"),
+        RagKV(engine().loaded, store=":memory:", reuse=ReuseConfig(method="full")),
+    ]
+    cached = InMemoryCache()
+    first, other, full = (ChatRagKV(kv=kv, cache=cached, max_tokens=8) for kv in engines)
+    assert first.invoke(prompt()).content != other.invoke(prompt()).content
+    assert report(full.invoke(prompt()))["method"] == "full"
+    pipelines = [RagKVPipeline(kv=kv) for kv in (*engines, engine())]
+    said = [str(pipe._identifying_params) for pipe in pipelines]
+    assert len(set(said)) == 3
+    assert said[0] == said[3]
 
 
 def test_async_leaves_the_event_loop_free():

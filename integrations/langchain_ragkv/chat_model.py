@@ -141,11 +141,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {
-            "model_name": self.model_name,
-            "namespace": self.kv.namespace,
-            **self._call(None, {}).arguments,
-        }
+        return {**self._identity, **self._call(None, {}).arguments}
 
     def _generate(
         self,

@@ -76,11 +76,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {
-            **super()._identifying_params,
-            "namespace": self.kv.namespace,
-            **self._overrides(),
-        }
+        return {**super()._identifying_params, **self._identity, **self._overrides()}
 
     def _generate(
         self,

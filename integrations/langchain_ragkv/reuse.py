@@ -70,6 +70,17 @@ class ChunkReuse(BaseModel):
         own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
         return {name: value for name, value in own.items() if value is not None} | (changes or {})
 
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What answers depend on besides a call's settings, for LangChain's cache of answers."""
+        found = self.kv.loaded.fingerprint
+        return {
+            "model_name": self.kv.model_name,
+            "fingerprint": None if found is None else found.digest,
+            "namespace": self.kv.namespace,
+            "reuse": str(self.kv.reuse.override(**self._overrides())),
+        }
+
     def get_token_ids(self, text: str) -> list[int]:
         """Return a text's tokens: LangChain's own way is another model's, from a hub."""
         own = getattr(self, "custom_get_token_ids", None)
