@@ -100,6 +100,12 @@ class Corpus:
             self._state = state
         return self._fingerprint
 
+    def _require_unchanged(self, sink: Sink) -> None:
+        if self._bare_fingerprint().weights != sink.fingerprint.weights:
+            raise ConfigError(
+                "the model's weights changed while chunks were encoded: encode them again"
+            )
+
     def find(self, prompt: str) -> list[Span]:
         """Return the known chunks in a prompt, those of other processes included."""
         self._refresh()
@@ -182,10 +188,13 @@ class Corpus:
         return self.store.forget_document(_document(document))
 
     def heal(self, texts: Iterable[str], sink: Sink) -> None:
-        """Encode chunks that a prompt missed, but none whose time is over; never raise."""
+        """Encode chunks that a prompt missed, but none whose time is over; never raise.
+
+        The model may have changed, or be in training, since the prompt was answered.
+        """
         try:
             self.encode([text for text in texts if not self._has_expired(text, sink)], sink)
-        except StoreError as error:
+        except (StoreError, ConfigError) as error:
             _log.warning("missed chunks were not stored: %s", error)
 
     def _has_expired(self, text: str, sink: Sink) -> bool:
@@ -262,6 +271,7 @@ class Corpus:
                 writing.result()  # at most one batch is written while the next is computed
                 if batch is None:
                     break
+                self._require_unchanged(sink)
                 self.computed(sum(map(len, batch)), time.perf_counter() - began)
                 writing = writer.submit(write, batch)
         removed = 0 if document is None else self.store.keep_only(document, wanted)

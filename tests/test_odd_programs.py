@@ -99,8 +99,8 @@ def train_a_little(model: torch.nn.Module) -> None:
     model.eval()
 
 
-def load_others(model: torch.nn.Module) -> None:
-    model.load_state_dict(tiny_model(seed=1).state_dict())
+def load_others(model: torch.nn.Module, seed: int = 1) -> None:
+    model.load_state_dict(tiny_model(seed=seed).state_dict())
 
 
 @pytest.mark.parametrize("change", [train_a_little, load_others])
@@ -117,6 +117,23 @@ def test_weights_that_change_between_calls(
     assert_exact(engine)
     engine.precompute(CHUNKS)
     assert engine.prefill(ONE, recompute_ratio=0.0).report.reused_tokens > 80
+    assert_exact(engine)
+
+
+@pytest.mark.parametrize("change", [load_others, torch.nn.Module.train])
+def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
+    make_engine: Make, change: Callable[[torch.nn.Module], object]
+) -> None:
+    engine = make_engine()
+    encode = engine._corpus.encode
+    engine._corpus.encode = lambda *given: (change(engine.model), encode(*given))
+    engine.prefetch(CHUNKS)
+    engine.generate(PROMPT, max_new_tokens=2)
+    engine.wait()
+    engine.model.eval()
+    assert not any(map(engine.contains, CHUNKS))
+    load_others(engine.model, seed=0)  # the weights that the prompt was answered with
+    assert not any(map(engine.contains, CHUNKS))
     assert_exact(engine)
 
 
