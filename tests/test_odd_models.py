@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ragkv import RagKV
-from ragkv.errors import PromptTooLongError, UnsupportedModelError
+from ragkv.errors import ConfigError, PromptTooLongError, UnsupportedModelError
 
 QUESTION = "\n\nWhat does the text say?"
 TOLERANCE = 5e-5
@@ -75,7 +75,16 @@ def test_a_model_that_reads_images_too() -> None:
         assert_exact(engine)
 
 
-def test_its_positions_and_rope_are_those_of_its_text_part() -> None:
+def test_images_are_not_left_out_without_a_word() -> None:
+    parts = [{"type": "image", "url": "picture.png"}, {"type": "text", "text": "What is this?"}]
+    with (
+        RagKV(reading_images(), tiny_tokenizer(), store=":memory:") as engine,
+        pytest.raises(ConfigError, match="'image' is not read"),
+    ):
+        engine.generate([{"role": "user", "content": parts}])
+
+
+def test_its_positions_are_those_of_its_text_part() -> None:
     small = reading_images(max_position_embeddings=16)
     with (
         RagKV(small, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine,

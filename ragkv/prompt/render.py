@@ -36,7 +36,8 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     Raises
     ------
     ConfigError
-        The prompt is neither, or the tokenizer has no chat template.
+        The prompt is neither, a message holds an image or the like, or the tokenizer has no
+        chat template.
     """
     if isinstance(prompt, str):
         return Rendered(prompt, not _starts_with_bos(prompt, tokenizer))
@@ -48,7 +49,16 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
         raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
     if not messages:
         raise ConfigError("the prompt has no message")
+    for part in (part for message in messages for part in _parts(message["content"])):
+        if isinstance(part, Mapping) and part.get("type", "text") != "text":
+            raise ConfigError(
+                f"a message's content of type {part['type']!r} is not read: give its text"
+            )
     return Rendered(_apply_template(messages, tokenizer), add_special_tokens=False)
+
+
+def _parts(content: object) -> Sequence[object]:
+    return content if isinstance(content, list | tuple) else ()
 
 
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
