@@ -27,7 +27,7 @@ from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model
 from ragkv.model.lock import lock_of
-from ragkv.prompt.render import Message, Prompt, chat_head, template_head
+from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
 from ragkv.recompute.forward import observed_forward
 from ragkv.repair import Attempt, Repaired, Repairer, without_lost
 from ragkv.report import Clock, PrecomputeReport
@@ -300,8 +300,9 @@ class RagKV:
     def _sink(self, config: ReuseConfig) -> Sink:
         if not method_of(config).sink:
             return self._corpus.sink("")
-        text = chat_head(self.tokenizer) if config.sink == "auto" else config.sink
-        return self._corpus.sink(text)
+        if config.sink == "auto":
+            return self._corpus.sink(chat_head(self.tokenizer))
+        return self._corpus.sink(undated(config.sink, self.tokenizer))
 
     def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse

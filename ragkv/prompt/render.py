@@ -14,8 +14,12 @@ from ragkv.errors import ConfigError
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 _MARK = "\ue000ragkv\ue000"
+_MARKED = {"role": "user", "content": _MARK}
 _OPENING = 8
 """Characters by which the head of a chat template is known."""
+_DATE = "\ue000date\ue000"
+_UNDATED = "{% macro strftime_now(form) %}" + _DATE + "{% endmacro %}"
+"""Before a chat template, has it write a mark instead of the day's date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,12 @@ def _parts(content: object) -> Sequence[object]:
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what the chat template puts before the first user text (the sink "auto").
 
-    Without a chat template it is the BOS token, or nothing.
+    Without a chat template it is the BOS token, or nothing. Where the template writes the
+    day's date, it ends before that: chunks are to serve on other days, too.
     """
     if not tokenizer.chat_template:
         return tokenizer.bos_token or ""
-    message = {"role": "user", "content": _MARK}
-    return _apply_template([message], tokenizer).partition(_MARK)[0]
+    return _until_mark([_MARKED], tokenizer)[0]
 
 
 def render_sink(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
@@ -88,7 +92,7 @@ def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokeni
     """Return what a prompt template puts before its first ``{field}``.
 
     For a string that is the text up to the field; messages are rendered through the
-    chat template up to it.
+    chat template up to it, or to the day's date.
     """
     if isinstance(template, str):
         return _until_field(template)[0]
@@ -100,8 +104,25 @@ def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokeni
             break
         messages.append({**message, "content": text})
     else:
-        messages.append({"role": "user", "content": _MARK})
-    return _apply_template(messages, tokenizer).partition(_MARK)[0]
+        messages.append(_MARKED)
+    return _until_mark(messages, tokenizer)[0]
+
+
+def undated(sink: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Cut a sink that begins as the chat template does where that writes the day's date."""
+    head, dated = _until_mark([_MARKED], tokenizer) if tokenizer.chat_template else ("", False)
+    return head if dated and head and sink.startswith(head) else sink
+
+
+def _until_mark(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, bool]:
+    """Return what stands before the mark on any day, and whether a date has cut it short."""
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    given = {"chat_template": _UNDATED + template} if "strftime_now" in template else {}
+    text = _apply_template(messages, tokenizer, **given).partition(_MARK)[0]
+    head, dated, _ = text.partition(_DATE)
+    return (head.rstrip() if dated else head), bool(dated)
 
 
 def _until_field(template: str) -> tuple[str, bool]:
@@ -121,14 +142,18 @@ def _until_field(template: str) -> tuple[str, bool]:
     return head, False
 
 
-def _apply_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+def _apply_template(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **given: Any
+) -> str:
     if not tokenizer.chat_template:
         raise ConfigError(
             "This tokenizer has no chat template: give the prompt as a string, or set "
             "tokenizer.chat_template."
         )
     plain = [dict(message) for message in messages]
-    return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+    return str(
+        tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **given)
+    )
 
 
 def _starts_with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
