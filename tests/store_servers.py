@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = ("redis-server", "valkey-server")
+
 
 class RedisServer:
-    """A ``redis-server`` of our own, with nothing on disk."""
+    """A server of our own, Redis or Valkey, with nothing on disk.
 
-    def __init__(self, folder: Path) -> None:
+    ``program``: which of ``PROGRAMS``; ``None`` takes the first that is installed.
+    """
+
+    def __init__(self, folder: Path, program: str | None = None) -> None:
+        installed = [name for name in PROGRAMS if shutil.which(name)]
+        self.program = program or next(iter(installed), PROGRAMS[0])
+        if self.program not in installed:
+            pytest.skip(f"there is no {self.program} on this machine")
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.folder = folder
@@ -26,16 +35,13 @@ class RedisServer:
     def start(self) -> None:
         settings = {"port": self.port, "bind": "127.0.0.1", "save": "", "dir": self.folder}
         options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        program = shutil.which("redis-server") or shutil.which("valkey-server")
-        if program is None:
-            pytest.skip("there is no redis-server on this machine")
-        self.process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([self.program, *options], stdout=subprocess.DEVNULL)
         for _ in range(200):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.05)
-        raise RuntimeError("redis-server does not start")
+        raise RuntimeError(f"{self.program} does not start")
 
     def kill(self) -> None:
         self.process.kill()
@@ -59,8 +65,17 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    yield from _serve(tmp_path_factory.mktemp("redis"), "redis-server")
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    yield from _serve(tmp_path_factory.mktemp("valkey"), "valkey-server")
+
+
+def _serve(folder: Path, program: str) -> Iterator[RedisServer]:
     pytest.importorskip("redis")
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server = RedisServer(folder, program)
     yield server
     server.kill()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from store_entries import without_syncs  # noqa: F401
-from store_servers import RedisServer, redis_server, s3_server  # noqa: F401
+from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 
 from ragkv.errors import ConfigError, StoreError, StoreFullError
 from ragkv.store.backends import is_url, open_url
@@ -45,6 +45,11 @@ def redis(request: pytest.FixtureRequest) -> Open:
     return lambda: RedisBackend(server.url, name, part_bytes=PART)
 
 
+def valkey(request: pytest.FixtureRequest) -> Open:
+    server, name = request.getfixturevalue("valkey_server"), secrets.token_hex(8)
+    return lambda: RedisBackend(server.url, name, part_bytes=PART)
+
+
 def s3(request: pytest.FixtureRequest) -> Open:
     url, name = request.getfixturevalue("s3_server"), secrets.token_hex(8)
     return lambda: open_url(url, name)
@@ -62,7 +67,7 @@ def encrypted(request: pytest.FixtureRequest) -> Open:
     return lambda: EncryptedBackend(inner(), "name", b"k" * 32)
 
 
-KINDS = [memory, disk, redis, s3, object_store, encrypted]
+KINDS = [memory, disk, redis, valkey, s3, object_store, encrypted]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

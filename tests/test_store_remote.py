@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_entries import FINGERPRINT, make_entry, same
-from store_servers import RedisServer, redis_server, s3_server  # noqa: F401
+from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
@@ -19,11 +19,13 @@ from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import BlobStore, TieredStore, open_store
 
 
-@pytest.fixture(params=["redis", "s3"])
+@pytest.fixture(params=["redis", "valkey", "s3"])
 def url(request: pytest.FixtureRequest) -> str:
     """The address of an empty store."""
     if request.param == "redis":
         return request.getfixturevalue("redis_server").url
+    if request.param == "valkey":
+        return request.getfixturevalue("valkey_server").url.replace("redis:", "valkey:")
     return request.getfixturevalue("s3_server").replace("prefix", secrets.token_hex(4))
 
 

@@ -1,4 +1,4 @@
-"""A Redis server of the campaign's own, which it may kill."""
+"""A Redis or Valkey server of the campaign's own, which it may kill."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
+
+_PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 class RedisServer:
@@ -24,7 +26,7 @@ class RedisServer:
     @staticmethod
     def is_here() -> bool:
         """Whether the server and its client are installed."""
-        return shutil.which("redis-server") is not None and find_spec("redis") is not None
+        return _PROGRAM is not None and find_spec("redis") is not None
 
     @property
     def url(self) -> str:
@@ -42,7 +44,8 @@ class RedisServer:
             "appendfsync": "always",
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        self._process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
+        assert _PROGRAM is not None
+        self._process = subprocess.Popen([_PROGRAM, *words], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1) as asked:
@@ -50,7 +53,7 @@ class RedisServer:
                 if asked.recv(16).startswith(b"+PONG"):  # "-LOADING" while it reads its file
                     return
             time.sleep(0.02)
-        raise RuntimeError("redis-server does not start")
+        raise RuntimeError(f"{_PROGRAM} does not start")
 
     def kill(self) -> None:
         """SIGKILL it."""
