@@ -200,7 +200,7 @@ class ReuseConfig:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is not a profile by `ragkv calibrate`: {error}") from error
         return config.override(**overrides)
 

@@ -255,7 +255,7 @@ def test_bad_profiles_are_named(make_engine, tmp_path):
         path.write_text(json.dumps(good | changes))
         with pytest.raises(ConfigError, match=rf"p\.json.*{words}"):
             ReuseConfig.from_profile(path)
-    for text in ("[]", "{", "{}", "\udcff"):
+    for text in ("[]", "{", "{}", "\udcff", "[" * 100_000):
         path.write_text(text, errors="surrogateescape")
         with pytest.raises(ConfigError, match=r"p\.json is not a profile"):
             ReuseConfig.from_profile(path)

@@ -303,4 +303,5 @@ def test_explain_writes_a_page(model, tmp_path, monkeypatch):
     assert read.marks("r") > read.marks("c") > 0
     failed = explain(*shared, "--max-new-tokens", 1, "--out", tmp_path / "no" / "page.html")
     assert failed.exit_code == 2
-    assert "the page cannot be written to" in failed.stderr
+    assert "there is no folder" in failed.stderr
+    assert "First token after" not in failed.stdout

@@ -13,7 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_huggingface import HuggingFacePipeline
-from langchain_ragkv import RagKVPipeline
+from langchain_ragkv import ChatRagKV, RagKVPipeline
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline
@@ -133,6 +133,17 @@ def test_the_models_own_generation_config_is_kept():
     ours.precompute(DOCUMENTS)
     assert ours.invoke(prompt()) == text
     assert text != swapped(pipe(max_new_tokens=24)).invoke(prompt())
+
+
+@pytest.mark.parametrize("made", [swapped, lambda: ChatRagKV(llm=swapped())])
+def test_a_deep_copy_shares_the_engine(made):
+    ours = made()
+    theirs = copy.deepcopy(ours)
+    assert theirs.kv is ours.kv
+    assert theirs == ours
+    assert theirs.invoke(prompt()) is not None
+    theirs.recompute_ratio = 0.5
+    assert ours.recompute_ratio != 0.5
 
 
 def test_skip_prompt_and_batches():

@@ -70,6 +70,13 @@ class ChunkReuse(BaseModel):
         own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
         return {name: value for name, value in own.items() if value is not None} | (changes or {})
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the settings; the engine, and a pipeline with its model, are shared."""
+        memo = {} if memo is None else memo
+        for shared in (self.kv, getattr(self, "llm", None), getattr(self, "pipeline", None)):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
     @property
     def _identity(self) -> dict[str, Any]:
         """What answers depend on besides a call's settings, for LangChain's cache of answers."""

@@ -44,7 +44,9 @@ def explain(
     Retrieved chunks that are not stored yet are stored first.
     """
     from ragkv.errors import ConfigError
+    from ragkv.evaluate.options import check_folders
 
+    check_folders(out_path)
     reuse = reuse_config(method, recompute_ratio)
     with open_engine(model, store=store, namespace=namespace, encrypt=encrypt, reuse=reuse) as kv:
         chunks = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import statistics
 import tempfile
 import time
@@ -21,6 +22,7 @@ from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import folder_of, open_blobs
+from ragkv.store.disk import namespace_folder
 
 _FINGERPRINT = Fingerprint("bandwidth", "bandwidth", "bandwidth", "bfloat16")
 _LAYERS, _HEADS, _WIDTH = 24, 2, 64
@@ -141,6 +143,8 @@ def bandwidth(
         finally:
             for text in texts:
                 store.delete(text)
+    if folder is not None:
+        shutil.rmtree(namespace_folder(folder, namespace), ignore_errors=True)
     return Bandwidth(nbytes / 1e6, nbytes / 1e6 / count, rounds, warm, cold)
 
 
