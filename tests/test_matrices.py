@@ -14,13 +14,31 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragkv import RagKV
+from ragkv.model import matrices
 from ragkv.model.matrices import by_onednn
+
+WIDTH = 64
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()),
     reason="torch multiplies matrices by another library here",
 )
-WIDTH = 64
+
+
+@pytest.fixture(autouse=True)
+def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processor be one by AMD."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"})
+    monkeypatch.setattr(matrices, "_product", matrices._onednn_product())
+
+
+@pytest.mark.parametrize("found", [{"cpu_name": "Intel(R) Xeon(R)"}, {}])
+def test_on_other_processors_torch_chooses(
+    found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert matrices._onednn_product() is not None
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert matrices._onednn_product() is None
 
 
 class Products(TorchDispatchMode):

@@ -1,14 +1,15 @@
 """Matrix products of a pass on a CPU, by oneDNN where torch would take MKL.
 
-A pass has few rows, and MKL then spends much of its time arranging the weights, on AMD's
-processors most of all. oneDNN, which is in torch too, reads the weights as they lie: it computes
-hundreds of rows 1.1 times as fast, and fewer up to 1.4 times. docs/log.md has the measurements.
+A pass has few rows, and on AMD's processors MKL then spends much of its time arranging the
+weights. oneDNN, which is in torch too, reads the weights as they lie: it computes hundreds of rows
+1.1 times as fast, and fewer up to 1.4 times. docs/log.md has the measurements. On other processors
+nobody has measured it, and torch's choice stays.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,10 +19,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 _backends: Any = torch.backends
-_product: Any = None
-"""oneDNN's ``(rows, weight, bias, "none", [], "")``, where torch would ask MKL; else None."""
-if _backends.mkl.is_available() and _backends.mkldnn.is_available():
-    _product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+def _onednn_product() -> Any:
+    """Return oneDNN's ``(rows, weight, bias, "none", [], "")``; None leaves it to torch."""
+    capabilities: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)
+    on_amd = str(capabilities().get("cpu_name", "")).startswith("AMD")
+    if not (on_amd and _backends.mkl.is_available() and _backends.mkldnn.is_available()):
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+_product: Any = _onednn_product()
 
 
 @contextmanager
@@ -29,8 +38,8 @@ def by_onednn(model: PreTrainedModel) -> Iterator[None]:
     """Within the block, in this thread, let the model's float32 linear layers use oneDNN.
 
     All else is what it was: other types and devices, layers that are not torch's own or whose
-    ``forward`` was replaced, one row alone, what needs a gradient, and torch without MKL or
-    oneDNN. The model's lock must be held.
+    ``forward`` was replaced, one row alone, what needs a gradient, other makers' processors, and
+    torch without MKL or oneDNN. The model's lock must be held.
     """
     changed: list[nn.Linear] = []
     if _product is not None and _backends.mkldnn.enabled and model.device.type == "cpu":
