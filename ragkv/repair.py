@@ -22,7 +22,6 @@ from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
-from ragkv.model.architecture import config_of
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
@@ -206,7 +205,7 @@ class Repairer:
             tokens = tokenize(rendered, self._loaded.tokenizer)
             if not len(tokens):
                 raise ConfigError("the prompt is empty")
-            known = getattr(config_of(self._loaded.model), "max_position_embeddings", None)
+            known = self._loaded.positions
             if known is not None and len(tokens) > known:
                 raise PromptTooLongError(
                     f"a prompt of {len(tokens)} tokens, and the model knows {known} positions: "

@@ -28,7 +28,7 @@ class RedisServer:
         if self.program not in installed:
             pytest.skip(f"there is no {self.program} on this machine")
         self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = f"{self.program.removesuffix('-server')}://127.0.0.1:{self.port}/0"
         self.folder = folder
         self.start()
 

@@ -40,14 +40,13 @@ def disk(request: pytest.FixtureRequest) -> Open:
     return lambda: DiskBackend(folder / "backend")
 
 
-def redis(request: pytest.FixtureRequest) -> Open:
-    server, name = request.getfixturevalue("redis_server"), secrets.token_hex(8)
-    return lambda: RedisBackend(server.url, name, part_bytes=PART)
+def redis(request: pytest.FixtureRequest, server: str = "redis_server") -> Open:
+    url, name = request.getfixturevalue(server).url, secrets.token_hex(8)
+    return lambda: RedisBackend(url, name, part_bytes=PART)
 
 
 def valkey(request: pytest.FixtureRequest) -> Open:
-    server, name = request.getfixturevalue("valkey_server"), secrets.token_hex(8)
-    return lambda: RedisBackend(server.url, name, part_bytes=PART)
+    return redis(request, "valkey_server")
 
 
 def s3(request: pytest.FixtureRequest) -> Open:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from threads import each_in_a_thread
-from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
+from tiny import LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
@@ -437,14 +437,8 @@ def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> 
 
 
 def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: Make) -> None:
-    factors = [1.0 + 0.1 * at for at in range(8)]
-    rope = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
-        "short_factor": factors, "long_factor": [4 * factor for factor in factors],
-        "original_max_position_embeddings": 256,
-    }  # fmt: skip
     torch.manual_seed(0)
-    config = LlamaConfig(**{**SIZE, "rope_parameters": rope})
+    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
     model = AutoModelForCausalLM.from_config(config).eval()
     chunks = some_chunks(3)
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import SIZE, some_chunks, tiny_tokenizer
+from tiny import LONGROPE, SIZE, some_chunks, tiny_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
@@ -153,13 +153,7 @@ def test_a_window_that_a_layer_does_not_have_is_found_out() -> None:
 
 def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
     """What a batch is padded to would switch the table for shorter chunks as well."""
-    factors = [1.0 + 0.1 * at for at in range(8)]
-    rope = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
-        "short_factor": factors, "long_factor": [4 * factor for factor in factors],
-        "original_max_position_embeddings": 256,
-    }  # fmt: skip
-    model = made(LlamaConfig(**{**SIZE, "rope_parameters": rope}))
+    model = made(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     short, *more = some_chunks(9)
     long = " ".join(more)
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:

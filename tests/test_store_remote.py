@@ -22,11 +22,9 @@ from ragkv.store import BlobStore, TieredStore, open_store
 @pytest.fixture(params=["redis", "valkey", "s3"])
 def url(request: pytest.FixtureRequest) -> str:
     """The address of an empty store."""
-    if request.param == "redis":
-        return request.getfixturevalue("redis_server").url
-    if request.param == "valkey":
-        return request.getfixturevalue("valkey_server").url.replace("redis:", "valkey:")
-    return request.getfixturevalue("s3_server").replace("prefix", secrets.token_hex(4))
+    if request.param == "s3":
+        return request.getfixturevalue("s3_server").replace("prefix", secrets.token_hex(4))
+    return request.getfixturevalue(f"{request.param}_server").url
 
 
 @pytest.fixture

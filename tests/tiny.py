@@ -53,6 +53,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 512,
 }
+_LONGROPE_FACTORS = [1.0 + 0.1 * at for at in range(8)]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "short_factor": _LONGROPE_FACTORS,
+    "long_factor": [4 * factor for factor in _LONGROPE_FACTORS],
+    "original_max_position_embeddings": 256,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {

@@ -21,6 +21,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
+from ragkv.evaluate.options import check_folders
 
 
 def explain(
@@ -44,7 +45,6 @@ def explain(
     Retrieved chunks that are not stored yet are stored first.
     """
     from ragkv.errors import ConfigError
-    from ragkv.evaluate.options import check_folders
 
     check_folders(out_path)
     reuse = reuse_config(method, recompute_ratio)

@@ -22,7 +22,7 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import Architecture, backbone_of, describe
+from ragkv.model.architecture import Architecture, backbone_of, config_of, describe
 from ragkv.model.embedded import EMBEDDED, embedded_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.memory import Workspace
@@ -60,6 +60,12 @@ class LoadedModel:
         """Return when the model's device has done all that it was given."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that the model's configuration says it knows; None where it says nothing."""
+        known: int | None = getattr(config_of(self.model), "max_position_embeddings", None)
+        return known
 
     def without_autocast(self) -> AbstractContextManager[None]:
         """Compute in the model's own dtype in the block: caches are kept as that."""

@@ -110,16 +110,23 @@ def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokeni
 
 def undated(sink: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Cut a sink that begins as the chat template does where that writes the day's date."""
-    head, dated = _until_mark([_MARKED], tokenizer) if tokenizer.chat_template else ("", False)
+    if not _writes_date(tokenizer):
+        return sink
+    head, dated = _until_mark([_MARKED], tokenizer)
     return head if dated and head and sink.startswith(head) else sink
+
+
+def _writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(tokenizer.chat_template) and "strftime_now" in tokenizer.get_chat_template()
 
 
 def _until_mark(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, bool]:
     """Return what stands before the mark on any day, and whether a date has cut it short."""
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-    given = {"chat_template": _UNDATED + template} if "strftime_now" in template else {}
+    given = {}
+    if _writes_date(tokenizer):
+        given["chat_template"] = _UNDATED + tokenizer.get_chat_template()
     text = _apply_template(messages, tokenizer, **given).partition(_MARK)[0]
     head, dated, _ = text.partition(_DATE)
     return (head.rstrip() if dated else head), bool(dated)

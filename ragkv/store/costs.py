@@ -104,13 +104,12 @@ def measure_costs(
     repeats
         Runs a point; the fastest counts.
     """
-    config = config_of(loaded.model)
-    limit = getattr(config, "max_position_embeddings", None) or sum(_CACHED + _NEW)
+    limit = loaded.positions or sum(_CACHED + _NEW)
     new = [count for count in new if count <= limit // 2]
     if len(new) < 2:
         new = [limit // 4, limit // 2]
     cached = [count for count in cached if count + new[-1] <= limit]
-    vocabulary = int(config.vocab_size)
+    vocabulary = int(config_of(loaded.model).vocab_size)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (1, cached[-1] + new[-1]), generator=draw).to(loaded.device)
     seconds = [

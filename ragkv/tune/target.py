@@ -11,7 +11,7 @@ import torch
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.evaluate.data import Example
 from ragkv.evaluate.prompts import chunk_texts, prompt
-from ragkv.model.architecture import Architecture, config_of
+from ragkv.model.architecture import Architecture
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import ChunkFinder, Span
 from ragkv.prompt.render import render
@@ -95,7 +95,7 @@ def read_question(example: Example, loaded: LoadedModel) -> Question:
 
 def check_length(tokens: int, loaded: LoadedModel, example_id: str) -> None:
     """Raise PromptTooLongError where a model does not know that many positions."""
-    known = getattr(config_of(loaded.model), "max_position_embeddings", None)
+    known = loaded.positions
     if known is not None and tokens > known:
         raise PromptTooLongError(
             f"example {example_id}: {tokens} tokens, and {loaded.name} knows {known} positions; "

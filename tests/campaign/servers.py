@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-_PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+_PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server") or ""
 
 
 class RedisServer:
@@ -26,7 +26,7 @@ class RedisServer:
     @staticmethod
     def is_here() -> bool:
         """Whether the server and its client are installed."""
-        return _PROGRAM is not None and find_spec("redis") is not None
+        return bool(_PROGRAM) and find_spec("redis") is not None
 
     @property
     def url(self) -> str:
@@ -44,7 +44,6 @@ class RedisServer:
             "appendfsync": "always",
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        assert _PROGRAM is not None
         self._process = subprocess.Popen([_PROGRAM, *words], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:

@@ -81,7 +81,7 @@ def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 def clipped_window(context_window: int, engine: RagKV) -> int:
     """Return the context window, at most the positions that the model knows."""
-    positions = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
+    positions = engine.loaded.positions
     if not positions or positions >= context_window:
         return context_window
     _log.warning(
@@ -89,4 +89,4 @@ def clipped_window(context_window: int, engine: RagKV) -> int:
         context_window,
         positions,
     )
-    return int(positions)
+    return positions
