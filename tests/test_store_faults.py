@@ -35,7 +35,7 @@ from store_entries import (  # noqa: F401
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import DiskStore, MemoryStore, Store, TieredStore
 from ragkv.store import index as index_module
-from ragkv.store.index import BytesDisk
+from ragkv.store.index import BytesDisk, Index
 from ragkv.store.names import digest_of_text, entry_key
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -388,6 +388,25 @@ def test_a_database_that_is_never_free(
             assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
         assert len(files_of(store)) == 1
         assert store.changes(0) == (1, ["a"])
+
+
+def test_opening_waits_for_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[diskcache.Cache] = []
+    drop_tag_index = diskcache.Cache.drop_tag_index  # the step that diskcache does not retry
+
+    def while_another_writes(cache: diskcache.Cache) -> None:
+        opened.append(cache)
+        with closing(sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None)) as it:
+            if len(opened) < 3:
+                it.execute("BEGIN EXCLUSIVE")
+            drop_tag_index(cache)
+
+    monkeypatch.setattr(diskcache.Cache, "drop_tag_index", while_another_writes)
+    with closing(Index(tmp_path / "index")) as index:
+        with index.transaction() as rows:
+            rows.set("key", b"value")
+        assert index.get("key") == b"value"
+    assert len(opened) == 3
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux' /proc")

@@ -25,7 +25,7 @@ from ragkv.store import names
 from ragkv.store.backends.base import Blob
 from ragkv.store.base import KEPT, EntryInfo
 from ragkv.store.blobs import BlobStore
-from ragkv.store.files import store_error
+from ragkv.store.files import store_errors
 from ragkv.store.format import decode
 from ragkv.store.header import Header, RefusedEntryError, canonical, checksum_of, read_header
 
@@ -65,18 +65,17 @@ def export_store(store: BlobStore, path: Path) -> Carried:
     infos = sorted(store.entries(), key=lambda info: (_digest(info), info.fingerprint))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(file, "wb") as raw:
-            with tarfile.open(fileobj=raw, mode="w") as tar:
-                _add(tar, _FIRST, canonical({"format": ARCHIVE_FORMAT}).encode())
-                for digest, found in groupby(infos, _digest):
-                    _export_text(store, tar, digest, list(found), carried)
-                _add(tar, _END, _end(carried.entries))
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise store_error(error, path) from error
+        with store_errors(path):
+            file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(file, "wb") as raw:
+                with tarfile.open(fileobj=raw, mode="w") as tar:
+                    _add(tar, _FIRST, canonical({"format": ARCHIVE_FORMAT}).encode())
+                    for digest, found in groupby(infos, _digest):
+                        _export_text(store, tar, digest, list(found), carried)
+                    _add(tar, _END, _end(carried.entries))
+                raw.flush()
+                os.fsync(raw.fileno())
+            temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink()

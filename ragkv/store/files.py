@@ -6,7 +6,8 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ragkv.errors import StoreError, StoreFullError
@@ -18,13 +19,17 @@ TEMPORARY_LIFETIME_S = 3600.0
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def store_error(error: OSError, place: Path) -> StoreError:
-    """Return the StoreError to raise for what the operating system said about ``place``."""
-    if isinstance(error, StoreError):
-        return error
-    if error.errno in _FULL:
-        return StoreFullError(f"no room left for {place}: {error.strerror}")
-    return StoreError(f"cannot use {place}: {error}")
+@contextmanager
+def store_errors(place: Path) -> Iterator[None]:
+    """Raise what the operating system says about ``place`` as a StoreError."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFullError(f"no room left for {place}: {error.strerror}") from error
+        raise StoreError(f"cannot use {place}: {error}") from error
 
 
 def make_private_folder(folder: Path) -> None:

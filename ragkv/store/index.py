@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import diskcache
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store.files import make_private_folder, store_error
+from ragkv.store.files import make_private_folder, store_errors
 
 LOCK_TIMEOUT_S = 60.0
 """How long a reader or writer waits for another process's transaction."""
@@ -140,10 +141,8 @@ class Index:
         if os.path.expandvars(folder) != str(folder):
             raise StoreError(f"diskcache would expand the variables in {folder}: rename it")
         if not read_only:
-            try:
+            with store_errors(folder):
                 make_private_folder(folder)
-            except OSError as error:
-                raise store_error(error, folder) from error
             if not os.access(folder, os.W_OK):
                 raise StoreError(f"{folder} may not be written; open the store read_only")
 
@@ -198,13 +197,12 @@ class Index:
 
     def _open(self) -> Any:
         folder = self._file.parent
-        try:
+        with store_errors(folder):
             make_private_folder(folder)
             _create(self._file)
-            cache = diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
+        try:
+            cache = _open_cache(folder)
             cache.close()
-        except OSError as error:
-            raise store_error(error, folder) from error
         except (diskcache.Timeout, *_DAMAGE) as error:
             raise self._error(error) from error
         except Exception as error:  # diskcache trusts the settings that it finds there
@@ -219,21 +217,22 @@ class Index:
             if self._closed:
                 raise StoreError(f"the store at {self._file.parent} is closed")
             try:
-                return self._connected().execute(statement, arguments).fetchall()
-            except (FileNotFoundError, NotADirectoryError):
-                self._disconnect()
-                return []
-            except OSError as error:
-                raise store_error(error, self._file) from error
+                connection = self._connected()
+                return connection.execute(statement, arguments).fetchall() if connection else []
             except _DAMAGE as error:
                 self._disconnect()
                 if "no such table" in str(error):  # another process is just making it
                     return []
                 raise self._error(error) from error
 
-    def _connected(self) -> sqlite3.Connection:
-        """Return this process's connection to the file that lies there now."""
-        place = self._file.stat()
+    def _connected(self) -> sqlite3.Connection | None:
+        """Return this process's connection to the file that lies there now, if one does."""
+        with store_errors(self._file):
+            try:
+                place = self._file.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                self._disconnect()
+                return None
         to = os.getpid(), place.st_dev, place.st_ino
         if self._connection is None or self._connected_to != to:
             self._disconnect()
@@ -264,6 +263,18 @@ class Index:
             f"written; if it is damaged, remove the folder {self._file.parent.parent} and "
             "precompute again"
         )
+
+
+def _open_cache(folder: Path) -> Any:
+    """Return diskcache's view of a folder; while it opens it does not always wait for a lock."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            return diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
+        except sqlite3.OperationalError as error:
+            if _code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.001)
 
 
 def _create(file: Path) -> None:

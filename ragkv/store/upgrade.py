@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ragkv.errors import StoreError
 from ragkv.store.blobs import BlobStore
-from ragkv.store.files import store_error, sync_folder
+from ragkv.store.files import store_errors, sync_folder
 from ragkv.store.format import decode
 from ragkv.store.header import RefusedEntryError, read_header
 from ragkv.store.index import Index
@@ -51,7 +51,7 @@ def migrate_folder(folder: Path, open_new: Callable[[], BlobStore]) -> Migrated:
     """
     aside = folder.with_name(folder.name + _ASIDE)
     done = Migrated()
-    try:
+    with store_errors(folder):
         if is_first_layout(folder):
             if aside.exists():
                 raise StoreError(f"{aside} and {folder} are both of layout 1: remove one of them")
@@ -65,8 +65,6 @@ def migrate_folder(folder: Path, open_new: Callable[[], BlobStore]) -> Migrated:
                     done.damaged += not carried
                     path.unlink()
             shutil.rmtree(aside)
-    except OSError as error:
-        raise store_error(error, folder) from error
     return done
 
 

@@ -63,13 +63,12 @@ class DiskBackend(Backend):
         self._files = self.folder / "kv"
         self._index = Index(self.folder / "index", read_only=read_only)
         try:
-            self._refuse_earlier_layouts()
-            if not read_only:
-                self._sweep()
-        except BaseException as error:
+            with files.store_errors(self.folder):
+                self._refuse_earlier_layouts()
+                if not read_only:
+                    self._sweep()
+        except BaseException:
             self._index.close()
-            if isinstance(error, OSError):
-                raise files.store_error(error, self.folder) from error
             raise
 
     def get(self, key: str) -> Blob | None:
@@ -105,15 +104,12 @@ class DiskBackend(Backend):
 
     def delete(self, key: str) -> bool:
         """Remove a value's file, then its row: what was deleted never comes back."""
-        try:
-            with self._index.transaction() as rows:
-                row = _parse(rows.get(check_key(key)))
-                if row is not None and row.value is None:
-                    self._path(key, row).unlink(missing_ok=True)
-                self._account(rows, row, None)
-                rows.delete(key)
-        except OSError as error:
-            raise files.store_error(error, self.folder) from error
+        with files.store_errors(self.folder), self._index.transaction() as rows:
+            row = _parse(rows.get(check_key(key)))
+            if row is not None and row.value is None:
+                self._path(key, row).unlink(missing_ok=True)
+            self._account(rows, row, None)
+            rows.delete(key)
         return row is not None
 
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
@@ -146,19 +142,18 @@ class DiskBackend(Backend):
             if row.value is not None:
                 return inline(row.value)
             path = self._path(key, row)
-            try:
-                return file(path, row.nbytes)
-            except FileNotFoundError:  # another process has replaced it, or somebody removed it
-                before, row = row, self._look(key)
-                if row == before:
-                    return gone
-            except OSError as error:
-                raise files.store_error(error, path) from error
+            with files.store_errors(path):
+                try:
+                    return file(path, row.nbytes)
+                except FileNotFoundError:  # another process replaced it, or somebody removed it
+                    before, row = row, self._look(key)
+                    if row == before:
+                        return gone
         return None
 
     def _put(self, key: str, parts: Sequence[Bytes], *, absent: bool) -> bool:
         nbytes = length_of(parts)
-        try:
+        with files.store_errors(self.folder):
             if nbytes <= INLINE_BYTES:
                 return self._enter(key, _Row(nbytes, b"".join(parts)), None, absent=absent)
             row = _Row(nbytes, None, secrets.token_hex(8))
@@ -171,8 +166,6 @@ class DiskBackend(Backend):
                 raise
             finally:
                 temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise files.store_error(error, self.folder) from error
 
     def _enter(self, key: str, row: _Row, temporary: Path | None, *, absent: bool) -> bool:
         """Make a row the key's, and then its file, which is written and synced, the value."""
