@@ -179,6 +179,7 @@ def test_costs_are_bilinear_between_the_points_and_carried_on_beyond() -> None:
     assert table(0, 60) == 10.0
     assert table(200, 20) == 8.0
     assert table(0, 0) == 0.0  # carried on, and never below 0
+    assert CostTable((0,), (64, 256), ((0.1, 0.9),))(0, 16) == pytest.approx(0.025)  # its share
     assert CostTable.from_dict(table.to_dict()) == table
     assert CostTable.at_rate(200.0)(5000, 100) == pytest.approx(0.5)
 

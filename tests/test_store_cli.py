@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.config import StoreConfig
+from ragkv.errors import StoreError
 from ragkv.store import open_blobs
+from ragkv.store.blobs import BlobStore
 from ragkv.store.disk import namespace_folder
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -164,3 +166,14 @@ def test_bench(tmp_path):
     assert not list((tmp_path / "store").iterdir())
     assert "memmap MB/s" in run(*options).stdout
     assert run("bench", "--store", ":memory:").exit_code == 2
+
+
+def test_a_bench_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreError("the backend is gone")
+
+    monkeypatch.setattr(BlobStore, "get", fail)
+    result = run("bench", "--store", tmp_path / "store", "--mb", 1, "--chunk-mb", 1)
+    assert result.exit_code == 2
+    assert "the backend is gone" in result.stderr
+    assert not list((tmp_path / "store").iterdir())

@@ -8,8 +8,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,6 +110,7 @@ def bandwidth(
     namespace = f"bandwidth-{secrets.token_hex(8)}"
     texts = [f"entry {number}" for number in range(count)]
     with (
+        _removed_after(None if folder is None else namespace_folder(folder, namespace)),
         closing(open_blobs(config, namespace)) as store,
         tempfile.TemporaryDirectory(prefix="bandwidth-", dir=folder) as beside,
     ):
@@ -143,9 +144,16 @@ def bandwidth(
         finally:
             for text in texts:
                 store.delete(text)
-    if folder is not None:
-        shutil.rmtree(namespace_folder(folder, namespace), ignore_errors=True)
     return Bandwidth(nbytes / 1e6, nbytes / 1e6 / count, rounds, warm, cold)
+
+
+@contextmanager
+def _removed_after(folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pair(

@@ -23,7 +23,8 @@ class CostTable:
     """Seconds of a prefill of ``new`` tokens behind ``cached`` ones (RAGCache, section 5.1).
 
     Between the points it is interpolated bilinearly; beyond them, the outermost cell is
-    carried on. Never below 0.
+    carried on, never below 0. Fewer tokens than the first of ``new`` take at least their
+    share of its seconds.
 
     Attributes
     ----------
@@ -66,6 +67,12 @@ class CostTable:
 
     def __call__(self, cached: int, new: int) -> float:
         """Return the seconds that a prefill of ``new`` tokens behind ``cached`` ones takes."""
+        if 0 < new < self.new[0]:
+            share = new / self.new[0] * self._read(cached, self.new[0])
+            return max(share, self._read(cached, new))
+        return self._read(cached, new)
+
+    def _read(self, cached: int, new: int) -> float:
         row, down = _cell(self.cached, cached)
         column, right = _cell(self.new, new)
         above = _between(self.seconds[row], column, right)
