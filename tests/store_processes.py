@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
@@ -120,7 +120,8 @@ def points(folder: Path) -> dict[str, int]:
     def die(*_: object, **__: object) -> None:
         os._exit(9)
 
-    def half_a_write(file: int, data: memoryview) -> int:
+    def half_a_write(file: int, views: Sequence[memoryview]) -> int:
+        data = b"".join(views)
         written = os.pwrite(file, data[: len(data) // 2], 0)
         os._exit(9 if written else 8)
 
@@ -132,7 +133,7 @@ def points(folder: Path) -> dict[str, int]:
         return call
 
     steps = {
-        "half written": mock.patch.object(os, "write", half_a_write),
+        "half written": mock.patch.object(files, "_write", half_a_write),
         "not synced": mock.patch.object(os, "fsync", die),
         "announced": mock.patch.object(
             DiskBackend, "put_if_absent", after(DiskBackend.put_if_absent)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -353,6 +353,32 @@ def test_a_store_that_only_reads_sees_what_others_write(store: DiskStore) -> Non
 def test_there_is_nothing_to_read_where_no_store_is(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         DiskStore(tmp_path / "nowhere", read_only=True)
+
+
+@pytest.mark.parametrize("most_parts", [1, 3, 512])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_file_is_whole_whatever_one_call_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_parts: int, step: int
+) -> None:
+    parts = [b"", b"ab", b"", bytearray(range(20)), memoryview(b"x"), b"end", b""]
+
+    def write(file: int, views: Sequence[memoryview]) -> int:
+        return os.write(file, b"".join(views)[:step])
+
+    monkeypatch.setattr(files, "_MOST_PARTS", most_parts)
+    monkeypatch.setattr(files, "_write", write)
+    assert files.write_temporary(tmp_path, iter(parts)).read_bytes() == b"".join(parts)
+
+
+@pytest.mark.skipif(not hasattr(os, "writev"), reason="POSIX")
+def test_a_file_is_written_in_one_call(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    write = os.writev
+    monkeypatch.setattr(os, "writev", lambda *args: calls.append(args) or write(*args))
+    entry = make_entry("x", tokens=500)
+    store.put(entry, FINGERPRINT)
+    assert len(calls) == 1  # then the page cache has it in larger pages
+    assert same(store.get("x", FINGERPRINT).entry, entry)
 
 
 def test_an_unusable_place_is_a_store_error(tmp_path: Path) -> None:

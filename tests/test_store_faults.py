@@ -12,7 +12,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -283,7 +283,8 @@ def fail_with(number: int) -> Callable[..., None]:
     return fail
 
 
-def half_then_full(file: int, data: memoryview) -> int:
+def half_then_full(file: int, views: Sequence[memoryview]) -> int:
+    data = b"".join(views)
     if len(data) < 50:
         fail_with(errno.ENOSPC)()
     return os.pwrite(file, data[: len(data) // 2], 0)
@@ -299,9 +300,9 @@ def database_full(*_: object) -> None:
 @pytest.mark.parametrize(
     ("target", "fault", "error"),
     [
-        ("os.write", half_then_full, StoreFullError),
-        ("os.write", fail_with(errno.EDQUOT), StoreFullError),
-        ("os.write", fail_with(errno.EIO), StoreError),
+        ("ragkv.store.files._write", half_then_full, StoreFullError),
+        ("ragkv.store.files._write", fail_with(errno.EDQUOT), StoreFullError),
+        ("ragkv.store.files._write", fail_with(errno.EIO), StoreError),
         ("os.fsync", fail_with(errno.ENOSPC), StoreFullError),
         ("pathlib.Path.replace", fail_with(errno.ENOSPC), StoreFullError),
         ("pathlib.Path.replace", fail_with(errno.EACCES), StoreError),
