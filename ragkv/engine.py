@@ -25,7 +25,7 @@ from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.embedded import EMBEDDED
-from ragkv.model.load import LoadedModel, load_model
+from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
 from ragkv.recompute.forward import observed_forward
@@ -63,6 +63,8 @@ class RagKV:
     ------
     ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError
     """
+
+    pretrained = staticmethod(pretrained)
 
     def __init__(
         self,

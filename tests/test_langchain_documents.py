@@ -9,20 +9,21 @@ from functools import cache
 
 import langchain_ragkv
 import pytest
+import torch
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(5))]
 RENDERED = PromptTemplate.from_template("Page {page}: {page_content}")
@@ -190,3 +191,32 @@ def test_importing_the_package_loads_no_framework():
     code = "import sys, langchain_ragkv; print('langchain_core' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("one", ["a text", Document("a text")])
+def test_one_document_instead_of_a_list_is_refused(one):
+    llm = ChatRagKV(kv=engine())
+    with pytest.raises(ConfigError, match="in a list"):
+        llm.precompute(one)
+    with pytest.raises(ConfigError, match="in a list"):
+        RagKVTransformer(llm=llm).transform_documents(one)
+
+
+def test_the_namespace_is_the_engines():
+    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", namespace="one")
+    llm = ChatRagKV(kv=kv)
+    assert llm.namespace == "one"
+    assert llm.model_copy().namespace == ChatRagKV(kv=kv, namespace="one").namespace == "one"
+    with pytest.raises(ValidationError, match="keeps namespace 'one'"):
+        ChatRagKV(kv=kv, namespace="two")
+    asked = llm.configurable_fields(namespace=ConfigurableField(id="tenant"))
+    assert asked.with_config(configurable={"tenant": "one"}).invoke("Words").content
+    with pytest.raises(ValidationError, match="keeps namespace 'one'"):
+        asked.with_config(configurable={"tenant": "two"}).invoke("Words")
+
+
+def test_loading_options_without_a_name_are_of_the_embedded_model():
+    llm = ChatRagKV.from_model_id(store=":memory:", model_kwargs={"dtype": torch.bfloat16})
+    assert llm.kv.model.dtype == torch.bfloat16
+    with pytest.raises(ModelNotFoundError):
+        ChatRagKV.from_model_id("no/such-model", model_kwargs={"dtype": torch.bfloat16})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections.abc import Callable
 
 import pytest
 from langchain_ragkv import ChatRagKV, RagKVPipeline
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.llms.ragkv import RagKVLLM
 
 from ragkv import RagKV
 
@@ -71,3 +74,18 @@ def test_the_prompt_comes_before_the_stream_begins(
     assert begun == []
     assert list(pieces)
     assert begun == [1]
+
+
+@pytest.mark.parametrize("call", ["acomplete", "achat"])
+def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine: Make, call: str) -> None:
+    engine = make_engine()
+    engine.model.generation_config.eos_token_id = None
+    llm = RagKVLLM(kv=engine, max_new_tokens=100_000, context_window=200_000)
+    asked = "Some words" if call == "acomplete" else [ChatMessage(content="Some words")]
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(getattr(llm, call)(asked), 0.3)
+
+    asyncio.run(give_up())
+    assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5

@@ -7,6 +7,7 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
+import torch
 from llama_index.core.base.llms.types import (
     ChatMessage,
     CitableBlock,
@@ -24,7 +25,7 @@ from tiny import some_chunks, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, ModelNotFoundError
 
 SIZE = {"max_new_tokens": 12, "context_window": 2000}
 GREEDY = {"generate_kwargs": {"do_sample": False}}
@@ -397,3 +398,33 @@ def test_none_is_no_length_and_zero_is_one(call, expected):
 def test_an_answer_of_no_tokens_is_refused(kv):
     with pytest.raises(ConfigError, match="max_new_tokens"):
         make(kv).complete(PROMPT, max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reuse": ReuseConfig(recompute_ratio=1.0)},
+        {"store": ":memory:"},
+        {"namespace": "tenant"},
+        {"method": "nope"},
+        {"method": "epic", "recompute_ratio": "auto"},
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_at_once(kv, given):
+    with pytest.raises(ConfigError):
+        RagKVLLM(kv=kv, **given)
+
+
+def test_it_can_be_printed(kv):
+    assert "max_new_tokens=12" in repr(make(kv))
+
+
+def test_what_it_writes_it_loads_again():
+    llm = RagKVLLM(store=":memory:", model_kwargs={"dtype": torch.bfloat16}, **SIZE)
+    assert llm.kv.model.dtype == torch.bfloat16
+    plain = RagKVLLM(store=":memory:", tokenizer_kwargs={"padding_side": "left"}, **SIZE)
+    assert plain.kv.tokenizer.padding_side == "left"
+    again = RagKVLLM.from_dict(plain.to_dict())
+    assert again.model_name == again.kv.model_name == plain.model_name
+    with pytest.raises(ModelNotFoundError):
+        RagKVLLM(model_name="no/such-model", model_kwargs={"dtype": torch.bfloat16})

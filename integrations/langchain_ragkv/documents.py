@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate, format_document
 
+from ragkv.errors import ConfigError
+
 
 def chunk_texts(
     documents: Iterable[Document | str],
@@ -16,7 +18,14 @@ def chunk_texts(
 
     Without ``document_prompt`` that is ``page_content``, verbatim. Texts stay as
     they are.
+
+    Raises
+    ------
+    ConfigError
+        One text or document instead of a list of them.
     """
+    if isinstance(documents, str | Document):
+        raise ConfigError(f"give the documents in a list, not one {type(documents).__name__}")
     return [_text(document, document_prompt) for document in documents]
 
 

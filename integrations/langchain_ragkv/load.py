@@ -25,6 +25,8 @@ def model_fields(
     ConfigError
         Another task or backend than the one there is, a generation setting that the
         engine does not have, or a device given twice.
+    ModelNotFoundError
+        There is no such model on this machine or the hub.
     """
     if task not in (None, "text-generation") or backend not in ("default", "pipeline"):
         raise ConfigError("Only task='text-generation' with backend='pipeline' can be served.")
@@ -43,8 +45,8 @@ def model_fields(
     fields["model_id"] = model_id
     if loading:
         engine = {name: fields[name] for name in _ENGINE if name in fields}
-        model = AutoModelForCausalLM.from_pretrained(str(model_id), **loading)
-        fields["kv"] = RagKV(model, AutoTokenizer.from_pretrained(str(model_id)), **engine)
+        model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)
+        fields["kv"] = RagKV(model, RagKV.pretrained(AutoTokenizer, model_id), **engine)
     return fields
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.prompt_head import prompt_head
 from ragkv import PrecomputeReport, RagKV, StoreConfig
+from ragkv.errors import ConfigError
 from ragkv.select import method_of
 
 
@@ -36,7 +37,7 @@ class ChunkReuse(BaseModel):
     """Where an engine made here keeps chunks: a folder, ":memory:", a StoreConfig, or
     None for the user's cache folder."""
     namespace: str = "default"
-    """Namespace of an engine made here."""
+    """Namespace of an engine made here; that of one that was given."""
     on_unsupported: Literal["raise", "full"] = "raise"
     """What to do with a model, or a setting, that ragkv cannot serve from caches."""
 
@@ -47,6 +48,13 @@ class ChunkReuse(BaseModel):
     def _open_engine(self) -> Self:
         if self.kv is None:
             self.kv = self._make_engine()
+        elif "namespace" not in self.model_fields_set:
+            self.namespace = self.kv.namespace
+        elif self.namespace != self.kv.namespace:
+            raise ConfigError(
+                f"the engine that was given keeps namespace {self.kv.namespace!r}, not "
+                f"{self.namespace!r}: make one for each namespace"
+            )
         if self.sink_from is not None:
             self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
         method_of(self.kv.reuse.override(**self._overrides()))  # errors are due now

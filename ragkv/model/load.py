@@ -148,15 +148,8 @@ def _resolve(
         return loaded, tokens, EMBEDDED
     if isinstance(model, str | Path):
         kwargs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-        try:
-            loaded = AutoModelForCausalLM.from_pretrained(str(model), **kwargs)
-            tokens = tokenizer or AutoTokenizer.from_pretrained(str(model))
-        except (OSError, ValueError) as error:
-            raise ModelNotFoundError(
-                f"Cannot load {str(model)!r}: {error}. Give a folder with a transformers model, "
-                "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
-            ) from error
-        return loaded, tokens, str(model)
+        loaded = pretrained(AutoModelForCausalLM, model, **kwargs)
+        return loaded, tokenizer or pretrained(AutoTokenizer, model), str(model)
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(f"model must be a name, a folder or a transformers model, not {model!r}")
     if tokenizer is None:
@@ -164,6 +157,24 @@ def _resolve(
     if dtype is not None:
         model.to(dtype)  # type: ignore[arg-type]
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
+
+
+def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
+    """Return what a transformers ``Auto…`` class loads; None names the embedded model.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is nothing that could be loaded by this name.
+    """
+    place = embedded_folder() if name is None or str(name) == EMBEDDED else name
+    try:
+        return auto.from_pretrained(str(place), **kwargs)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"Cannot load {str(name)!r}: {error}. Give a folder with a transformers model, "
+            "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
+        ) from error
 
 
 def check_device(device: str | torch.device | None) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal
 
@@ -33,6 +32,8 @@ from llama_index.llms.ragkv.responses import as_chat, as_completion
 from llama_index.llms.ragkv.source import EngineSource
 
 from ragkv import RagKV, ReuseConfig, ReuseReport
+from ragkv.errors import ConfigError
+from ragkv.select import method_of
 
 Prompt = str | list[dict[str, str]]
 
@@ -69,7 +70,8 @@ class RagKVLLM(CustomLLM):
     store, namespace, reuse, on_unsupported
         As in :class:`ragkv.RagKV`.
     kv
-        An engine to use instead of making one.
+        An engine to use instead of making one. It brings its model, store and reuse settings:
+        to give others beside it is an error.
 
     Raises
     ------
@@ -107,7 +109,7 @@ class RagKVLLM(CustomLLM):
         self,
         context_window: int = DEFAULT_CONTEXT_WINDOW,
         max_new_tokens: int = DEFAULT_NUM_OUTPUTS,
-        query_wrapper_prompt: str | PromptTemplate = "{query_str}",
+        query_wrapper_prompt: str | PromptTemplate | dict[str, Any] = "{query_str}",
         tokenizer_name: str | None = None,
         model_name: str | None = None,
         model: Any | None = None,
@@ -137,6 +139,8 @@ class RagKVLLM(CustomLLM):
         kv: RagKV | None = None,
     ) -> None:
         del tokenizer_outputs_to_remove
+        if kv is not None:
+            _check_given(kv, namespace, model=model, tokenizer=tokenizer, store=store, reuse=reuse)
         reuse = reuse or ReuseConfig()
         if sink is None and sink_from is None and kv is None and reuse.sink == "auto":
             sink_from = "default"
@@ -156,6 +160,8 @@ class RagKVLLM(CustomLLM):
             is_shared=kv is not None,
         )
         engine = source.get()
+        if isinstance(query_wrapper_prompt, dict):  # as to_dict() writes it
+            query_wrapper_prompt = str(query_wrapper_prompt["template"])
         if isinstance(query_wrapper_prompt, str):
             query_wrapper_prompt = PromptTemplate(query_wrapper_prompt)
         super().__init__(
@@ -183,9 +189,15 @@ class RagKVLLM(CustomLLM):
         if sink_from is not None and sink is None:
             self.sink = template_head(sink_from, self)
         source.reuse = engine.reuse.override(**self.reuse_overrides)
+        method_of(source.reuse)
         if kv is None:
             engine.reuse = source.reuse
         self._arguments({})  # a wrong setting is said now, not by the first answer
+
+    def __repr_args__(self) -> Any:
+        """Leave out the functions: bound to this object, they would show it again."""
+        functions = ("messages_to_prompt", "completion_to_prompt")
+        return [item for item in super().__repr_args__() if item[0] not in functions]
 
     @classmethod
     def class_name(cls) -> str:
@@ -265,7 +277,7 @@ class RagKVLLM(CustomLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Complete a prompt in a thread; the event loop goes on."""
-        return await asyncio.to_thread(self._complete, self._rendered(prompt, formatted), kwargs)
+        return await self._complete_in_thread(self._rendered(prompt, formatted), kwargs)
 
     @llm_completion_callback()
     async def astream_complete(
@@ -279,7 +291,7 @@ class RagKVLLM(CustomLLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer chat messages in a thread; the event loop goes on."""
         prompt = self._chat_prompt(messages)
-        return as_chat(await asyncio.to_thread(self._complete, prompt, kwargs))
+        return as_chat(await self._complete_in_thread(prompt, kwargs))
 
     @llm_chat_callback()
     async def astream_chat(
@@ -323,6 +335,15 @@ class RagKVLLM(CustomLLM):
         self._last_report = completion.report
         return as_completion(completion)
 
+    async def _complete_in_thread(
+        self, prompt: Prompt, kwargs: dict[str, Any]
+    ) -> CompletionResponse:
+        """Answer piece by piece, so that a call that is cancelled lets go of the model."""
+        async for response in iterate_in_thread(lambda: self._stream(prompt, kwargs)):
+            last = response
+        last.delta = None
+        return last
+
     def _stream(
         self, prompt: Prompt, kwargs: dict[str, Any]
     ) -> Generator[CompletionResponse, None, None]:
@@ -353,3 +374,17 @@ class RagKVLLM(CustomLLM):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         BaseModel.__setstate__(self, state)
+
+
+def _check_given(kv: RagKV, namespace: str, **others: Any) -> None:
+    """Refuse what would be dropped silently beside an engine."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"the engine that was given has its own {', '.join(given)}: give recompute_ratio, "
+            "method and sink instead, or no kv"
+        )
+    if namespace not in ("default", kv.namespace):
+        raise ConfigError(
+            f"the engine that was given keeps namespace {kv.namespace!r}, not {namespace!r}"
+        )

@@ -98,15 +98,18 @@ class EngineSource:
         device, is_one = _device(self.device_map)
         if model is not None:
             device = None
-        elif self.model_name and (self.model_kwargs or not is_one):
+        elif self.model_kwargs or not is_one:
             device = None
-            model = AutoModelForCausalLM.from_pretrained(
-                self.model_name, device_map=self.device_map, **self.model_kwargs
+            model = RagKV.pretrained(
+                AutoModelForCausalLM,
+                self.model_name or None,
+                device_map=self.device_map,
+                **self.model_kwargs,
             )
         name = self.tokenizer_name or self.model_name or getattr(model, "name_or_path", "")
         is_needed = model is not None or self.tokenizer_name or self.tokenizer_kwargs
-        if tokenizer is None and name and is_needed:
-            tokenizer = AutoTokenizer.from_pretrained(name, **self.tokenizer_kwargs)
+        if tokenizer is None and is_needed and (name or self.model is None):
+            tokenizer = RagKV.pretrained(AutoTokenizer, name or None, **self.tokenizer_kwargs)
         return RagKV(
             model if model is not None else self.model_name or None,
             tokenizer,
