@@ -202,6 +202,15 @@ def test_one_document_instead_of_a_list_is_refused(one):
         RagKVTransformer(llm=llm).transform_documents(one)
 
 
+def test_an_edited_document_leaves_no_chunk_behind():
+    llm = ChatRagKV(kv=RagKV(tiny_model(), tiny_tokenizer(), store=":memory:"))
+    old, new = [Document(text) for text in some_chunks(2)]
+    llm.precompute([old], document="page")
+    llm.precompute([new], document="page")
+    assert not llm.kv.contains(old.page_content)
+    assert llm.kv.contains(new.page_content)
+
+
 def test_the_namespace_is_the_engines():
     kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", namespace="one")
     llm = ChatRagKV(kv=kv)

@@ -109,6 +109,8 @@ class ChunkReuse(BaseModel):
         documents: Iterable[Document | str],
         *,
         document_prompt: BasePromptTemplate[str] | None = None,
+        document: str | None = None,
+        expires_in: float | None = None,
         show_progress: bool = False,
     ) -> PrecomputeReport:
         """Encode and store documents (or texts), once, at ingestion.
@@ -117,9 +119,17 @@ class ChunkReuse(BaseModel):
         ----------
         document_prompt
             How the chain renders a document; None is ``page_content`` alone.
+        document, expires_in
+            As in :meth:`ragkv.RagKV.precompute`: what these chunks are of, so that an edited
+            source leaves none behind, and the seconds that they are kept.
         """
-        texts = chunk_texts(documents, document_prompt)
-        return self.kv.precompute(texts, show_progress=show_progress, **self._overrides())
+        return self.kv.precompute(
+            chunk_texts(documents, document_prompt),
+            document=document,
+            expires_in=expires_in,
+            show_progress=show_progress,
+            **self._overrides(),
+        )
 
     def prefetch(self, texts: Sequence[str]) -> None:
         """Say which chunks the next prompt will hold: their loading starts at once."""
