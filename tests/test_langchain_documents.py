@@ -180,7 +180,7 @@ def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
     ],
 )
 def test_a_missing_framework_is_named_with_the_extra(name, module, missing, monkeypatch):
-    monkeypatch.delitem(sys.modules, f"langchain_ragkv.{module}")
+    monkeypatch.delitem(sys.modules, f"langchain_ragkv.{module}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     framework = missing.partition(".")[0].replace("_", "-")
     with pytest.raises(MissingDependencyError, match=f"{name} needs {framework}: pip install"):
