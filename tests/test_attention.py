@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,7 +40,7 @@ def test_rows_see_exactly_their_keys(
     torch.manual_seed(0)
     query = torch.randn(2, heads, len(rows), 16)
     key, value = torch.randn(2, kv_heads, 30, 16), torch.randn(2, kv_heads, 30, 16)
-    ours = attend(query, key, value, Rows(torch.tensor(rows)), window, 16**-0.5)
+    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 16**-0.5)
     torch.testing.assert_close(
         ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
     )
@@ -55,7 +56,7 @@ def test_blocks_of_rows_join_without_seams(
     rows = sorted(torch.randperm(600)[:300].tolist())
     query = torch.randn(1, 2, len(rows), 8)
     key, value = torch.randn(1, 1, 600, 8), torch.randn(1, 1, 600, 8)
-    ours = attend(query, key, value, Rows(torch.tensor(rows)), window, 8**-0.5)
+    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 8**-0.5)
     torch.testing.assert_close(
         ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
     )

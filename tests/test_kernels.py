@@ -127,7 +127,7 @@ def test_passes_on_a_gpu_attend_as_on_a_cpu(window):
     rows = torch.randperm(600)[:200].sort().values
     query = torch.randn(1, 8, 200, 64)
     key, value = torch.randn(2, 1, 2, 600, 64)
-    expected = attend(query, key, value, Rows(rows), window, 0.125)
+    expected = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.125)
     on_gpu = [part.cuda() for part in (query, key, value)]
-    ours = attend(*on_gpu, Rows(rows.cuda()), window, 0.125)
+    ours = attend(*on_gpu, Rows.on("cuda", rows.numpy()), window, 0.125)
     torch.testing.assert_close(ours.cpu(), expected, atol=1e-4, rtol=1e-4)

@@ -261,7 +261,9 @@ def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
     paid = attention_of_query(call, 3)
     alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4)
     assert torch.equal(paid, attention_of_query(alone, 3))
-    expected = attend(query.float(), key.float(), value.float(), Rows(rows), window, 0.4)
+    expected = attend(
+        query.float(), key.float(), value.float(), Rows(rows.numpy(), rows), window, 0.4
+    )
     assert call.attended().dtype == dtype
     torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
 

@@ -188,3 +188,27 @@ def test_a_deletion_outruns_a_running_load() -> None:
     slow.go_on.set()
     loader.join()
     assert store.get("a", FINGERPRINT).reason == "absent"
+
+
+def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In powers of two; and where there is none, ordinary memory does."""
+    taken: list[torch.Tensor] = []
+
+    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        if len(taken) == 2:
+            return None
+        taken.append(torch.empty(shape, dtype=dtype))
+        return taken[-1]
+
+    monkeypatch.setattr("ragkv.store.memory.pinned", pinned)
+    entries = [make_entry(text, tokens=9) for text in "abc"]
+    rounded = 1 << (entries[0].nbytes - 1).bit_length()
+    kept = size_of(entries[0]) - entries[0].nbytes + rounded
+    assert rounded > entries[0].nbytes
+    store = MemoryStore(2 * kept, pinned=True)
+    assert [store.put(entry, FINGERPRINT) for entry in entries] == [kept] * 3
+    assert store.nbytes == 2 * kept
+    found = [store.get(text, FINGERPRINT).entry for text in "abc"]
+    assert [found[0], same(found[1], entries[1]), same(found[2], entries[2])] == [None, True, True]
+    assert found[1] is not None
+    assert found[1].keys.data_ptr() == taken[1].data_ptr()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+import numpy as np
 from transformers.cache_utils import Cache
 
 from ragkv.model.architecture import backbone_of
@@ -53,12 +53,12 @@ def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
             raise RuntimeError(_TAKEN)
         fresh = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         length = ours.get_seq_length()
-        rows = torch.arange(length, length + fresh.shape[1], device=fresh.device)
+        rows = Rows.on(fresh.device, np.arange(length, length + fresh.shape[1]))
         return args, {
             **given,
             "attention_mask": None,
-            "position_ids": ours.overlap.at(rows)[None],
-            "ragkv_pass": Pass(Rows(rows), windows, overlap=ours.overlap),
+            "position_ids": ours.overlap.at(rows.positions)[None],
+            "ragkv_pass": Pass(rows, windows, overlap=ours.overlap),
         }
 
     hook = backbone.register_forward_pre_hook(before, with_kwargs=True)

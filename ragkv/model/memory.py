@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+_log = logging.getLogger(__name__)
 _ROOM = 1.25
 """What is taken of what is asked for: the next prompt is a little longer."""
 _WASTE = 8
@@ -27,6 +29,24 @@ def uninitialised(
     if torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     return _shaped(np.empty(_bytes(shape, dtype), dtype=np.uint8), shape, dtype)
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+    """Return host memory that a GPU copies from by itself, while the host goes on.
+
+    Its content is undefined. None where there is no GPU, or no such memory is left. torch
+    takes it in powers of two: see :func:`pinned_bytes`.
+    """
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        _log.warning("no pinned memory, copies to the device will be slower: %s", error)
+        return None
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """Return what so many bytes of pinned memory take: the next power of two."""
+    return 1 << max(0, nbytes - 1).bit_length()
 
 
 class Workspace:

@@ -69,7 +69,8 @@ def _attention_function(
     unused = 0
     if ragkv_pass.last_row_ends and layer == len(ragkv_pass.windows) - 1:
         unused = len(rows) - 1
-        query, rows, sparse = query[:, :, unused:], Rows(rows.positions[unused:]), None
+        query, sparse = query[:, :, unused:], None
+        rows = Rows(rows.places[unused:], rows.positions[unused:])
     if overlap is not None:
         out = attend_overlapping(
             query, key, value, rows.positions, overlap=overlap, window=window, scaling=scaling

@@ -184,7 +184,8 @@ def subset_call(
     """
     if loaded.architecture is None:
         raise ValueError("a subset pass needs a supported model")
-    where = torch.from_numpy(rows).to(loaded.device)
+    computed = Rows.on(loaded.device, rows)
+    where = computed.positions
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
     positions = where if overlap is None else overlap.at(where)
@@ -198,7 +199,7 @@ def subset_call(
                 "use_cache": True,
                 "logits_to_keep": 1,
                 "ragkv_pass": Pass(
-                    Rows(where),
+                    computed,
                     loaded.architecture.windows,
                     observer,
                     overlap,

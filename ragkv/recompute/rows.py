@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -29,24 +32,32 @@ class Rows:
 
     Parameters
     ----------
+    places
+        ``[rows]`` int64, strictly increasing: position of each query row. In numpy: to look
+        at a GPU's numbers would be to wait for all that it has to do.
     positions
-        ``[rows]`` int64, strictly increasing: position of each query row.
+        The same, on the device where they attend.
     """
 
-    def __init__(self, positions: torch.Tensor) -> None:
+    def __init__(self, places: npt.NDArray[np.int64], positions: torch.Tensor) -> None:
+        self.places = places
         self.positions = positions
-        self._bounds: list[int] = positions.tolist()
         self._blocks: dict[int | None, list[Block]] = {}
 
+    @classmethod
+    def on(cls, device: torch.device | str, places: npt.NDArray[np.int64]) -> Self:
+        """Bring the positions to a device."""
+        return cls(places, torch.from_numpy(places).to(device))
+
     def __len__(self) -> int:
-        return len(self._bounds)
+        return len(self.places)
 
     def blocks(self, window: int | None, dtype: torch.dtype) -> Iterable[Block]:
         """Return the blocks for one window; small masks are kept for all layers."""
         if window in self._blocks:
             return self._blocks[window]
         made = self._make(window, dtype)
-        if len(self) * (self._bounds[-1] + 1) * dtype.itemsize > KEPT_MASK_BYTES:
+        if len(self) * (int(self.places[-1]) + 1) * dtype.itemsize > KEPT_MASK_BYTES:
             return made
         self._blocks[window] = list(made)
         return self._blocks[window]
@@ -56,8 +67,8 @@ class Rows:
         size = block_rows(device)
         for first in range(0, len(self), size):
             last = min(first + size, len(self))
-            high = self._bounds[last - 1] + 1
-            low = 0 if window is None else max(0, self._bounds[first] - window + 1)
+            high = int(self.places[last - 1]) + 1
+            low = 0 if window is None else max(0, int(self.places[first]) - window + 1)
             keys = torch.arange(low, high, device=device)
             limit = self.positions[first:last, None]
             hidden = keys > limit

@@ -70,7 +70,7 @@ class SparseRows:
         self._kept = torch.from_numpy(kept).to(device)
         self._limited = torch.from_numpy(np.flatnonzero(limited)).to(device)
         self._others = torch.from_numpy(np.flatnonzero(~limited)).to(device)
-        self._seeing_all = Rows(torch.from_numpy(rows[~limited]).to(device))
+        self._seeing_all = Rows.on(device, rows[~limited])
         self._asking = torch.from_numpy(asking).to(device)
         self._lowest = torch.from_numpy(lowest).to(device)
         self._blocks: list[_Block] = []

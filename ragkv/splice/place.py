@@ -13,6 +13,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import rotate
+from ragkv.model.streams import side_stream
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.overlap import Overlap, OverlappedCache
@@ -68,8 +69,7 @@ def splice(
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
     device = loaded.device
     moves = [
-        (piece.entry, _index(piece.rows, torch.device("cpu")), _index(piece.slots, device))
-        for piece in pieces
+        (piece.entry, _index(piece.rows, device), _index(piece.slots, device)) for piece in pieces
     ]
     fresh = _index(layout.fresh, device)
     end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=0)
@@ -77,22 +77,39 @@ def splice(
     if overlap is not None:
         positions = overlap.at(positions)
     tables = rotary.tables(architecture.rope_kinds, positions)
+    copies = side_stream(device)
+    copies.catch_up()  # the buffer's memory may just have been another's
+    ahead = device.type != "cpu"  # what comes to the host is to be there when it is used
 
     def place(layers: slice) -> None:
         with step():
             keys, values = cache.rows(layers)
-            for part in (keys, values):
-                part[:, :, fresh] = 0
-                part[:, :, len(layout) :] = 0
+            with copies.beside():
+                for part in (keys, values):
+                    _clear(part, fresh)
+                    _clear(part, slice(len(layout), None))
             for entry, rows, slots in moves:
-                for target, source in zip((keys, values), entry.layers(layers), strict=True):
-                    wanted = rows if isinstance(rows, slice) else rows.to(source.device)
-                    target[:, :, slots] = source[:, :, wanted].to(device, non_blocking=True)
-            for part, kind in zip(keys, architecture.rope_kinds[layers], strict=True):
-                part[:, :end] = rotate(part[:, :end], tables[kind])
+                sources = entry.layers(layers)
+                if any(source.device.type != "cpu" for source in sources):
+                    copies.catch_up()  # it may just have been decoded there
+                with copies.beside():
+                    for target, source in zip((keys, values), sources, strict=True):
+                        here = source.to(device, non_blocking=ahead)
+                        target[:, :, slots] = here[:, :, rows]
+            with copies.beside():
+                for part, kind in zip(keys, architecture.rope_kinds[layers], strict=True):
+                    part[:, :end] = rotate(part[:, :end], tables[kind])
 
     cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache
+
+
+def _clear(part: torch.Tensor, positions: slice | torch.Tensor) -> None:
+    """Zero positions of ``[layers, kv_heads, tokens, head_dim]``."""
+    if isinstance(positions, slice):
+        part[:, :, positions] = 0
+    else:
+        part.index_fill_(2, positions, 0)  # no number comes from the host
 
 
 def _index(positions: npt.NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:

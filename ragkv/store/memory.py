@@ -14,6 +14,7 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import pinned, pinned_bytes
 from ragkv.store.admission import Admission
 from ragkv.store.base import EntryInfo, Lookup, Store, has_expired, later
 from ragkv.store.policies import make_policy
@@ -57,6 +58,9 @@ class MemoryStore(Store):
     costs
         Seconds that computing ``(cached, new)`` tokens takes, for the policies that weigh
         them; None counts every token alike.
+    pinned
+        Keep the tensors in memory that a GPU copies from by itself. It is taken in powers
+        of two, and so counted.
     admission
         Keep a new entry out of a full store unless it was asked for more often than
         those that would leave. For a tier: what is kept out is still in the store below.
@@ -72,12 +76,14 @@ class MemoryStore(Store):
         budget: int,
         *,
         device: str | torch.device = "cpu",
+        pinned: bool = False,
         policy: str = "lru",
         costs: Callable[[int, int], float] | None = None,
         admission: bool = False,
     ) -> None:
         self.budget = budget
         self.device = torch.device(device)
+        self._pinned = pinned
         self._costs = costs
         self._policy = make_policy(policy)
         self._admission = Admission() if admission else None
@@ -116,7 +122,7 @@ class MemoryStore(Store):
     ) -> int:
         """Keep an entry; 0 where it is larger than the budget, or not admitted."""
         left = self.keep(entry, fingerprint, document=document, expires_at=expires_at)
-        return 0 if left is None else size_of(entry)
+        return 0 if left is None else self._size(entry)
 
     def keep(
         self,
@@ -127,12 +133,12 @@ class MemoryStore(Store):
         expires_at: float | None = None,
     ) -> list[Left] | None:
         """Put an entry and return those that left for it; None where it is not kept."""
-        key, nbytes = (entry.text, fingerprint), size_of(entry)
+        key, nbytes = (entry.text, fingerprint), self._size(entry)
         with self._lock:
             if not self._admitted(key, nbytes):
                 self._remove(key)
                 return None
-        entry = _owned(entry, self.device)
+        entry = (_pinned(entry) if self._pinned else None) or _owned(entry, self.device)
         with self._lock:
             before = self._chunks.get(entry.text)
             self._remove(key)
@@ -242,6 +248,11 @@ class MemoryStore(Store):
             for key in list(self._kept):
                 self._remove(key)
 
+    def _size(self, entry: ChunkKV) -> int:
+        if not self._pinned:
+            return size_of(entry)
+        return size_of(entry) - entry.nbytes + pinned_bytes(entry.nbytes)
+
     def _admitted(self, key: _Key, nbytes: int) -> bool:
         if nbytes > self.budget:
             return False
@@ -296,6 +307,15 @@ def _hold(chunk: _Chunk, document: str | None, expires_at: float | None) -> None
     chunk.expires_at = later(chunk.expires_at, expires_at)
     if document is not None:
         chunk.documents.add(document)
+
+
+def _pinned(entry: ChunkKV) -> ChunkKV | None:
+    """Copy the tensors to pinned memory; None where there is none."""
+    both = pinned((2, *entry.keys.shape), entry.keys.dtype)
+    if both is None:
+        return None
+    keys, values = both[0].copy_(entry.keys.detach()), both[1].copy_(entry.values.detach())
+    return replace(entry, keys=keys, values=values)
 
 
 def _owned(entry: ChunkKV, device: torch.device) -> ChunkKV:

@@ -33,7 +33,9 @@ def with_tiers(config: StoreConfig, below: Store | None, device: torch.device) -
     """
     make = partial(MemoryStore, policy=config.policy, costs=config.costs)
     # a tier may turn an entry away; what is all there is may not
-    memory = make(int(config.memory_bytes), admission=below is not None)
+    memory = make(
+        int(config.memory_bytes), pinned=device.type == "cuda", admission=below is not None
+    )
     near = None
     if budget := device_bytes(config, device):
         near = make(budget, device=device, admission=True)

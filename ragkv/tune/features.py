@@ -147,15 +147,15 @@ class Tail:
             if len(calls) == len(self._layers):
                 raise StopPass
 
-        positions = torch.arange(len(ids), device=self._loaded.device)
+        rows = Rows.on(self._loaded.device, np.arange(len(ids)))
         hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in self._layers]
         try:
             with suppress(StopPass), subset_attention(self._loaded.model):
                 backbone_of(self._loaded.model)(
-                    input_ids=torch.from_numpy(ids.astype(np.int64)).to(positions.device)[None],
-                    position_ids=positions[None],
+                    input_ids=torch.from_numpy(ids.astype(np.int64)).to(self._loaded.device)[None],
+                    position_ids=rows.positions[None],
                     use_cache=False,
-                    ragkv_pass=self._pass(positions),
+                    ragkv_pass=self._pass(rows),
                 )
         finally:
             for hook in hooks:
@@ -163,10 +163,10 @@ class Tail:
         self._arguments.setdefault(len(ids), [more for _, more in calls])
         return calls[0][0][0]
 
-    def _pass(self, positions: torch.Tensor) -> Pass:
+    def _pass(self, rows: Rows) -> Pass:
         if self._loaded.architecture is None:
             raise ValueError("an auxiliary model must be a supported one")
-        return Pass(Rows(positions), self._loaded.architecture.windows)
+        return Pass(rows, self._loaded.architecture.windows)
 
     def _attention(self, hidden: torch.Tensor, query_tokens: int) -> torch.Tensor:
         """Run the trained layers; return what the query attends to, ``[tokens]``."""

@@ -1,0 +1,48 @@
+"""What a GPU does beside what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+
+class SideStream:
+    """A stream for copies from the host: they run while the device computes.
+
+    On the CPU, and on devices without streams, all that is done beside is simply done.
+    Have one of a device: see :func:`side_stream`. torch keeps memory for every stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: Any = torch.get_device_module(device)
+        has_any = device.type != "cpu" and hasattr(self._streams, "Stream")
+        self._own = self._streams.Stream(device) if has_any else None
+
+    def catch_up(self) -> None:
+        """Let what comes next on it wait for all that the current stream has been given."""
+        if self._own is not None:
+            self._own.wait_stream(self._streams.current_stream(self._device))
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Do the block's work on it; what the current stream is given after it waits for that."""
+        if self._own is None:
+            yield
+            return
+        current = self._streams.current_stream(self._device)
+        try:
+            with self._streams.stream(self._own):
+                yield
+        finally:
+            current.wait_stream(self._own)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """Return the device's side stream, the same for all threads."""
+    return SideStream(device)

@@ -1,0 +1,142 @@
+"""An engine on a device other than the CPU: the same answers, no race, no needless waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import second_device
+import torch
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.config import StoreConfig
+from ragkv.model.streams import SideStream
+from ragkv.select import method_names
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+WITHOUT_TIES = [("llama", name) for name in method_names()] + [
+    (family, "query") for family in ("qwen2", "qwen3", "gemma3", "phi3", "mistral-window")
+]
+
+
+@pytest.fixture(scope="module")
+def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("auxiliary")
+    tiny_model("qwen2", seed=5).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "name"), WITHOUT_TIES, ids=str)
+def test_answers_are_those_of_the_cpu(
+    make_engine: Make, auxiliary: Path, family: str, name: str
+) -> None:
+    settings = {"method": name, "recompute_ratio": 0.3, "auxiliary_model": str(auxiliary)}
+    logits, tokens, reused = [], [], []
+    for device in ("cpu", "second"):
+        engine = make_engine(family, device=device)
+        engine.precompute(CHUNKS, **settings)
+        prefilled = engine.prefill(PROMPT, **settings)
+        assert prefilled.logits.device.type == device
+        logits.append(prefilled.logits.cpu())
+        reused.append(prefilled.report.reused_tokens)
+        tokens.append(engine.generate(PROMPT, max_new_tokens=8, **settings).token_ids)
+    torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
+    assert tokens[0] == tokens[1]
+    assert reused[0] == reused[1]
+
+
+TIERS = {
+    "device": {},
+    "memory": {"device_bytes": 0},
+    "disk": {"device_bytes": 0, "memory_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("fetched", [False, True], ids=["asked", "prefetched"])
+def test_from_every_tier(
+    make_engine: Make, tmp_path: Path, tier: str, codec: str, fetched: bool
+) -> None:
+    """Entries of one store, written on either device, are those of the other."""
+    logits = []
+    for device in ("cpu", "second", "second"):
+        store = StoreConfig(tmp_path, codec=codec, **TIERS[tier])
+        engine = make_engine(device=device, store=store)
+        assert engine.precompute(CHUNKS).new == (len(CHUNKS) if device == "cpu" else 0)
+        for _ in range(2):
+            if fetched:
+                engine.prefetch(CHUNKS)
+            out = engine.prefill(PROMPT, recompute_ratio=0.3)
+            assert out.report.misses == ()
+            logits.append(out.logits.cpu())
+        engine.close()
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+def test_chunks_that_are_encoded_on_it_are_those_of_the_cpu(
+    make_engine: Make, tmp_path: Path
+) -> None:
+    logits = []
+    for writer, reader in (("cpu", "cpu"), ("second", "cpu"), ("second", "second")):
+        store = tmp_path / writer
+        make_engine(device=writer, store=store).precompute(CHUNKS)
+        out = make_engine(device=reader, store=store).prefill(PROMPT, recompute_ratio=0.3)
+        assert out.report.misses == ()
+        logits.append(out.logits.cpu())
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: str) -> None:
+    """The host waits for scores, to choose by them, and for the first token: for nothing else."""
+    engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    waited: list[list[str]] = []
+
+    def before(*_: object) -> None:
+        second_device.waits.clear()
+
+    def after(*_: object) -> None:
+        waited.append(list(second_device.waits))
+
+    hooks = [
+        engine.model.register_forward_pre_hook(before),
+        engine.model.register_forward_hook(after, always_call=True),
+    ]
+    for method in ("query", "epic", "reuse"):
+        engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
+    for hook in hooks:
+        hook.remove()
+    assert waited == [[]] * 4  # query has a pass to choose by
+
+
+def test_layers_that_are_not_waited_for_are_seen(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test's own test: without the one line that joins the streams, there is a race."""
+    engine = make_engine(device="second", store=StoreConfig(":memory:", device_bytes=0))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    beside = SideStream.beside
+
+    @contextmanager
+    def forgetful(self: SideStream) -> Iterator[None]:
+        current = second_device.current_stream()
+        known = dict(current.known)
+        with beside(self):
+            yield
+        current.known = known
+
+    monkeypatch.setattr(SideStream, "beside", forgetful)
+    with pytest.raises(second_device.RaceError):
+        engine.prefill(PROMPT)
