@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from transformers.cache_utils import Cache
 
+from ragkv.errors import ModelInUseError
 from ragkv.report import ReuseReport
 from ragkv.select.ahead import Ahead
 
@@ -63,6 +64,11 @@ class Completion:
     report: ReuseReport
 
 
+_PATIENCE_S = 5.0
+_HELD = (
+    "This thread holds the model, for which the stream waits: read it outside of "
+    "`with kv.turn():` and `with prefilled.decoding():`."
+)
 Speak = Callable[[str], None]
 Run = Callable[[Speak, Callable[[], bool]], Completion]
 
@@ -100,19 +106,32 @@ class CompletionStream(Iterator[str]):
     run
         Generates; is given a function that takes text pieces, and one that says
         whether to end. Runs in a thread of its own.
+    held
+        Says whether the calling thread holds the model, for which ``run`` waits.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, held: Callable[[], bool] = lambda: False) -> None:
         self._running = _Running()
+        self._held = held
         self._ended = False
         self._thread = threading.Thread(target=self._running.work, args=(run,), daemon=True)
         weakref.finalize(self, self._running.cancelled.set)
         self._thread.start()
 
     def __next__(self) -> str:
+        """Return the next piece.
+
+        Raises
+        ------
+        ModelInUseError
+            The calling thread itself holds the model, as inside :meth:`ragkv.RagKV.turn`.
+        """
         if self._ended:
             raise StopIteration
-        piece = self._running.pieces.get()
+        try:
+            piece = self._running.pieces.get(timeout=_PATIENCE_S if self._held() else None)
+        except queue.Empty:
+            raise ModelInUseError(_HELD) from None
         if isinstance(piece, str):
             return piece
         self._ended = True
@@ -137,7 +156,8 @@ class CompletionStream(Iterator[str]):
     def close(self) -> None:
         """End the generation after the current token; what it gave so far stays."""
         self._running.cancelled.set()
-        self._thread.join()
+        if not self._held():  # it ends when the model is free
+            self._thread.join()
         self._ended = True
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from ragkv.corpus import Corpus, Sink
 from ragkv.errors import ClosedError
 from ragkv.repair import Repaired
 
+_log = logging.getLogger(__name__)
 MOST_NAMED = 1000
 """Chunks that were named, are not stored, and may come in a prompt: the last ones."""
 
@@ -94,7 +96,7 @@ class Background:
                 self._named[text] = None
             while len(self._named) > MOST_NAMED:
                 del self._named[next(iter(self._named))]
-        self._thread.submit(self._fetch, named, sink)
+        self._begin(self._fetch, named, sink)
 
     def _fetch(self, named: Sequence[str], sink: Sink) -> None:
         self._corpus.fetch(named, sink)
@@ -108,11 +110,24 @@ class Background:
     def after(self, ready: Repaired, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
         """Encode what a prompt needed and the store did not have."""
         if ready.late:  # in memory by the next time, and the speed measured again
-            self._thread.submit(self._corpus.fetch, ready.late, sink_of(config))
+            self._begin(self._corpus.fetch, ready.late, sink_of(config))
         missed = [*ready.missed, *(text for text in self.named if text in ready.text)]
         self._forget(missed)
         if missed and config.on_miss == "store" and self._keeps:
-            self._thread.submit(self._corpus.heal, missed, sink_of(config))
+            self._begin(self._corpus.heal, missed, sink_of(config))
+
+    def _begin(
+        self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
+    ) -> None:
+        """Do it in the thread; nobody waits for it, so that an error goes to the log."""
+
+        def said() -> None:
+            try:
+                work(*args, **kwargs)
+            except Exception:  # noqa: BLE001  an answer was given already
+                _log.exception("work in the background failed")
+
+        self._thread.submit(said)
 
     def wait(self) -> None:
         """Return when all is done."""

@@ -28,6 +28,8 @@ from ragkv.store.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
 _FAR_REQUESTS = 16
+SINKS_KEPT = 16
+"""Sinks whose rows stay in memory: the last used."""
 Answer = TypeVar("Answer")
 
 
@@ -64,7 +66,8 @@ class Corpus:
         self._codec = codec
         self._lock = lock
         self._fingerprint, self._state = loaded.fingerprint, loaded.state
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, Sink] = {}  # the last used at the end
+        self._sinks_lock = threading.Lock()
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
@@ -74,28 +77,42 @@ class Corpus:
     def sink(self, text: str) -> Sink:
         """Return the sink of that text, encoding it on first use, and when weights changed."""
         bare = self._bare_fingerprint()
-        if text not in self._sinks:
+        with self._sinks_lock:
+            sink = self._sinks.pop(text, None)
+            if sink is not None:
+                self._sinks[text] = sink
+        if sink is None:
             rendered = render_sink(text, self.loaded.tokenizer)
             tokens = sink_tokens(rendered, self.loaded.tokenizer)
             with self._lock:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
             fingerprint = bare.with_codec(self._codec).with_sink(tokens.ids.tolist())
-            self._sinks[text] = Sink(rendered, tokens.ids, rows, fingerprint)
-        return self._sinks[text]
+            sink = Sink(rendered, tokens.ids, rows, fingerprint)
+            with self._sinks_lock:
+                self._sinks[text] = sink
+                while len(self._sinks) > SINKS_KEPT:
+                    del self._sinks[next(iter(self._sinks))]
+        return sink
 
     def _bare_fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of the model as it is now; forget what another one computed."""
-        loaded = self.loaded
-        if self._fingerprint is None:
-            raise UnsupportedModelError(loaded.unsupported)
-        if loaded.model.training:
+        """Return :attr:`fingerprint`, unless caches would be no good."""
+        if self.loaded.model.training:
             raise ConfigError(
                 "the model is in training mode, where caches are no good: call model.eval() first"
             )
+        return self.fingerprint
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the model as it is now; what another one computed is forgotten."""
+        loaded = self.loaded
+        if self._fingerprint is None:
+            raise UnsupportedModelError(loaded.unsupported)
         state = state_of(loaded.model)
         if state != self._state:
             _log.info("the weights of %s may have changed", loaded.name)
-            self._sinks.clear()
+            with self._sinks_lock:
+                self._sinks.clear()
             self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer)
             self._state = state
         return self._fingerprint

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 
 from ragkv.accept import check_calibration, listed, verified
 from ragkv.answer import Cancelled, Completion, CompletionStream, Prefilled, Speak
+from ragkv.auxiliaries import Auxiliaries
 from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
@@ -24,16 +25,13 @@ from ragkv.decode.overlap import overlapping
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ClosedError, ConfigError
-from ragkv.model.embedded import EMBEDDED
 from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
-from ragkv.recompute.forward import observed_forward
 from ragkv.repair import Attempt, Repaired, Repairer, without_lost
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
 from ragkv.select.ahead import Ahead
-from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
 
@@ -92,10 +90,11 @@ class RagKV:
         self._lock = lock_of(self._loaded.model)
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
-        self._codec = store.codec if isinstance(store, StoreConfig) else "raw"
-        self._corpus = Corpus(self._loaded, self._store, self._lock, self._codec)
-        self._repairer = Repairer(self._corpus, self._auxiliary)
-        self._auxiliaries: dict[str, Corpus] = {}
+        codec = store.codec if isinstance(store, StoreConfig) else "raw"
+        make = partial(Corpus, store=self._store, lock=self._lock, codec=codec)
+        self._corpus = make(self._loaded)
+        self._auxiliaries = Auxiliaries(self._corpus, make)
+        self._repairer = Repairer(self._corpus, self._auxiliaries.scorer)
         self._calls = Calls()
         self._background = Background(self._corpus, keeps=self.supported and not self._read_only)
 
@@ -132,7 +131,7 @@ class RagKV:
         chunks = listed(texts)
         corpora = [(self._corpus, self._sink(config))]
         if method_of(config).auxiliary:
-            corpora.append(self._auxiliary_corpus(config))
+            corpora.append(self._auxiliaries.corpus(config))
         given: dict[str, Any] = {"document": document, "expires_in": expires_in}
         with self._calls:
             reports = [
@@ -224,15 +223,16 @@ class RagKV:
         stop_token_ids: Sequence[int] = (),
         **overrides: Any,
     ) -> CompletionStream:
-        """Answer like :meth:`generate`, piece by piece."""
+        """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         config = self._configured(overrides)
         decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
+        held = partial(getattr, self._lock, "is_mine")
         return self._calls.hand_on(
             lambda speak, cancelled: self._complete(
                 prompt, config, decode, clock, speak=speak, cancelled=cancelled
             ),
-            CompletionStream,
+            lambda run: CompletionStream(run, held=held),
         )
 
     def _complete(
@@ -290,7 +290,12 @@ class RagKV:
     def _decoding(self, cache: Cache, ahead: Ahead | None) -> Iterator[None]:
         """Hold the model, which decodes over overlapping chunks, or repairs ahead."""
         loaded = self._loaded
-        with self._lock, overlapping(loaded, cache), repairing_ahead(loaded, cache, ahead):
+        with (
+            self._lock,
+            loaded.without_autocast(),
+            overlapping(loaded, cache),
+            repairing_ahead(loaded, cache, ahead),
+        ):
             yield
 
     # ---- what is configured
@@ -311,27 +316,6 @@ class RagKV:
         method_of(config)
         return config
 
-    def _auxiliary(self, config: ReuseConfig) -> Auxiliary:
-        corpus, sink = self._auxiliary_corpus(config)
-        keep = config.on_miss == "store"
-        return Auxiliary(
-            corpus.loaded,
-            sink.rows,
-            lambda text: corpus.get_or_encode(text, sink, keep=keep),
-            observed_forward,
-        )
-
-    def _auxiliary_corpus(self, config: ReuseConfig) -> tuple[Corpus, Sink]:
-        name = config.auxiliary_model or EMBEDDED
-        if name not in self._auxiliaries:
-            corpus = self._corpus
-            if name != self.model_name:
-                loaded = load_model(name, None, device="cpu")
-                corpus = Corpus(loaded, self._store, self._lock, self._codec)
-            self._auxiliaries[name] = corpus
-        corpus = self._auxiliaries[name]
-        return corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
-
     @property
     def loaded(self) -> LoadedModel:
         """The model with all that ragkv knows of it."""
@@ -346,6 +330,14 @@ class RagKV:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         return self._loaded.tokenizer
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Digest of all that chunk caches depend on, of the model as it is now, without sink.
+
+        None for a model whose caches cannot be reused.
+        """
+        return self._corpus.fingerprint.digest if self.supported else None
 
     @property
     def model_name(self) -> str:

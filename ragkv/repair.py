@@ -90,12 +90,13 @@ class Repaired:
     ) -> None:
         """Prepare what the method does besides computing rows in one pass."""
         rows = self.rows
+        if not (self.origin == Origin.CACHED).any():  # all is computed
+            return
         if method.drift:
             self.drift = Drift(layout, rows, loaded)
-        stale = bool((self.origin == Origin.CACHED).any())
-        if method.sparse is not None and stale and loaded.device.type == "cpu":
+        if method.sparse is not None and loaded.device.type == "cpu":
             self.sparse = SparseRows(layout, rows, method.sparse, loaded)
-        if ahead and method.lookup is not None and stale and self.choice.scores is not None:
+        if ahead and method.lookup is not None and self.choice.scores is not None:
             self.ahead = Ahead(layout, rows, self.choice.scores, method.lookup)
 
     def miss(self, text: str, reason: str) -> None:

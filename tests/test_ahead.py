@@ -203,3 +203,21 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
 def test_a_lookup_that_makes_no_sense_is_refused(lookup: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="lookup"):
         Lookup(*lookup)
+
+
+def test_decoding_is_in_the_models_own_dtype(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    answers = []
+    for autocast in (False, True):
+        out = engine.prefill(PROMPT, recompute_ratio=RATIO, method="query")
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+            out.decoding(),
+            torch.no_grad(),
+        ):
+            for _ in range(6):
+                token = out.logits.argmax() if not answers else answers[0][1]
+                logits = engine.model(token.view(1, 1), past_key_values=out.cache).logits[0, -1]
+        answers.append((logits, token))
+    assert torch.equal(answers[0][0], answers[1][0])

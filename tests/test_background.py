@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from threads import each_in_a_thread
 from tiny import some_chunks
 
@@ -40,3 +41,20 @@ def test_the_last_named_are_remembered(make_engine: Make) -> None:
     again = engine._background.named[0]
     engine.prefetch([again])
     assert engine._background.named[-2:] == ["fresh", again]
+
+
+def test_what_fails_there_is_said(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, chunks = make_engine(), some_chunks(3)
+    engine.precompute(chunks[:2])
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory left")
+
+    engine.prefetch(chunks)
+    engine.wait()
+    monkeypatch.setattr(engine._corpus, "encode", fail)
+    assert engine.generate("\n\n".join(chunks), max_new_tokens=1).token_ids
+    engine.wait()
+    assert "no memory left" in caplog.text

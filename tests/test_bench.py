@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 import ragkv
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
 from ragkv.bench.bound import Costs, bound_s, causal_area
 from ragkv.bench.chart import chart
 from ragkv.bench.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
@@ -424,3 +425,21 @@ def test_files_that_are_no_benchmark(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match="is not by `ragkv bench ttft`"):
             Benchmark.load(path)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_tier_is_what_its_name_says(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device tier before it, and no chunk that is computed because it loads slowly."""
+    stores: list[StoreConfig] = []
+    init = RagKV.__init__
+
+    def keep(self: RagKV, *given: object, store: StoreConfig, **more: object) -> None:
+        stores.append(store)
+        init(self, *given, store=store, **more)
+
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+        monkeypatch.setattr(RagKV, "__init__", keep)
+        monkeypatch.setattr("ragkv.corpus.is_slower", lambda *_: True)
+        found = bench_ttft(kv.loaded, replace(PLAN, tiers=(tier,)))
+    assert found.rows
+    assert [store.device_bytes for store in stores] == [0]

@@ -165,3 +165,16 @@ def test_low_precision_drifts_too(make_engine: Make) -> None:
     assert torch.isfinite(out.logits).all()
     all_of_it = engine.prefill(PROMPT, recompute_ratio=1).logits
     torch.testing.assert_close(all_of_it, exact, atol=0.2, rtol=0.05)
+
+
+def test_nothing_is_prepared_where_nothing_is_left(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    made: list[object] = []
+    monkeypatch.setattr("ragkv.repair.Drift", lambda *given: made.append(given))
+    engine.prefill(PROMPT, recompute_ratio=1.0)
+    assert made == []
+    engine.prefill(PROMPT, recompute_ratio=0.5)
+    assert len(made) == 1

@@ -48,3 +48,18 @@ def test_ratio_one_is_full_prefill_and_the_account_adds_up(
     with torch.no_grad():
         full = engine.model(torch.tensor([out.token_ids])).logits[0, -1]
     torch.testing.assert_close(out.logits, full, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_prompt_may_end_with_its_chunk(make_engine: Make, auxiliary: Path, name: str) -> None:
+    """What asks is the last token alone, then."""
+    engine = make_engine()
+    settings = {"method": name, "auxiliary_model": str(auxiliary)}
+    engine.precompute(CHUNKS, **settings)
+    prompt = "What do these say?\n\n" + "\n\n".join(CHUNKS)
+    for ratio in (0.3, 1.0):
+        answer = engine.generate(prompt, max_new_tokens=3, recompute_ratio=ratio, **settings)
+        reused = 0 if name in {"full", "prefix"} else len(CHUNKS)
+        assert len(answer.report.chunks) == reused
+    full = engine.generate(prompt, max_new_tokens=3, method="full")
+    assert answer.token_ids == full.token_ids

@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.ragkv import RagKVLLM
 
 from ragkv import RagKV
+from ragkv.errors import ModelInUseError
 
 Make = Callable[..., RagKV]
 LONG = {"max_new_tokens": 100_000}
@@ -89,3 +90,21 @@ def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine: Make, call: 
 
     asyncio.run(give_up())
     assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5
+
+
+def test_a_stream_cannot_wait_for_its_own_reader(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.answer._PATIENCE_S", 0.2)
+    engine = make_engine()
+    alone = engine.generate("Words", max_new_tokens=3).text
+    ready = engine.stream("Words", max_new_tokens=3)
+    ready._thread.join(10)
+    with engine.turn():
+        assert "".join(ready) == alone
+        stream = engine.stream("Words", max_new_tokens=3)
+        with stream, pytest.raises(ModelInUseError, match="outside"):
+            next(stream)
+        waiting = engine.stream("Words", max_new_tokens=3)
+    assert "".join(waiting) == alone
+    assert list(stream) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from threads import each_in_a_thread
+from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.corpus import SINKS_KEPT
 from ragkv.model.memory import Workspace
 
 A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
@@ -112,3 +116,51 @@ def test_a_closed_engine_keeps_no_memory(make_engine: Callable[..., RagKV]) -> N
     assert kv.loaded.workspace._flat.nbytes > 0
     kv.close()
     assert kv.loaded.workspace._flat.nbytes == 0
+
+
+def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> None:
+    kv = make_engine()
+    kv.precompute([A, B])
+    out = kv.prefill(PROMPT, method="query", recompute_ratio=0.2)
+    before = [out.cache.layer(index) for index in range(len(out.cache.layers))]
+    length, capacity = out.cache.get_seq_length(), out.cache.keys.shape[2]
+    fresh = torch.tensor([[5] * (capacity - length + 1)])
+    with out.decoding(), torch.no_grad():
+        kv.model(fresh, past_key_values=out.cache, use_cache=True)
+    assert out.cache.get_seq_length() == capacity + 1
+    assert out.cache.keys.shape[2] >= capacity + 256
+    for index, (keys, values) in enumerate(before):
+        layer, now = out.cache.layers[index], out.cache.layer(index)
+        assert layer.keys.data_ptr() == now[0].data_ptr() == out.cache.keys[index].data_ptr()
+        assert layer.values.data_ptr() == now[1].data_ptr() == out.cache.values[index].data_ptr()
+        assert torch.equal(now[0][:, :length], keys[:, :length])
+        assert torch.equal(now[1][:, :length], values[:, :length])
+
+
+def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
+    kv = make_engine()
+    first = kv._corpus.sink("First of all")
+    for number in range(SINKS_KEPT - 1):
+        kv._corpus.sink(f"For reader {number}")
+    assert kv._corpus.sink("First of all") is first
+    kv._corpus.sink("One more")
+    assert len(kv._corpus._sinks) == SINKS_KEPT
+    assert kv._corpus.sink("First of all") is first
+    assert "For reader 0" not in kv._corpus._sinks
+
+
+def test_a_closed_engine_lets_go_of_its_model() -> None:
+    """At once: on a GPU the weights would stay until the garbage collector comes by."""
+    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+    kv.precompute([A, B])
+    kv.generate(PROMPT, max_new_tokens=2, method="query")
+    kv.prefill(PROMPT, method="cacheblend")
+    model = weakref.ref(kv.model)
+    gc.collect()
+    gc.disable()
+    try:
+        kv.close()
+        del kv
+        assert model() is None
+    finally:
+        gc.enable()

@@ -167,3 +167,23 @@ def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
             assert float((out.logits - full).abs().max()) < TOLERANCE
         beyond = engine.prefill([{"role": "user", "content": long + QUESTION}])
         assert {miss.reason for miss in beyond.report.misses} == {"positions"}
+
+
+def test_weights_on_several_devices_are_refused_by_name() -> None:
+    model = made(LlamaConfig(**SIZE))
+    model.model.layers[2].to("meta")
+    with pytest.raises(UnsupportedModelError, match="weights on cpu and meta"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")
+    with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
+        assert "several" in engine.unsupported_reason or "meta" in engine.unsupported_reason
+
+
+def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
+    with RagKV(made(LlamaConfig(**SIZE)), tiny_tokenizer(), store=":memory:") as engine:
+        before = engine.fingerprint
+        assert before == engine.loaded.fingerprint.digest
+        with torch.no_grad():
+            engine.model.model.layers[1].mlp.up_proj.weight.add_(0.5)
+        assert engine.fingerprint not in (None, before)
+        engine.model.train()  # a cache of answers may still ask
+        assert engine.fingerprint not in (None, before)

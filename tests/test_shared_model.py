@@ -290,3 +290,26 @@ def test_other_threads_call_the_model_while_chunks_overlap_in_one() -> None:
             with pytest.raises(RuntimeError, match="decodes over chunks"):
                 engine.model(input_ids=other)
         assert torch.equal(found[0], alone)
+
+
+def test_seeded_answers_are_the_same_beside_others() -> None:
+    """torch's own generators are the process's: two models would draw from the same."""
+    engines = [RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:") for i in range(2)]
+    settings = {"temperature": 1.5, "max_new_tokens": 30}
+    for engine in engines:
+        engine.model.generation_config.eos_token_id = None
+    alone = [engine.generate(PROMPTS[0], seed=7, **settings).token_ids for engine in engines]
+    wrong: list[int] = []
+
+    def draw(which: int) -> None:
+        for _ in range(4):
+            seed = {"seed": 7} if which < 2 else {}  # others draw without one
+            found = engines[which % 2].generate(PROMPTS[0], **seed, **settings).token_ids
+            if which < 2 and found != alone[which]:
+                wrong.append(which)
+
+    each_in_a_thread(draw, range(4))
+    assert wrong == []
+    assert alone[0] != alone[1]
+    for engine in engines:
+        engine.close()

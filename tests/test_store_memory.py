@@ -212,3 +212,48 @@ def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch
     assert [found[0], same(found[1], entries[1]), same(found[2], entries[2])] == [None, True, True]
     assert found[1] is not None
     assert found[1].keys.data_ptr() == taken[1].data_ptr()
+
+
+def test_a_device_without_room_keeps_nothing_and_fails_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, (first, second) = MemoryStore(1 << 20), (make_entry(text) for text in "ab")
+    store.put(first, FINGERPRINT)
+
+    def full(*_: object) -> ChunkKV:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("ragkv.store.memory._owned", full)
+    tiers = TieredStore(MemoryStore(1 << 20), store)
+    assert tiers.put(second, FINGERPRINT) == 0
+    found = tiers.get("a", FINGERPRINT).entry
+    assert found is not None
+    assert same(found, first)
+    assert tiers.memory.nbytes == 0
+    assert store.put(first, FINGERPRINT) == 0  # nor the old one, which it was to replace
+    assert store.nbytes == 0
+
+
+def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = MemoryStore(1 << 20)
+    store = TieredStore(MemoryStore(1 << 20), below)
+    store.put(make_entry("a"), FINGERPRINT)
+    looked, go_on = threading.Event(), threading.Event()
+    changes = below.changes
+
+    def slow(since: int) -> tuple[int, list[str]]:
+        found = changes(since)
+        if threading.current_thread() is late:
+            looked.set()
+            go_on.wait(1)
+        return found
+
+    monkeypatch.setattr(below, "changes", slow)
+    late = threading.Thread(target=store.changes, args=(0,))
+    late.start()
+    assert looked.wait(10)
+    store.put(make_entry("b"), FINGERPRINT)
+    store.changes(0)
+    go_on.set()
+    late.join(10)
+    assert sorted(store.memory.texts()) == ["a", "b"]

@@ -88,10 +88,9 @@ class ChunkReuse(BaseModel):
     @property
     def _identity(self) -> dict[str, Any]:
         """What answers depend on besides a call's settings, for LangChain's cache of answers."""
-        found = self.kv.loaded.fingerprint
         return {
             "model_name": self.kv.model_name,
-            "fingerprint": None if found is None else found.digest,
+            "fingerprint": self.kv.fingerprint,
             "namespace": self.kv.namespace,
             "reuse": str(self.kv.reuse.override(**self._overrides())),
         }

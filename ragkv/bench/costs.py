@@ -64,8 +64,8 @@ class AttentionTimer:
 
 def synchronise(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def attention_name(model: PreTrainedModel) -> str:

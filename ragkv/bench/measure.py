@@ -133,7 +133,7 @@ class Bench:
         if loaded.architecture is None:
             raise ValueError("a benchmark needs a supported model")
         self._loaded, self._plan, self._architecture = loaded, plan, loaded.architecture
-        self._reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip")
+        self._reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip", load="always")
         self.rates: dict[Tier, float] = {}
         """Bytes a second from each tier to the device."""
 
@@ -163,11 +163,11 @@ class Bench:
         """Open an engine whose every request gets its chunks from the tier."""
         rate = copy_rate(self._loaded.device)
         with ExitStack() as stack:
-            store = StoreConfig(MEMORY, memory_bytes=_UNBOUNDED)
+            store = StoreConfig(MEMORY, memory_bytes=_UNBOUNDED, device_bytes=0)
             if tier == "disk":
                 folder = tempfile.TemporaryDirectory(prefix="ragkv-bench-")
                 rate = min(rate, read_rate(Path(stack.enter_context(folder))))
-                store = StoreConfig(Path(folder.name) / "store", memory_bytes=0)
+                store = StoreConfig(Path(folder.name) / "store", memory_bytes=0, device_bytes=0)
             self.rates[tier] = rate
             yield stack.enter_context(RagKV(self._loaded, store=store, reuse=self._reuse))
 

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
@@ -58,6 +63,25 @@ class _Listener(BaseStreamer):
         """Nothing to flush."""
 
 
+class _Seeded(LogitsProcessor):
+    """Draws each token with a generator of its own and leaves the others no chance.
+
+    It comes last. torch's generators are the whole process's: other threads draw from them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generator: torch.Generator | None = None
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Take and return ``[1, vocab]`` scores."""
+        if self._generator is None:
+            self._generator = torch.Generator(scores.device).manual_seed(self._seed)
+        chances = torch.softmax(scores, dim=-1)
+        drawn = torch.multinomial(chances, 1, generator=self._generator)
+        return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
+
+
 def draw(
     loaded: LoadedModel,
     ids: npt.NDArray[np.int32],
@@ -96,20 +120,18 @@ def draw(
         ends = cancelled() or texts.reached(input_ids[0, len(ids) :])
         return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
 
-    devices = [loaded.device] if loaded.device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=config.seed is not None):
-        if config.seed is not None:
-            torch.manual_seed(config.seed)
-        generate: Any = loaded.model.generate
-        out = generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            past_key_values=cache,
-            generation_config=_generation_config(loaded, config),
-            stopping_criteria=StoppingCriteriaList([stop]),
-            **_left_out(loaded),
-            streamer=listener,
-        )
+    generate: Any = loaded.model.generate
+    seeded = [] if config.seed is None else [_Seeded(config.seed)]
+    out = generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        past_key_values=cache,
+        generation_config=_generation_config(loaded, config),
+        logits_processor=LogitsProcessorList(seeded if config.temperature > 0 else []),
+        stopping_criteria=StoppingCriteriaList([stop]),
+        **_left_out(loaded),
+        streamer=listener,
+    )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
 
 

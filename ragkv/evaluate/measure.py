@@ -66,8 +66,7 @@ class Subject:
         overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
         reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
         loaded = self._kv.loaded
-        weights = "" if loaded.fingerprint is None else loaded.fingerprint.digest
-        model = [self._kv.model_name, weights, str(loaded.dtype)]
+        model = [self._kv.model_name, self._kv.fingerprint or "", str(loaded.dtype)]
         settings = [*model, asdict(reuse), *code_of(chosen)]
         parts = [*settings, asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -73,6 +73,9 @@ def describe(model: PreTrainedModel) -> Architecture:
     """
     config = config_of(model)
     _refuse_foreign_mechanisms(model, config)
+    devices = sorted({str(part.device) for part in model.parameters()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise _unsupported(f"weights on {' and '.join(devices)}: load it on one device")
     backbone = backbone_of(model)
     kinds = _layer_kinds(config)
     window = _window(config)

@@ -52,6 +52,11 @@ class ModelLock:
         self._depth += 1
         self._owner = threading.get_ident()
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread uses the model."""
+        return self._owner == threading.get_ident()
+
     @contextmanager
     def behind_others(self) -> Iterator[None]:
         """Hold the lock, after all who wait for it now: for one step of long work.
@@ -59,7 +64,7 @@ class ModelLock:
         A thread that lets go of a lock and takes it again is mostly there before those who
         wait for it.
         """
-        if self._owner != threading.get_ident():
+        if not self.is_mine:
             with self._turns:
                 last = self._asked
                 self._turns.wait_for(lambda: self._served >= last)

@@ -132,6 +132,8 @@ def attend(
             ).out
             return attended[None]
     out = torch.empty_like(query)
+    if query.device.type != "cpu":  # with a mask, torch's fast paths know no groups there
+        key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
             query[:, :, block.first : block.last],
@@ -142,3 +144,8 @@ def attend(
             enable_gqa=True,
         )
     return out
+
+
+def _each_head(part: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat ``[batch, kv_heads, tokens, head_dim]`` for each query head."""
+    return part.repeat_interleave(heads // part.shape[1], dim=1)

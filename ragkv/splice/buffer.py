@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragkv.model.architecture import Architecture
@@ -76,31 +77,17 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values.index_copy_(2, self.slots, value_states)
         else:
             begin = self.length
-            self.extend(begin + key_states.shape[2])
+            self.length += key_states.shape[2]
             self.keys[:, :, begin : self.length] = key_states
             self.values[:, :, begin : self.length] = value_states
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
-
-    def extend(self, length: int) -> None:
-        """Count so many rows as there, however many were."""
-        if length > self.keys.shape[2]:
-            self._grow(max(length, self.keys.shape[2] + 256))
-        self.length = length
-
-    def _grow(self, capacity: int) -> None:
-        shape = (*self.keys.shape[:2], capacity, self.keys.shape[3])
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(shape)
-            new[:, :, : self.length] = old[:, :, : self.length]
-            setattr(self, name, new)
 
     def get_seq_length(self) -> int:
         """Rows that are there."""
         return self.length
 
     def get_max_length(self) -> int:
-        """Unbounded: the buffer grows."""
+        """Unbounded: the cache makes room."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -165,6 +152,34 @@ class SplicedCache(Cache):
         super().__init__(layers=list(layers))
         self._prompt = length
 
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's fresh rows and return all its rows, see :class:`SplicedLayer`."""
+        layer = self.layers[layer_idx]
+        if layer.slots is None:
+            self._make_room(layer.length + key_states.shape[2])
+        rows: tuple[torch.Tensor, torch.Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return rows
+
+    def _make_room(self, length: int) -> None:
+        """See that so many rows fit; where they do not, some more will."""
+        capacity = self._keys.shape[2]
+        if length <= capacity:
+            return
+        more = max(length - capacity, 256, capacity // 8)
+        self._keys = functional.pad(self.keys, (0, 0, 0, more))
+        self._values = functional.pad(self.values, (0, 0, 0, more))
+        for layer, keys, values in zip(self.layers, self._keys, self._values, strict=True):
+            layer.keys, layer.values = keys[None], values[None]
+
     def write_at(
         self,
         slots: torch.Tensor | None,
@@ -176,11 +191,13 @@ class SplicedCache(Cache):
 
         While slots are set, ``length`` tokens count as there; None is the whole prompt.
         """
+        wanted = self._prompt if length is None else length
+        self._make_room(wanted)
         for index, layer in enumerate(self.layers):
             layer.slots = slots
             layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
-                layer.extend(self._prompt if length is None else length)
+                layer.length = wanted
 
     def await_rows(self, place: Callable[[slice], None], at_once: int) -> None:
         """Let ``place(layers)`` write the cached rows of layers before one is first used.

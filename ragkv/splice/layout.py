@@ -85,8 +85,8 @@ class Layout:
 
     @property
     def query_start(self) -> int:
-        """First position after the last chunk."""
-        return self.placed[-1].end if self.placed else self.sink
+        """First position after the last chunk; in a prompt that ends with it, the last token."""
+        return min(self.placed[-1].end, len(self) - 1) if self.placed else self.sink
 
 
 def lay_out(

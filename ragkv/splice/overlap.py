@@ -107,9 +107,8 @@ class Overlap:
 
 def overlap_of(layout: Layout, parallel: Parallel, device: torch.device) -> Overlap:
     """Plan the overlap of a layout with at least one placed chunk."""
-    last = len(layout) - 1
     starts = np.array([piece.start for piece in layout.placed])
-    first, query = int(starts[0]), min(layout.query_start, last)
+    first, query = int(starts[0]), layout.query_start
     indices = np.arange(len(layout))
     begins = np.full(len(layout), first)
     begins[first:query] = starts[np.searchsorted(starts, indices[first:query], side="right") - 1]

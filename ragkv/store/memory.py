@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from ragkv.store.admission import Admission
 from ragkv.store.base import EntryInfo, Lookup, Store, has_expired, later
 from ragkv.store.policies import make_policy
 
+_log = logging.getLogger(__name__)
 ENTRY_OVERHEAD = 1024
 """Bytes counted for each entry beside its arrays and text."""
 
@@ -138,7 +140,13 @@ class MemoryStore(Store):
             if not self._admitted(key, nbytes):
                 self._remove(key)
                 return None
-        entry = (_pinned(entry) if self._pinned else None) or _owned(entry, self.device)
+        try:
+            entry = (_pinned(entry) if self._pinned else None) or _owned(entry, self.device)
+        except torch.OutOfMemoryError as error:  # an answer never fails for want of storage
+            _log.warning("a chunk was not kept on %s: %s", self.device, error)
+            with self._lock:
+                self._remove(key)
+            return None
         with self._lock:
             before = self._chunks.get(entry.text)
             self._remove(key)

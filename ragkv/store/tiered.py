@@ -49,6 +49,7 @@ class TieredStore(StoreOver):
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
         self._deletions = 0
+        self._looking = threading.Lock()
         self._seen = 0
 
     def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
@@ -161,12 +162,13 @@ class TieredStore(StoreOver):
 
     def changes(self, since: int) -> tuple[int, list[str]]:
         """Return the changes of the store below; what was deleted there leaves the tiers."""
-        number, texts = super().changes(since)
-        if number < self._seen:  # the place was emptied, and is another one now
-            self._forget({text for tier in self.tiers for text in tier.texts()})
-        elif number > self._seen:
-            self._forget(self.deletions(self._seen))
-        self._seen = number
+        with self._looking:
+            number, texts = super().changes(since)
+            if number < self._seen:  # the place was emptied, and is another one now
+                self._forget({text for tier in self.tiers for text in tier.texts()})
+            elif number > self._seen:
+                self._forget(self.deletions(self._seen))
+            self._seen = number
         return number, texts
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:

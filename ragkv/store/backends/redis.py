@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ragkv.errors import MissingDependencyError, StoreError, StoreFullError
@@ -28,6 +29,7 @@ TIMEOUT_S = 30.0
 """How long one answer may take. ``?socket_timeout=`` in the URL changes it."""
 
 _UNFINISHED_S = 3600
+_POINTERS_AT_ONCE = 256
 _PAGE = 1000
 _POINTER = re.compile(rb">([0-9a-f]{32}) ([0-9]{1,15}) ([0-9]{1,9})")
 _POINTER_BYTES = 64
@@ -94,14 +96,15 @@ class RedisBackend(Backend):
             return self._value(key, self._client.get(self._pointer(key)))
 
     def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
-        """Read the pointers in one request."""
-        names = list(keys)
-        with self._errors():
-            found = self._client.mget([self._pointer(key) for key in names]) if names else []
-        for key, data in zip(names, found, strict=True):
+        """Read many pointers in one request."""
+        left = iter(keys)
+        while names := list(islice(left, _POINTERS_AT_ONCE)):
             with self._errors():
-                value = self._value(key, data)
-            yield value
+                found = self._client.mget([self._pointer(key) for key in names])
+            for key, data in zip(names, found, strict=True):
+                with self._errors():
+                    value = self._value(key, data)
+                yield value
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
         """Read the range's parts alone, and of those no more than the range."""
