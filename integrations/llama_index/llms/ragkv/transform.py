@@ -27,25 +27,43 @@ class RagKVTransform(TransformComponent):
         The LLM that will answer. Worker processes take its model's specification.
     show_progress
         Show a progress bar.
+    by_document
+        Enter each node's chunk under its source document (``ref_doc_id``). All nodes of a
+        document then have to come in one run, as a pipeline's docstore sees to: chunks that
+        the document held before and holds no longer are removed, and
+        ``llm.kv.forget_document(ref_doc_id)`` removes them all.
+    expires_in
+        Seconds from now on after which the chunks are no longer used; None is for ever.
     """
 
     model_name: str = Field(description="With the next three: the pipeline's cache key.")
     sink: str
     namespace: str
     store: str
+    by_document: bool = False
     show_progress: bool = Field(default=False, exclude=True)
+    expires_in: float | None = Field(default=None, exclude=True)
 
     _source: EngineSource = PrivateAttr()
     _overrides: dict[str, Any] = PrivateAttr()
 
-    def __init__(self, llm: RagKVLLM, *, show_progress: bool = False) -> None:
+    def __init__(
+        self,
+        llm: RagKVLLM,
+        *,
+        show_progress: bool = False,
+        by_document: bool = False,
+        expires_in: float | None = None,
+    ) -> None:
         source = llm.source
         super().__init__(  # type: ignore[call-arg]
             model_name=llm.model_name,
             sink=source.reuse.sink,
             namespace=llm.kv.namespace,
             store=str(source.store),
+            by_document=by_document,
             show_progress=show_progress,
+            expires_in=expires_in,
         )
         self._source = source
         self._overrides = llm.reuse_overrides
@@ -58,9 +76,18 @@ class RagKVTransform(TransformComponent):
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Compute what is not stored yet and return the nodes as they are."""
         del kwargs
-        self._source.get().precompute(
-            rendered_texts(nodes), show_progress=self.show_progress, **self._overrides
-        )
+        documents: dict[str | None, list[BaseNode]] = {}
+        for node in nodes:
+            document = node.ref_doc_id if self.by_document else None
+            documents.setdefault(document, []).append(node)
+        for document, held in documents.items():
+            self._source.get().precompute(
+                rendered_texts(held),
+                document=document,
+                expires_in=self.expires_in,
+                show_progress=self.show_progress,
+                **self._overrides,
+            )
         return nodes
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
