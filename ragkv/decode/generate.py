@@ -67,18 +67,16 @@ class _Seeded(LogitsProcessor):
     """Draws each token with a generator of its own and leaves the others no chance.
 
     It comes last. torch's generators are the whole process's: other threads draw from them.
+    This one is the CPU's, so that a seed says the same on every device.
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generator: torch.Generator | None = None
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Take and return ``[1, vocab]`` scores."""
-        if self._generator is None:
-            self._generator = torch.Generator(scores.device).manual_seed(self._seed)
-        chances = torch.softmax(scores, dim=-1)
-        drawn = torch.multinomial(chances, 1, generator=self._generator)
+        chances = torch.softmax(scores, dim=-1).cpu()
+        drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
         return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
 
 

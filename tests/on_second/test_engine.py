@@ -12,7 +12,11 @@ import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.bench.measure import Plan
+from ragkv.bench.run import bench_ttft
 from ragkv.config import StoreConfig
+from ragkv.errors import UnsupportedModelError
+from ragkv.evaluate.check import check_model
 from ragkv.model.streams import SideStream
 from ragkv.select import method_names
 
@@ -140,3 +144,36 @@ def test_layers_that_are_not_waited_for_are_seen(
     monkeypatch.setattr(SideStream, "beside", forgetful)
     with pytest.raises(second_device.RaceError):
         engine.prefill(PROMPT)
+
+
+def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
+    answers = []
+    for device in ("cpu", "second"):
+        engine = make_engine(device=device)
+        engine.precompute(CHUNKS)
+        settings = {"max_new_tokens": 6, "recompute_ratio": "auto"}
+        drawn = engine.generate(PROMPT, seed=3, temperature=1.2, **settings)
+        assert "of the cached tokens" in drawn.report.choice
+        assert "recomputed" in drawn.report.to_html()
+        answers.append((drawn.token_ids, "".join(engine.stream(PROMPT, **settings))))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_check_holds(make_engine: Make, family: str) -> None:
+    assert all(row.holds for row in check_model(make_engine(family, device="second")))
+
+
+def test_the_benchmark_measures_there(make_engine: Make) -> None:
+    loaded = make_engine(device="second").loaded
+    plan = Plan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
+    found = bench_ttft(loaded, plan)
+    assert [(row.tier, row.ratio) for row in found.rows] == [("memory", 0.2), ("disk", 0.2)]
+    assert all(row.ragkv_s > 0 and row.bound_s > 0 for row in found.rows)
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    model = tiny_model()
+    model.model.layers[1].to("second")
+    with pytest.raises(UnsupportedModelError, match="weights on cpu and second:0"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")
