@@ -98,7 +98,7 @@ def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyP
     with pytest.raises(RagKVError):
         list(engine.stream(""))
 
-    def full(_: CompletionStream, __: object) -> None:
+    def full(_: CompletionStream, *__: object, **___: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(CompletionStream, "__init__", full)

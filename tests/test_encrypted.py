@@ -12,6 +12,7 @@ import pytest
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store.backends import encrypted, keys
 from ragkv.store.backends.base import Backend, Bytes, Key
+from ragkv.store.blobs import BlobStore
 
 pytest.importorskip("cryptography")
 
@@ -218,6 +219,15 @@ def test_a_plain_store_is_refused(inner):
     inner.values["store"] = b"{}"
     with pytest.raises(StoreError, match="without encryption"):
         encrypted.EncryptedBackend(inner, "default", KEY)
+
+
+@pytest.mark.parametrize("first", [b"{", b"7", b"\x00"], ids=["brace", "digit", "zero"])
+def test_an_encrypted_store_is_refused_without_the_key(inner, first):
+    """Whatever its first byte happens to be."""
+    encrypted.EncryptedBackend(inner, "default", KEY).put("store", [b"{}"])
+    inner.values["store"] = first + inner.values["store"][1:]
+    with pytest.raises(StoreError, match="it is encrypted and was opened without"):
+        BlobStore(inner)
 
 
 def test_the_key_from_the_environment(monkeypatch):

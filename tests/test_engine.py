@@ -208,6 +208,10 @@ def test_sampling_follows_its_seed(make_engine: Make) -> None:
         return engine.generate("Words", seed=seed, **settings).token_ids
 
     assert drawn(1) == drawn(1) != drawn(2)
+    greedy = engine.generate("Words", max_new_tokens=12).token_ids
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+        settings = {"temperature": 9.0, "seed": 1, "max_new_tokens": 12, **narrow}
+        assert engine.generate("Words", **settings).token_ids == greedy
 
 
 def test_a_foreign_head_is_said_once(make_engine: Make, caplog: pytest.LogCaptureFixture) -> None:

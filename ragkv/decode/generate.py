@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class _Listener(BaseStreamer):
 class _Seeded(LogitsProcessor):
     """Draws each token with a generator of its own and leaves the others no chance.
 
-    It comes last. torch's generators are the whole process's: other threads draw from them.
+    It has to come last. torch's generators are the whole process's: other threads draw from them.
     This one is the CPU's, so that a seed says the same on every device.
     """
 
@@ -78,6 +79,26 @@ class _Seeded(LogitsProcessor):
         chances = torch.softmax(scores, dim=-1).cpu()
         drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
         return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
+
+
+def _sample(
+    streamer: BaseStreamer,
+    seeded: _Seeded,
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    **given: Any,
+) -> torch.Tensor:
+    """Sample as transformers does, the last processor being ``seeded``.
+
+    A list of processors that is given to ``generate`` comes before temperature, top-k and top-p.
+    """
+    given["streamer"] = streamer  # transformers does not hand it on
+    processors = LogitsProcessorList([*logits_processor, seeded])
+    out: torch.Tensor = model._sample(  # noqa: SLF001  what its generate calls
+        input_ids, logits_processor=processors, **given
+    )
+    return out
 
 
 def draw(
@@ -119,16 +140,18 @@ def draw(
         return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
 
     generate: Any = loaded.model.generate
-    seeded = [] if config.seed is None else [_Seeded(config.seed)]
+    sample = None
+    if config.seed is not None and config.temperature > 0:
+        sample = partial(_sample, listener, _Seeded(config.seed))
     out = generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         past_key_values=cache,
         generation_config=_generation_config(loaded, config),
-        logits_processor=LogitsProcessorList(seeded if config.temperature > 0 else []),
         stopping_criteria=StoppingCriteriaList([stop]),
         **_left_out(loaded),
         streamer=listener,
+        custom_generate=sample,
     )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
 

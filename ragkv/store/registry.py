@@ -241,7 +241,7 @@ class Registry:
 
     def _check_owner(self) -> bool:
         found = self._backend.get(OWNER)
-        if found is not None and bytes(found[:1]) != b"{":
+        if found is not None and not _is_json(bytes(found)):
             raise StoreError(
                 "the store's first row cannot be read: it is encrypted and was opened without "
                 "encrypt=True, or it is damaged; then empty the place and precompute again"
@@ -255,3 +255,9 @@ class Registry:
 
     def _owner_row(self) -> bytes:
         return json.dumps(self._owner).encode()
+
+
+def _is_json(data: bytes) -> bool:
+    with suppress(ValueError):
+        return isinstance(json.loads(data), dict)
+    return False
