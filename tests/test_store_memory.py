@@ -257,3 +257,55 @@ def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch: pytest.MonkeyPatc
     go_on.set()
     late.join(10)
     assert sorted(store.memory.texts()) == ["a", "b"]
+
+
+def test_tiers_that_copy_are_filled_behind_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more waits for that than a quarter of the budget."""
+    go_on, copied = threading.Event(), threading.Event()
+
+    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        copied.set()
+        assert go_on.wait(10)
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr("ragkv.store.memory.pinned", pinned)
+    below, entries = MemoryStore(1 << 24), [make_entry(text, tokens=300) for text in "abcdef"]
+    for entry in entries:
+        below.put(entry, FINGERPRINT)
+    memory = MemoryStore(12 * entries[0].nbytes, pinned=True)
+    store = TieredStore(memory, below)
+    for entry in entries:
+        assert same(store.get(entry.text, FINGERPRINT).entry, entry)
+    assert copied.wait(10)
+    assert store._waiting == 3 * entries[0].nbytes
+    assert memory.nbytes == 0
+    go_on.set()
+    assert store._copying is not None
+    store._copying.shutdown()
+    assert sorted(memory.texts()) == ["a", "b", "c"]
+    assert store._waiting == 0
+
+
+def test_what_was_deleted_meanwhile_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        assert go_on.wait(10)
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr("ragkv.store.memory.pinned", pinned)
+    below = MemoryStore(1 << 20)
+    for text in "abc":
+        below.put(make_entry(text), FINGERPRINT)
+    store = TieredStore(MemoryStore(1 << 20, pinned=True), below)
+    for text in "abc":
+        store.get(text, FINGERPRINT)
+    deleting = threading.Thread(target=store.delete, args=("b",))
+    deleting.start()
+    go_on.set()
+    deleting.join(10)
+    assert store._copying is not None
+    store._copying.shutdown()
+    assert "b" not in store.memory.texts()
+    assert store.get("b", FINGERPRINT).entry is None
+    assert store._waiting == 0

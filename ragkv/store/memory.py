@@ -96,6 +96,11 @@ class MemoryStore(Store):
         self._change = 0
 
     @property
+    def copies(self) -> bool:
+        """Whether an entry that is put here on the host is copied."""
+        return self._pinned or self.device.type != "cpu"
+
+    @property
     def nbytes(self) -> int:
         """Bytes in use."""
         return self._policy.nbytes

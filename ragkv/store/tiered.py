@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
@@ -15,6 +17,8 @@ from ragkv.store.codecs import codec_of
 from ragkv.store.memory import MemoryStore
 from ragkv.store.over import StoreOver
 from ragkv.store.rates import Rate
+
+_log = logging.getLogger(__name__)
 
 
 class TieredStore(StoreOver):
@@ -36,6 +40,10 @@ class TieredStore(StoreOver):
     -----
     What another process deletes below leaves the tiers with the next call of ``changes``,
     which engines make for every prompt.
+
+    Tiers that copy what they keep (on a device, or in pinned memory) are filled in a thread,
+    behind the request that loaded it. No more waits for that than a quarter of the host
+    tier's budget; the rest is loaded again the next time.
     """
 
     def __init__(
@@ -46,6 +54,11 @@ class TieredStore(StoreOver):
         self.tiers: Sequence[MemoryStore] = [memory] if device is None else [device, memory]
         self.load_rate = Rate()
         """Bytes of KV a second that ``below`` delivers, decoded, as measured."""
+        self._copying: ThreadPoolExecutor | None = None
+        if any(tier.copies for tier in self.tiers):
+            self._copying = ThreadPoolExecutor(1, thread_name_prefix="ragkv-tier")
+        self._waiting = 0  # bytes
+        self._keeping = threading.Lock()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
         self._deletions = 0
@@ -91,7 +104,7 @@ class TieredStore(StoreOver):
 
         def keep(entry: ChunkKV, seconds: float) -> None:  # held by the entry: not to hold it
             self.load_rate.add(entry.nbytes, opening + seconds)
-            self._fill(entry, fingerprint, expires_at, deletions)
+            self._offer(entry, fingerprint, expires_at, deletions)
 
         if isinstance(opened.entry, ArrivingKV):
             opened.entry.then(whole=keep)
@@ -106,7 +119,7 @@ class TieredStore(StoreOver):
             lookup = tier.get(text, fingerprint)
             if lookup.entry is not None:
                 if level:
-                    self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
+                    self._offer(lookup.entry, fingerprint, lookup.expires_at, deletions)
                 return lookup
         return None
 
@@ -180,6 +193,8 @@ class TieredStore(StoreOver):
 
     def close(self) -> None:
         """Close all tiers."""
+        if self._copying is not None:
+            self._copying.shutdown()
         for tier in self.tiers:
             tier.close()
         super().close()
@@ -190,14 +205,35 @@ class TieredStore(StoreOver):
         lookup = self.below.get(text, fingerprint)
         if lookup.entry is not None:
             self.load_rate.add(lookup.entry.nbytes, time.perf_counter() - started)
-            self._fill(lookup.entry, fingerprint, lookup.expires_at, deletions)
+            self._offer(lookup.entry, fingerprint, lookup.expires_at, deletions)
         return lookup
+
+    def _offer(self, entry: ChunkKV, *known: Any) -> None:
+        """Fill the tiers, at once where that costs nothing."""
+        if self._copying is None:
+            self._fill(entry, *known)
+            return
+        with self._lock:
+            if self._waiting and self._waiting + entry.nbytes > self.memory.budget // 4:
+                return
+            self._waiting += entry.nbytes
+
+        def fill() -> None:
+            try:
+                self._fill(entry, *known)
+            except Exception:  # noqa: BLE001  the entry is still below
+                _log.exception("a chunk was not kept in memory")
+            finally:
+                with self._lock:
+                    self._waiting -= entry.nbytes
+
+        self._copying.submit(fill)
 
     def _fill(
         self, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None, deletions: int
     ) -> None:
         """Keep an entry in the tiers, unless something was deleted since ``deletions``."""
-        with self._lock:
+        with self._keeping:
             if self._deletions == deletions:
                 self._keep(0, entry, fingerprint, expires_at)
 
@@ -214,7 +250,7 @@ class TieredStore(StoreOver):
             self._keep(level + 1, *gone)
 
     def _forget(self, texts: Iterable[str]) -> None:
-        with self._lock:
+        with self._keeping:
             for text in texts:
                 self._deletions += 1
                 for tier in self.tiers:
