@@ -42,7 +42,7 @@ class TieredStore(StoreOver):
     which engines make for every prompt.
 
     Tiers that copy what they keep (on a device, or in pinned memory) are filled in a thread,
-    behind the request that loaded it. No more waits for that than a quarter of the host
+    behind the request that loaded it. No more waits for that than a quarter of the largest
     tier's budget; the rest is loaded again the next time.
     """
 
@@ -58,6 +58,7 @@ class TieredStore(StoreOver):
         if any(tier.copies for tier in self.tiers):
             self._copying = ThreadPoolExecutor(1, thread_name_prefix="ragkv-tier")
         self._waiting = 0  # bytes
+        self._patience = max(tier.budget for tier in self.tiers) // 4
         self._keeping = threading.Lock()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
@@ -214,7 +215,7 @@ class TieredStore(StoreOver):
             self._fill(entry, *known)
             return
         with self._lock:
-            if self._waiting and self._waiting + entry.nbytes > self.memory.budget // 4:
+            if self._waiting and self._waiting + entry.nbytes > self._patience:
                 return
             self._waiting += entry.nbytes
 
