@@ -30,3 +30,19 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture(params=["torch", "onednn"])
+def whose_products(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let ragkv attend by torch's own products, then by oneDNN's, whatever the processor."""
+    product = None
+    if request.param == "onednn":
+        product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+        if product is None:
+            pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr("ragkv.model.matrices._product", product)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    with torch.no_grad():
+        yield

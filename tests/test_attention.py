@@ -8,6 +8,8 @@ import torch
 
 from ragkv.recompute.rows import Rows, attend
 
+pytestmark = pytest.mark.usefixtures("whose_products")
+
 
 def dense(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: list[int], window: int | None
@@ -33,13 +35,15 @@ def dense(
     [[0], [29], list(range(30)), list(range(10, 30)), [0, 3, 4, 17, 29]],
     ids=["first", "last", "all", "tail", "scattered"],
 )
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
+)
 def test_rows_see_exactly_their_keys(
-    rows: list[int], window: int | None, heads: int, kv_heads: int
+    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int
 ) -> None:
     torch.manual_seed(0)
-    query = torch.randn(2, heads, len(rows), 16)
-    key, value = torch.randn(2, kv_heads, 30, 16), torch.randn(2, kv_heads, 30, 16)
+    query = torch.randn(batch, heads, len(rows), 16)
+    key, value = torch.randn(2, batch, kv_heads, 30, 16)
     ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 16**-0.5)
     torch.testing.assert_close(
         ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5

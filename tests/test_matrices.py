@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import some_chunks, tiny_model
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ragkv import RagKV
 from ragkv.model import matrices
 from ragkv.model.matrices import by_onednn
+from ragkv.recompute.rows import Rows, attend
 
 WIDTH = 64
 
@@ -154,3 +156,15 @@ def test_encoding_and_repair_use_it_and_a_full_prefill_does_not(
         assert encoded
         kv.prefill(prompt, recompute_ratio=0.2)
         assert products.count > encoded
+
+
+@pytest.mark.parametrize(("vectors", "quicker"), [("AVX512", True), ("AVX2", False)])
+def test_attention_uses_it_where_that_is_quicker(
+    vectors: str, quicker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors)
+    rows = Rows.on("cpu", np.array([2, 5, 9]))
+    query, key = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 10, 8)
+    with counted() as products:
+        attend(query, key, key, rows, None, 1.0)
+    assert products.count == (4 if quicker else 0)  # two for each of the key's heads

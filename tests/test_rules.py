@@ -222,6 +222,7 @@ def test_rules_that_run_on_a_copy_leave_the_cache_unrepaired(make_engine: Make, 
         assert torch.equal(before, after)
 
 
+@pytest.mark.usefixtures("whose_products")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("rows", [range(17), [2, 3, 7, 8, 9, 11, 15]])
 def test_attention_sums_go_in_blocks(
@@ -245,6 +246,7 @@ def test_attention_sums_go_in_blocks(
     np.testing.assert_allclose(attention_to_groups(call, member), paid @ member.numpy(), atol=1e-6)
 
 
+@pytest.mark.usefixtures("whose_products")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(

@@ -2,8 +2,9 @@
 
 A pass has few rows, and on AMD's processors MKL then spends much of its time arranging the
 weights. oneDNN, which is in torch too, reads the weights as they lie: it computes hundreds of rows
-1.1 times as fast, and fewer up to 1.4 times. docs/log.md has the measurements. On other processors
-nobody has measured it, and torch's choice stays.
+1.1 times as fast, and fewer up to 1.4 times; a pass's attention gains a little, too.
+docs/log.md has the measurements. On other processors nobody has measured it, and torch's choice
+stays.
 """
 
 from __future__ import annotations
@@ -54,6 +55,45 @@ def by_onednn(model: PreTrainedModel) -> Iterator[None]:
             del layer.__dict__["forward"]
 
 
+def products(rows: torch.Tensor, others: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield ``rows @ others^T``, group by group by oneDNN, or of all groups at once.
+
+    Parameters
+    ----------
+    rows
+        ``[groups, n, inner]``.
+    others
+        ``[groups, m, inner]``, its strides in any order.
+
+    Yields
+    ------
+    torch.Tensor
+        ``[some groups, n, m]``, new memory.
+    """
+    if suits_onednn(rows):
+        for some, other in zip(rows, others, strict=True):
+            yield _product(some, other, None, "none", [], "")[None]
+    else:
+        yield torch.matmul(rows, others.transpose(1, 2))
+
+
+def suits_onednn(rows: torch.Tensor) -> bool:
+    """Whether oneDNN is to be had for rows like these, where torch would take MKL."""
+    return (
+        _product is not None
+        and _backends.mkldnn.enabled
+        and rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def suits_attention(rows: torch.Tensor) -> bool:
+    """Whether attention by :func:`products` is quicker than torch's: with AVX-512 alone."""
+    return suits_onednn(rows) and _backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def _suits(layer: nn.Linear) -> bool:
     weight = layer.weight
     return (
@@ -66,13 +106,7 @@ def _suits(layer: nn.Linear) -> bool:
 
 
 def _forward(layer: nn.Linear, thread: int, rows: torch.Tensor) -> torch.Tensor:
-    if (
-        rows.numel() <= rows.shape[-1]
-        or rows.dtype != torch.float32
-        or threading.get_ident() != thread
-        or torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
-    ):
+    if rows.numel() <= rows.shape[-1] or threading.get_ident() != thread or not suits_onednn(rows):
         return nn.Linear.forward(layer, rows)
     out: torch.Tensor = _product(rows, layer.weight, layer.bias, "none", [], "")
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ class Pass:
     """One pass: its rows, the layers' windows, who looks on, and how chunks overlap.
 
     ``sparse``: what rows see in the upper layers, where these have no window.
-    ``last_row_ends``: the last layer attends for the last row alone.
+    ``last_row_ends``: the last layer attends for the last row alone. ``masks``: those that
+    observers keep from layer to layer.
     """
 
     rows: Rows
@@ -36,6 +37,7 @@ class Pass:
     overlap: Overlap | None = None
     sparse: SparseRows | None = None
     last_row_ends: bool = False
+    masks: dict[object, torch.Tensor] = field(default_factory=dict)
 
 
 def _attention_function(
@@ -61,9 +63,10 @@ def _attention_function(
             f"model's configuration says {window}: mend its config.sliding_window."
         )
     if ragkv_pass.observer is not None:
-        call = LayerCall(layer, query, key, value, ragkv_pass.rows.positions, window, scaling)
+        asking, masks = ragkv_pass.rows.positions, ragkv_pass.masks
+        call = LayerCall(layer, query, key, value, asking, window, scaling, masks)
         ragkv_pass.observer(call)
-        if call.weights is not None:
+        if call.weights:
             return call.attended().transpose(1, 2).contiguous(), None
     rows, overlap, sparse = ragkv_pass.rows, ragkv_pass.overlap, ragkv_pass.sparse
     unused = 0

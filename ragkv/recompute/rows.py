@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from ragkv.model.matrices import products, suits_attention
+
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 KEPT_MASK_BYTES = 256 << 20
 """Masks above this are made anew in every layer."""
@@ -74,14 +76,16 @@ class Rows:
             hidden = keys > limit
             if window is not None:
                 hidden |= keys <= limit - window
-            yield Block(first, last, low, high, additive(hidden, dtype))
+            plain = int(self.places[first]) + 1 if window is None else 0
+            yield Block(first, last, low, high, additive(hidden, dtype), plain)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Rows ``first`` to ``last`` see keys ``low`` to ``high`` under an additive mask.
 
-    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf.
+    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf. The first
+    ``plain`` keys are seen by all.
     """
 
     first: int
@@ -89,6 +93,7 @@ class Block:
     low: int
     high: int
     mask: torch.Tensor
+    plain: int
 
 
 def attend(
@@ -135,15 +140,40 @@ def attend(
     if query.device.type != "cpu":  # with a mask, torch's fast paths know no groups there
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     for block in rows.blocks(window, query.dtype):
-        out[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
+        out[:, :, block.first : block.last] = attend_under(
+            block.mask,
+            block.plain,
             query[:, :, block.first : block.last],
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
-            attn_mask=block.mask,
-            scale=scaling,
-            enable_gqa=True,
+            scaling,
         )
     return out
+
+
+def attend_under(
+    mask: torch.Tensor,
+    plain: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Let a block of rows see keys under an additive mask, ``[rows, keys]``.
+
+    The mask hides none of the first ``plain`` keys. The rest is as in :func:`attend`.
+    """
+    if len(query) > 1 or not suits_attention(query):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+        )
+    grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
+    out: list[torch.Tensor] = []
+    for weights, values in zip(products(grouped, key[0]), value[0], strict=True):
+        weights.view(-1, *mask.shape)[..., plain:] += mask[:, plain:]
+        torch.softmax(weights, dim=-1, out=weights)
+        out.extend(products(weights, values.t()[None]))
+    return torch.cat(out).view(query.shape)
 
 
 def _each_head(part: torch.Tensor, heads: int) -> torch.Tensor:

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from ragkv.model.load import LoadedModel
-from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, additive, attend, block_rows
+from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
 from ragkv.select.method import Sparse
 from ragkv.splice.layout import Layout
 
@@ -29,12 +28,14 @@ Positions = npt.NDArray[np.int64]
 class _Block(NamedTuple):
     """Some of the limited rows, ``first`` to ``last``.
 
-    They see some of the ``near`` stale tokens and some of the first ``kept`` of what all see.
+    They see the first ``plain`` of what all see, some of the first ``kept``, and some of the
+    ``near`` stale tokens.
     """
 
     first: int
     last: int
     near: torch.Tensor
+    plain: int
     kept: int
 
 
@@ -76,9 +77,10 @@ class SparseRows:
         self._blocks: list[_Block] = []
         for first in range(0, len(asking), block_rows(device)):
             last = min(first + block_rows(device), len(asking))
-            near = _near(stale, asking[first:last], lowest[first:last])
-            of_kept = int(np.searchsorted(kept, asking[last - 1], side="right"))
-            self._blocks.append(_Block(first, last, torch.from_numpy(near).to(device), of_kept))
+            near = torch.from_numpy(_near(stale, asking[first:last], lowest[first:last])).to(device)
+            seen = np.searchsorted(kept, asking[[first, last - 1]], side="right").tolist()
+            self._blocks.append(_Block(first, last, near, *seen))
+        self._blocks.reverse()
         self._near = max((len(block.near) for block in self._blocks), default=0)
         self._masks: list[torch.Tensor] | None = None
 
@@ -94,27 +96,22 @@ class SparseRows:
         out.index_copy_(
             2, self._others, attend(of_others, key, value, self._seeing_all, None, scaling)
         )
-        # what blocks see stands in one piece: near tokens right before the kept ones
+        # what a block sees stands in one piece, near tokens last: the blocks before it, which
+        # come after it here, do not see the kept ones whose room these take
         room = [
-            part.new_empty(*part.shape[:2], self._near + len(self._kept), part.shape[3])
+            part.new_empty(*part.shape[:2], len(self._kept) + self._near, part.shape[3])
             for part in (key, value)
         ]
         for seen, part in zip(room, (key, value), strict=True):
-            seen[:, :, self._near :] = part.index_select(2, self._kept)
+            seen[:, :, : len(self._kept)] = part.index_select(2, self._kept)
         limited = query.index_select(2, self._limited)
         for block, mask in zip(self._blocks, self._all_masks(query.dtype), strict=True):
-            begin = self._near - len(block.near)
+            end = block.kept + len(block.near)
             for seen, part in zip(room, (key, value), strict=True):
-                seen[:, :, begin : self._near] = part.index_select(2, block.near)
-            keys, values = (seen[:, :, begin : self._near + block.kept] for seen in room)
-            limited[:, :, block.first : block.last] = functional.scaled_dot_product_attention(
-                limited[:, :, block.first : block.last],
-                keys,
-                values,
-                attn_mask=mask,
-                scale=scaling,
-                enable_gqa=True,
-            )
+                seen[:, :, block.kept : end] = part.index_select(2, block.near)
+            asking = limited[:, :, block.first : block.last]
+            keys, values = (seen[:, :, :end] for seen in room)
+            asking.copy_(attend_under(mask, block.plain, asking, keys, values, scaling))
         return out.index_copy_(2, self._limited, limited)
 
     def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:
@@ -134,7 +131,7 @@ class SparseRows:
                 at[block.first : block.last, None] for at in (self._asking, self._lowest)
             )
             near = (block.near < row) & (block.near >= lowest)
-            seen = torch.cat([near, self._kept[: block.kept] <= row], dim=1)
+            seen = torch.cat([self._kept[: block.kept] <= row, near], dim=1)
             yield additive(~seen, dtype)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from ragkv.model.matrices import products
 
 _ROW_BLOCK = 256
 """Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""
@@ -33,9 +35,11 @@ class LayerCall:
         Keys that a row sees, itself included; None is no limit.
     scaling
         Factor of the scores before the softmax.
+    masks
+        What is added to scores, kept for the layers of one pass where its rows are few.
     weights
-        ``[kv_heads, heads / kv_heads, rows, tokens]`` float32, once an observer has looked at
-        all rows on a CPU: the attention itself takes them then, and K is read once.
+        All heads' in turn, ``[some heads, rows, tokens]`` float32 each, once an observer has
+        looked at all rows on a CPU: the attention itself takes them then, and K is read once.
     """
 
     layer: int
@@ -45,14 +49,20 @@ class LayerCall:
     rows: torch.Tensor
     window: int | None
     scaling: float
-    weights: torch.Tensor | None = None
+    masks: dict[object, torch.Tensor] = field(default_factory=dict)
+    weights: tuple[torch.Tensor, ...] = ()
 
     def attended(self) -> torch.Tensor:
         """Return the attention's output, ``[1, heads, rows, head_dim]``, from the weights."""
-        if self.weights is None:
+        if not self.weights:
             raise ValueError("nobody has looked at all rows")
-        out = torch.matmul(self.weights.flatten(1, 2), self.value[0].float())
-        return out.view(self.query.shape).to(self.query.dtype)
+        values = self.value[0].float().transpose(1, 2).tensor_split(len(self.weights))
+        out = [
+            part
+            for some, taken in zip(self.weights, values, strict=True)
+            for part in products(some.reshape(len(taken), -1, some.shape[-1]), taken)
+        ]
+        return torch.cat(out).view(self.query.shape).to(self.query.dtype)
 
 
 Observer = Callable[[LayerCall], None]
@@ -66,7 +76,8 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to one.
     """
-    return _weights(call, slice(-count, None), call.key.shape[2]).mean(dim=(0, 1, 2))
+    paid = [part.sum(dim=(0, 1)) for part in _weights(call, slice(-count, None))]
+    return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * min(count, len(call.rows)))
 
 
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
@@ -78,11 +89,12 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
         ``[2, tokens]`` float32, means over heads. The first row sums to one.
     """
     if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
-        call.weights = _weights(call, slice(None), call.key.shape[2])
-        weights = call.weights[:, :, -count:].flatten(0, 1)
+        parts = call.weights = tuple(_weights(call, slice(None)))
     else:
-        weights = _weights(call, slice(-count, None), call.key.shape[2]).flatten(0, 1)
-    return torch.stack([weights[:, -1].mean(dim=0), weights.amax(dim=1).mean(dim=0)])
+        parts = tuple(_weights(call, slice(-count, None)))
+    last = [part[:, -1].sum(dim=0) for part in parts]
+    most = [part[:, -count:].amax(dim=1).sum(dim=0) for part in parts]
+    return torch.stack([*last, *most]).view(2, len(parts), -1).sum(dim=1) / call.query.shape[1]
 
 
 def attention_received(call: LayerCall) -> torch.Tensor:
@@ -123,23 +135,35 @@ def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:
     for first in range(0, len(call.rows), _ROW_BLOCK):
         block = slice(first, first + _ROW_BLOCK)
         seen = int(call.rows[block][-1]) + 1
-        yield block, _weights(call, block, seen).mean(dim=(0, 1))
+        paid = [part.sum(dim=0) for part in _weights(call, block, seen)]
+        yield block, torch.stack(paid).sum(dim=0) / call.query.shape[1]
 
 
-def _weights(call: LayerCall, block: slice, seen: int) -> torch.Tensor:
-    """Return ``[kv_heads, heads / kv_heads, rows, seen]``: a block's weights on the first keys."""
+def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator[torch.Tensor]:
+    """Yield ``[some heads, rows, seen]``: a block's weights on the first keys, or on all."""
     query = call.query[0, :, block].float()
     key = call.key[0, :, :seen].float()
+    low, mask = _mask(call, block, key.shape[1])
+    for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
+        part = scores.view(-1, query.shape[1], key.shape[1])
+        part[..., low:] += mask
+        yield torch.softmax(part, dim=-1, out=part)
+
+
+def _mask(call: LayerCall, block: slice, seen: int) -> tuple[int, torch.Tensor]:
+    """Return a number of keys that all rows see, and what is added to the others' scores."""
     rows = call.rows[block]
-    kv_heads, _, head_dim = key.shape
-    grouped = query.reshape(kv_heads, -1, head_dim) * call.scaling
-    scores = torch.matmul(grouped, key.transpose(1, 2)).view(kv_heads, -1, len(rows), seen)
     low = 0
     if call.window is None and rows.device.type == "cpu":  # elsewhere asking would wait
-        low = int(rows[0]) + 1  # no key before the first row is hidden
-    positions = torch.arange(low, seen, device=key.device)
-    hidden = positions[None] > rows[:, None]
+        low = int(rows[0]) + 1
+    name = block.start, block.stop, seen, call.window
+    if name in call.masks:
+        return low, call.masks[name]
+    positions = torch.arange(low, seen, device=rows.device)
+    hidden = positions > rows[:, None]
     if call.window is not None:
-        hidden |= positions[None] <= rows[:, None] - call.window
-    scores[..., low:].masked_fill_(hidden, float("-inf"))
-    return torch.softmax(scores, dim=-1)
+        hidden |= positions <= rows[:, None] - call.window
+    mask = torch.zeros(hidden.shape, device=rows.device).masked_fill_(hidden, float("-inf"))
+    if len(call.rows) <= _ROW_BLOCK:
+        call.masks[name] = mask
+    return low, mask
