@@ -8,7 +8,7 @@ from tiny import FAMILIES, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv.model.architecture import backbone_of, describe
-from ragkv.model.rotary import RotaryTables, rotate, unrotate
+from ragkv.model.rotary import RotaryTables, add_rotated, rotate, unrotate
 
 
 def cached_keys(model: torch.nn.Module, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -59,3 +59,16 @@ def test_unrotate_undoes_rotate(dtype: torch.dtype) -> None:
     assert back.dtype == dtype
     assert (back.float() - keys.float()).abs().max() < bound
     assert torch.equal(back[..., 8:], keys[..., 8:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [8, 6], ids=["whole", "partial"])
+def test_what_is_added_rotated_is_what_rotate_gives(dtype: torch.dtype, channels: int) -> None:
+    """In place, also where the target is a part of something larger."""
+    moves, whole = torch.randn(2, 5, 8), torch.randn(2, 9, 8).to(dtype)
+    angles = torch.randn(5, channels // 2)
+    table = angles.cos(), angles.sin()
+    expected = whole.clone()
+    expected[:, 2:7] += rotate(moves, table)
+    add_rotated(whole[:, 2:7], moves, table)
+    torch.testing.assert_close(whole, expected, atol=1e-6, rtol=0)

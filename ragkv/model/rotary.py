@@ -58,6 +58,19 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
     return out
 
 
+def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
+    """Add what :func:`rotate` makes of ``x`` (float32) to a tensor in place."""
+    if to.dtype != torch.float32:  # or it were rounded more than once
+        to += rotate(x, table)
+        return
+    cos, sin = table
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    to[..., :half].addcmul_(first, cos).addcmul_(second, sin, value=-1)
+    to[..., half : 2 * half].addcmul_(second, cos).addcmul_(first, sin)
+    to[..., 2 * half :] += x[..., 2 * half :]
+
+
 def unrotate(x: torch.Tensor, table: Table) -> torch.Tensor:
     """Undo :func:`rotate`, attention scaling included."""
     cos, sin = table

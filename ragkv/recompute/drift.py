@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.model.load import LoadedModel
-from ragkv.model.rotary import rotate, unrotate
+from ragkv.model.rotary import add_rotated, unrotate
 from ragkv.splice.layout import Layout
 
 # Shares of what a token moves by, squared: what it has in common with all of its chunk, with
@@ -98,7 +98,7 @@ class Drift:
         moved_values = self._bounded(self._moved(values, fresh[1]))
         expected = self._expected(torch.cat([moved_keys, moved_values]))
         heads = len(keys)
-        keys += rotate(expected[:heads], table)
+        add_rotated(keys, expected[:heads], table)
         values += expected[heads:]
 
     def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
