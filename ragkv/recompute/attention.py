@@ -82,7 +82,9 @@ def _attention_function(
         out = sparse.attend(query, key, value, scaling)
     else:
         out = attend(query, key, value, rows, window, scaling)
-    return functional.pad(out, (0, 0, unused, 0)).transpose(1, 2).contiguous(), None
+    if unused:
+        out = functional.pad(out, (0, 0, unused, 0))
+    return out.transpose(1, 2).contiguous(), None
 
 
 @contextmanager
