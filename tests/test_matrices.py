@@ -168,3 +168,21 @@ def test_attention_uses_it_where_that_is_quicker(
     with counted() as products:
         attend(query, key, key, rows, None, 1.0)
     assert products.count == (4 if quicker else 0)  # two for each of the key's heads
+
+
+def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention gives it values turned; who took them for contiguous would be wrong silently."""
+
+    def careless(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+        return rows @ weight.as_strided(weight.shape, (weight.shape[1], 1)).t()
+
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    rows, others = torch.randn(2, 3, 4), torch.randn(2, 4, 5).transpose(1, 2)
+    with torch.no_grad():
+        assert matrices.suits_attention(rows)
+        monkeypatch.setattr(matrices, "_product", careless)
+        assert not matrices.suits_attention(rows)
+        (found,) = matrices.products(rows, others)
+    torch.testing.assert_close(found, rows @ others.transpose(1, 2))

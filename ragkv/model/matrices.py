@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -70,14 +70,20 @@ def products(rows: torch.Tensor, others: torch.Tensor) -> Iterator[torch.Tensor]
     torch.Tensor
         ``[some groups, n, m]``, new memory.
     """
-    if suits_onednn(rows):
+    if _suits_onednn(rows) and _reads_any_strides(_product):
         for some, other in zip(rows, others, strict=True):
             yield _product(some, other, None, "none", [], "")[None]
     else:
         yield torch.matmul(rows, others.transpose(1, 2))
 
 
-def suits_onednn(rows: torch.Tensor) -> bool:
+def suits_attention(rows: torch.Tensor) -> bool:
+    """Whether attention by :func:`products` is quicker than torch's: with AVX-512 alone."""
+    wide = _backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and _suits_onednn(rows) and _reads_any_strides(_product)
+
+
+def _suits_onednn(rows: torch.Tensor) -> bool:
     """Whether oneDNN is to be had for rows like these, where torch would take MKL."""
     return (
         _product is not None
@@ -89,9 +95,12 @@ def suits_onednn(rows: torch.Tensor) -> bool:
     )
 
 
-def suits_attention(rows: torch.Tensor) -> bool:
-    """Whether attention by :func:`products` is quicker than torch's: with AVX-512 alone."""
-    return suits_onednn(rows) and _backends.cpu.get_cpu_capability() == "AVX512"
+@cache
+def _reads_any_strides(product: Any) -> bool:
+    """Whether a product heeds the strides of its second operand: in another torch it may not."""
+    rows = torch.arange(15.0).view(3, 5)
+    other = torch.arange(10.0).view(5, 2).t()
+    return torch.equal(product(rows, other, None, "none", [], ""), rows.mm(other.t()))
 
 
 def _suits(layer: nn.Linear) -> bool:
@@ -106,7 +115,7 @@ def _suits(layer: nn.Linear) -> bool:
 
 
 def _forward(layer: nn.Linear, thread: int, rows: torch.Tensor) -> torch.Tensor:
-    if rows.numel() <= rows.shape[-1] or threading.get_ident() != thread or not suits_onednn(rows):
+    if rows.numel() <= rows.shape[-1] or threading.get_ident() != thread or not _suits_onednn(rows):
         return nn.Linear.forward(layer, rows)
     out: torch.Tensor = _product(rows, layer.weight, layer.bias, "none", [], "")
     return out
