@@ -147,7 +147,8 @@ def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator
     for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
         part = scores.view(-1, query.shape[1], key.shape[1])
         part[..., low:] += mask
-        yield torch.softmax(part, dim=-1, out=part)
+        # in place, unless the auxiliary model is being trained
+        yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
 
 
 def _mask(call: LayerCall, block: slice, seen: int) -> tuple[int, torch.Tensor]:
