@@ -72,10 +72,14 @@ def test_encoding_and_restoring_bring_numbers_back():
     angles = torch.rand(70, 32)
     table = angles.cos(), angles.sin()
     made = ragkv_kernels.encode(keys, values, table, grid=INT8)
-    out, rows = torch.zeros(2, 2, 100, 64), torch.arange(70)
-    ragkv_kernels.restore(made.data, 70, *out, rows=rows, slots=rows + 30, table=table, grid=INT8)
-    torch.testing.assert_close(out[:, :, 30:], torch.stack([keys, values]), atol=0.03, rtol=0)
-    assert not out[:, :, :30].any()
+    out, rows = torch.zeros(2, 1, 2, 100, 64), torch.arange(70)
+    by_slot = tuple(torch.cat([part[:30], part]) for part in table)
+    ragkv_kernels.restore(
+        made.data[None], 70, *out, rows=rows, slots=rows + 30, table=by_slot, grid=INT8
+    )
+    expected = torch.stack([keys, values])[:, None]
+    torch.testing.assert_close(out[..., 30:, :], expected, atol=0.03, rtol=0)
+    assert not out[..., :30, :].any()
 
 
 @pytest.mark.parametrize(
@@ -103,20 +107,37 @@ def test_what_does_not_fit_is_refused(change, message):
         ragkv_kernels.attend(**{**call, **change})
 
 
-def test_bytes_of_another_layer_are_refused():
-    out, rows = torch.zeros(2, 2, 9, 64), torch.arange(5)
-    table = torch.ones(5, 32), torch.zeros(5, 32)
-    for grid in (None, INT8):
-        with pytest.raises(ValueError, match="bytes"):
-            ragkv_kernels.restore(
-                torch.zeros(99, dtype=torch.uint8),
-                5,
-                *out,
-                rows=rows,
-                slots=rows,
-                table=table,
-                grid=grid,
-            )
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": torch.zeros(3, 99, dtype=torch.uint8)}, "bytes"),
+        ({"data": torch.zeros(2, 99, dtype=torch.uint8)}, "2 layers cannot go to 3"),
+        ({"slots": torch.arange(4)}, "5 rows cannot go to 4"),
+        ({"table": (torch.ones(9, 40), torch.ones(9, 40))}, "table"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_layers_that_do_not_fit_are_not_restored(change, message):
+    call = {
+        "data": torch.zeros(3, 99, dtype=torch.uint8),
+        "rows": torch.arange(5),
+        "slots": torch.arange(5),
+        "table": (torch.ones(9, 32), torch.zeros(9, 32)),
+    } | change
+    with pytest.raises(ValueError, match=message):
+        ragkv_kernels.restore(call.pop("data"), 5, *torch.zeros(2, 3, 2, 9, 64), grid=INT8, **call)
+
+
+@pytest.mark.parametrize(
+    "cached",
+    [torch.zeros(2, 3, 1, 5, 64), torch.zeros(2, 3, 2, 5, 64).half(), torch.zeros(2, 2, 2, 5, 64)],
+    ids=["heads", "dtype", "layers"],
+)
+def test_layers_of_another_model_are_not_moved(cached):
+    rows, table = torch.arange(5), (torch.ones(9, 32), torch.zeros(9, 32))
+    buffer = torch.zeros(2, 3, 2, 9, 64)
+    with pytest.raises(ValueError, match=r"fit|layers"):
+        ragkv_kernels.move(tuple(cached), *buffer, rows=rows, slots=rows, table=table)
 
 
 @pytest.mark.gpu

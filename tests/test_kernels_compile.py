@@ -127,10 +127,13 @@ def test_codes_compile(compiled, grid):
     keys = torch.ones(2, 600, 128, dtype=torch.bfloat16)
     table = torch.ones(600, 64), torch.zeros(600, 64)
     rows = torch.arange(600)
-    data = torch.stack([keys, keys]).view(-1).view(torch.uint8)
-    if grid is not None:
+    buffer = torch.ones(2, 3, *keys.shape, dtype=keys.dtype)
+    moves = {"rows": rows, "slots": rows, "table": table}
+    if grid is None:
+        restoring.move(buffer.unbind(), *buffer, **moves)
+    else:
         data = encoding.encode(keys, keys, table, grid=grid).data
-    restoring.restore(data, 600, keys, keys, rows=rows, slots=rows, table=table, grid=grid)
+        restoring.restore(data.expand(3, -1), 600, *buffer, grid=grid, **moves)
     assert all(shared <= SHARED for _, shared in compiled), compiled
 
 

@@ -2,7 +2,7 @@
 
 For each model's shapes: attention of the recomputed rows by the kernel, beside torch's own
 for the same rows with a mask, and beside torch's causal attention of all rows times the share
-of the area; then restoring and encoding one layer beside the bytes that they must move.
+of the area; then moving, restoring and encoding one layer beside the bytes that they must move.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from ragkv_kernels.dispatch import attend, encode, restore, runs_attend
+from ragkv_kernels.dispatch import attend, encode, move, restore, runs_attend
 from ragkv_kernels.grid import INT4, INT8, Grid
 
 SHAPES = {"Qwen2.5-7B": (28, 4, 128), "Qwen2.5-14B": (40, 8, 128), "Llama-3-8B": (32, 8, 128)}
@@ -133,18 +133,18 @@ def _codes(model: str, tokens: int) -> list[Row]:
     table = angles.cos(), angles.sin()
     slots = torch.arange(tokens, device="cuda")
     plain = 2 * keys.nbytes
-    found = []
-    grids: dict[str, Grid | None] = {"raw": None, "int8": INT8, "int4": INT4}
-    for name, grid in grids.items():
-        if grid is None:
-            data = torch.stack([keys, values]).view(-1).view(torch.uint8)
-        else:
-            data = encode(keys, values, table, grid=grid).data
-            ms = _median(lambda grid=grid: encode(keys, values, table, grid=grid))
-            found.append((f"encode {name}", ms, plain + data.nbytes))
+    moves = {"rows": slots, "slots": slots, "table": table}
+    buffer = torch.empty(2, 1, *keys.shape, dtype=keys.dtype, device="cuda")
+    cached = keys[None], values[None]
+    ms = _median(lambda: move(cached, *buffer, **moves))
+    found = [("move", ms, 2 * plain)]
+    for name, grid in {"int8": INT8, "int4": INT4}.items():
+        ms = _median(lambda grid=grid: encode(keys, values, table, grid=grid))
+        data = encode(keys, values, table, grid=grid).data[None]
+        found.append((f"encode {name}", ms, plain + data.nbytes))
 
-        def back(data: torch.Tensor = data, grid: Grid | None = grid) -> None:
-            restore(data, tokens, keys, values, rows=slots, slots=slots, table=table, grid=grid)
+        def back(data: torch.Tensor = data, grid: Grid = grid) -> None:
+            restore(data, tokens, *buffer, grid=grid, **moves)
 
         found.append((f"restore {name}", _median(back), plain + data.nbytes))
     return [Row(model, tokens, name, ms, moved / ms / 1e6) for name, ms, moved in found]

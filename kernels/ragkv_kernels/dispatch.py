@@ -116,40 +116,71 @@ def restore(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
-    grid: Grid | None,
+    grid: Grid,
 ) -> None:
-    """Decode rows of one layer, rotate its keys, and write both into the buffer.
+    """Decode rows of layers, rotate their keys, and write both into the buffer.
 
-    Arithmetic is float32; what is written is rounded once, at the end.
+    Keys are decoded to the buffer's dtype, as the store's codecs do, turned in float32, and
+    rounded again.
 
     Parameters
     ----------
     data
-        ``[bytes]`` uint8: a layer of ``tokens`` tokens, as :mod:`ragkv_kernels.grid` lays it
-        out, or with ``grid`` None keys and values of the buffer's dtype, one behind the other.
-    keys, values
-        ``[kv_heads, capacity, head_dim]``: one layer of the buffer.
-    rows, slots
-        ``[n]`` int64: row ``rows[i]`` of the layer goes to ``slots[i]``; no slot twice.
-    table
-        cos and sin at the rows' new positions, each ``[n, rotary_dim / 2]`` float32,
-        rotate-half convention; channels from ``rotary_dim`` on do not turn.
+        ``[layers, bytes]`` uint8: layers of ``tokens`` tokens, as :mod:`ragkv_kernels.grid`
+        lays them out; copied unless each begins at a multiple of 16 bytes.
+    keys, values, rows, slots, table
+        As in :func:`move`.
 
     Raises
     ------
     ValueError
         Shapes, sizes or dtypes do not belong together.
     """
-    _check_table(keys, table, len(rows))
-    if len(rows) != len(slots):
-        raise ValueError(f"{len(rows)} rows cannot go to {len(slots)} slots")
-    heads, _, width = keys.shape
-    if grid is None and data.numel() != 2 * heads * tokens * width * keys.dtype.itemsize:
-        raise ValueError(f"{data.numel()} bytes are not {tokens} raw tokens of {keys.dtype}")
+    _check_moves(data, keys, rows, slots, table)
     run = twins.restore
     if _runs("restore", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.restore import restore as run
     run(data, tokens, keys, values, rows=rows, slots=slots, table=table, grid=grid)
+
+
+def move(
+    cached: tuple[torch.Tensor, torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Rotate rows of layers' keys, and write them and their values into the buffer.
+
+    Arithmetic is float32; what is written is rounded once.
+
+    Parameters
+    ----------
+    cached
+        Keys and values, ``[layers, kv_heads, tokens, head_dim]``, of the buffer's dtype.
+    keys, values
+        ``[layers, kv_heads, capacity, head_dim]``: layers of the buffer; any strides.
+    rows, slots
+        ``[n]`` int64: row ``rows[i]`` of each layer goes to ``slots[i]``; no slot twice.
+    table
+        cos and sin at each slot's position, each ``[slots, rotary_dim / 2]`` float32 with the
+        last slot among them, rotate-half convention; channels from ``rotary_dim`` on do not turn.
+
+    Raises
+    ------
+    ValueError
+        Shapes or dtypes do not belong together.
+    """
+    _check_moves(cached[0], keys, rows, slots, table)
+    for part in cached:
+        if part.dtype != keys.dtype or part[:, :, :0].shape != keys[:, :, :0].shape:
+            raise ValueError(f"{part.dtype} {tuple(part.shape)} does not fit {tuple(keys.shape)}")
+    run = twins.move
+    if _runs("restore", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.restore import move as run
+    run(cached, keys, values, rows=rows, slots=slots, table=table)
 
 
 def encode(
@@ -175,7 +206,9 @@ def encode(
     ValueError
         Shapes or dtypes do not belong together, or there is no token.
     """
-    _check_table(keys, table, keys.shape[1])
+    if any(len(part) != keys.shape[1] for part in table):
+        raise ValueError(f"a table of {len(table[0])} does not fit {keys.shape[1]} tokens")
+    _check_table(keys, table)
     if keys.shape[1] == 0 or values.shape != keys.shape:
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
     run = twins.encode
@@ -257,7 +290,21 @@ def _check_attention(
         raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
 
 
-def _check_table(keys: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor], tokens: int) -> None:
+def _check_moves(
+    cached: torch.Tensor,
+    keys: torch.Tensor,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    _check_table(keys, table)
+    if len(rows) != len(slots):
+        raise ValueError(f"{len(rows)} rows cannot go to {len(slots)} slots")
+    if len(cached) != len(keys):
+        raise ValueError(f"{len(cached)} layers cannot go to {len(keys)}")
+
+
+def _check_table(keys: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
     for part in table:
-        if len(part) != tokens or 2 * part.shape[1] > keys.shape[2]:
+        if 2 * part.shape[1] > keys.shape[-1]:
             raise ValueError(f"a table {tuple(part.shape)} does not fit {tuple(keys.shape)}")

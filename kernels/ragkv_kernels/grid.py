@@ -69,7 +69,10 @@ INT4 = Grid(levels=16, key_group=256, value_group=128)
 
 
 class Parts(NamedTuple):
-    """The six parts of a layer's bytes, each with its own dtype and shape; codes are flat."""
+    """The six parts of layers' bytes, each with its own dtype; axis 0 is the layer.
+
+    Grids are shaped as above, the codes of a layer are flat.
+    """
 
     key_low: torch.Tensor
     key_step: torch.Tensor
@@ -96,32 +99,33 @@ class Encoded(NamedTuple):
 
 
 def split(data: torch.Tensor, shape: tuple[int, int, int], grid: Grid) -> Parts:
-    """Return views of a layer's bytes; grids that lie askew in memory are copied.
+    """Return views of layers' bytes, ``[layers, bytes]``; grids that lie askew are copied.
 
     Raises
     ------
     ValueError
-        The bytes are not as many as such a layer takes.
+        The bytes are not as many as such layers take.
     """
     sizes = grid.sizes(shape)
-    if data.numel() != sum(sizes):
-        raise ValueError(f"a layer {shape} takes {sum(sizes)} bytes, and here are {data.numel()}")
-    low, step, unit, value_step, key_codes, value_codes = data.split(sizes)
+    if data.ndim != 2 or data.shape[1] != sum(sizes):
+        raise ValueError(f"a layer {shape} takes {sum(sizes)} bytes, not {tuple(data.shape)}")
+    low, step, unit, value_step, key_codes, value_codes = data.split(sizes, dim=1)
     heads, tokens, width = shape
     return Parts(
-        typed(low, torch.float16).view(heads, -1, width),
-        typed(step, torch.float16).view(heads, -1, width),
-        typed(unit, torch.float32),
-        value_step.view(-1, tokens),
+        _typed(low, torch.float16).unflatten(1, (heads, -1, width)),
+        _typed(step, torch.float16).unflatten(1, (heads, -1, width)),
+        _typed(unit, torch.float32),
+        value_step.unflatten(1, (-1, tokens)),
         key_codes,
         value_codes,
     )
 
 
-def typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return bytes as numbers, without a copy where they are aligned."""
-    if data.storage_offset() % dtype.itemsize or data.data_ptr() % dtype.itemsize:
-        data = data.clone()
+    askew = data.storage_offset() % dtype.itemsize or data.data_ptr() % dtype.itemsize
+    if askew or data.stride(0) % dtype.itemsize:
+        data = data.clone(memory_format=torch.contiguous_format)
     return data.view(dtype)
 
 

@@ -19,9 +19,9 @@ def operation(side, name):
         from ragkv_kernels.gpu.encode import encode
 
         return encode
-    from ragkv_kernels.gpu.restore import restore
+    from ragkv_kernels.gpu import restore
 
-    return restore
+    return getattr(restore, name)
 
 
 def draw(heads, tokens, width, dtype=torch.float32, half=None):
@@ -143,15 +143,16 @@ def test_the_store_codecs_make_the_same_bytes(side, device, name, shape):
     made = operation(side, "encode")(*parts[:2], tuple(parts[2:]), grid=grid)
     data = b"".join(codec.encode(unrotate(parts[0], tuple(parts[2:])), parts[1]))
     assert made.data.cpu().numpy().tobytes() == data
-    expected = torch.empty(2, *shape)
-    codec.decode(memoryview(bytearray(data)), expected)
     still = torch.ones(shape[1], 1, device=device), torch.zeros(shape[1], 1, device=device)
-    out = torch.empty(2, *shape, device=device)
     rows = torch.arange(shape[1], device=device)
-    operation(side, "restore")(
-        made.data, shape[1], *out, rows=rows, slots=rows, table=still, grid=grid
-    )
-    assert torch.equal(out.cpu(), expected)
+    for dtype in (torch.float32, torch.float16):  # not bfloat16: the interpreter cuts it
+        expected = torch.empty(2, *shape, dtype=dtype)
+        codec.decode(memoryview(bytearray(data)), expected)
+        out = torch.empty(2, 1, *shape, dtype=dtype, device=device)
+        operation(side, "restore")(
+            made.data[None], shape[1], *out, rows=rows, slots=rows, table=still, grid=grid
+        )
+        assert torch.equal(out[:, 0].cpu(), expected)
 
 
 @pytest.mark.parametrize("number", [0.0, 1.5, -3.0])
@@ -175,47 +176,90 @@ def test_what_no_codec_can_keep_is_told(side, device, where, number):
     assert not float(made.largest) <= 32768
 
 
-@pytest.mark.parametrize("grid", [None, INT8, INT4, SMALL], ids=["raw", "int8", "int4", "small"])
-@SHAPES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rows_are_restored_at_their_slots(side, device, heads, tokens, width, half, grid, dtype):
-    keys, values, _ = draw(heads, tokens, width, dtype, half)
-    if grid is None:
-        data = torch.stack([keys, values]).view(-1).view(torch.uint8)
-        plain = keys.double().numpy(), values.double().numpy()
-    else:
-        still = torch.ones(tokens, half), torch.zeros(tokens, half)
-        data = twins.encode(keys, values, still, grid=grid).data
-        plain = decoded(data, (heads, tokens, width), grid)
-    # the bytes may lie askew in memory
-    data = torch.cat([torch.zeros(3, dtype=torch.uint8), data]).to(device)[3:]
+def moves(tokens, half, device):
+    """Return rows, slots, a table by slot, and the table of the rows."""
     rows = torch.tensor([row for row in range(tokens) if row % 5 != 2])
     slots = 200 - rows
-    angles = torch.rand(len(rows), half) * 6
+    angles = torch.rand(220, half) * 6
     table = 1.2 * angles.cos(), 1.2 * angles.sin()
-    buffer = torch.full((2, 256, heads, width), 7.0, dtype=dtype, device=device).transpose(1, 2)
-    operation(side, "restore")(
-        data,
-        tokens,
-        *buffer,
-        rows=rows.to(device),
-        slots=slots.to(device),
-        table=tuple(part.to(device) for part in table),
-        grid=grid,
-    )
-    expected = np.full((2, heads, 256, width), 7.0)
-    expected[0][:, slots] = turned(torch.tensor(plain[0][:, rows]), table, 1)
-    expected[1][:, slots] = plain[1][:, rows]
+    given = rows.to(device), slots.to(device), tuple(part.to(device) for part in table)
+    return given, tuple(part[slots] for part in table)
+
+
+def assert_moved(buffer, plain, given, table):
+    """Compare with ``plain`` keys and values, ``[layers, heads, tokens, width]``."""
+    rows, slots, _ = (part if isinstance(part, tuple) else part.cpu() for part in given)
+    expected = torch.full(buffer.shape, 7.0).double().numpy()
+    for layer, (keys, values) in enumerate(zip(*plain, strict=True)):
+        expected[0, layer][:, slots] = turned(torch.tensor(keys[:, rows]), table, 1)
+        expected[1, layer][:, slots] = values[:, rows]
     # a whole unit in the last place: Triton's interpreter cuts bfloat16 where a GPU rounds
-    limit = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    limit = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[buffer.dtype]
     np.testing.assert_allclose(buffer.double().cpu(), expected, atol=1e-5, rtol=limit)
 
 
-def test_no_rows_write_nothing(side, device):
-    buffer = torch.full((2, 2, 9, 64), 7.0, device=device)
-    none, table = torch.empty(0, dtype=torch.long, device=device), torch.empty(0, 32, device=device)
-    data = torch.zeros(2 * 2 * 5 * 64 * 4, dtype=torch.uint8, device=device)
+def empty_buffer(layers, heads, width, dtype, device):
+    made = torch.full((2, layers, 256, heads, width), 7.0, dtype=dtype, device=device)
+    return made.transpose(2, 3)
+
+
+KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+@GRIDS
+@SHAPES
+@KINDS
+@pytest.mark.parametrize("askew", [False, True], ids=["aligned", "askew"])
+def test_rows_are_restored_at_their_slots(
+    side, device, heads, tokens, width, half, grid, dtype, askew
+):
+    if side == "triton" and dtype == torch.bfloat16 and device.type == "cpu":
+        pytest.skip("the interpreter cuts bfloat16 twice")
+    keys, values, _ = draw(3 * heads, tokens, width, dtype, half)
+    still = torch.ones(tokens, half), torch.zeros(tokens, half)
+    shape = heads, tokens, width
+    coded = [
+        twins.encode(*layer, still, grid=grid).data
+        for layer in zip(keys.split(heads), values.split(heads), strict=True)
+    ]
+    plain = [decoded(data, shape, grid) for data in coded]
+    rounded = [[torch.tensor(part).to(dtype).double().numpy() for part in one] for one in plain]
+    size = len(coded[0])
+    first, step = (3, size + 5) if askew else (0, -(-size // 16) * 16)
+    data = torch.zeros(3, first + step, dtype=torch.uint8)
+    data[:, first : first + size] = torch.stack(coded)
+    given, table = moves(tokens, half, device)
+    rows, slots, by_slot = given
+    buffer = empty_buffer(3, heads, width, dtype, device)
     operation(side, "restore")(
-        data, 5, *buffer, rows=none, slots=none, table=(table, table), grid=None
+        data.to(device)[:, first : first + size],
+        tokens,
+        *buffer,
+        rows=rows,
+        slots=slots,
+        table=by_slot,
+        grid=grid,
     )
+    assert_moved(buffer, list(zip(*rounded, strict=True)), given, table)
+
+
+@SHAPES
+@KINDS
+def test_rows_are_moved_to_their_slots(side, device, heads, tokens, width, half, dtype):
+    keys, values, _ = draw(3 * heads, tokens, width, dtype, half)
+    cached = [part.view(3, heads, tokens, width) for part in (keys, values)]
+    given, table = moves(tokens, half, device)
+    rows, slots, by_slot = given
+    buffer = empty_buffer(3, heads, width, dtype, device)
+    # any strides
+    keys, values = torch.stack([cached[0], cached[1]], dim=3).to(device).unbind(3)
+    operation(side, "move")((keys, values), *buffer, rows=rows, slots=slots, table=by_slot)
+    assert_moved(buffer, [part.double().numpy() for part in cached], given, table)
+
+
+def test_no_rows_write_nothing(side, device):
+    buffer = torch.full((2, 1, 2, 9, 64), 7.0, device=device)
+    none, table = torch.empty(0, dtype=torch.long, device=device), torch.empty(9, 32, device=device)
+    cached = torch.zeros(2, 1, 2, 5, 64, device=device)
+    operation(side, "move")(cached, *buffer, rows=none, slots=none, table=(table, table))
     assert (buffer == 7).all()

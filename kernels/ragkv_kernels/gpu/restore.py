@@ -1,4 +1,4 @@
-"""Decode, rotate and write in one pass: each number is read once and written once."""
+"""Decode, rotate and write layers in one pass: each number is read once and written once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ragkv_kernels.grid import Grid, Parts, split, typed
+from ragkv_kernels.grid import Grid, split
 
 _TOKENS = 32
 
@@ -42,13 +42,24 @@ def _restore(
     key_step,
     value_unit,
     value_step,
-    key_codes,
-    value_codes,
+    data_layer,
+    from_keys,
+    from_keys_layer,
+    from_keys_head,
+    from_keys_row,
+    from_keys_channel,
+    from_values,
+    from_values_layer,
+    from_values_head,
+    from_values_row,
+    from_values_channel,
     keys,
+    keys_layer,
     keys_head,
     keys_row,
     keys_channel,
     values,
+    values_layer,
     values_head,
     values_row,
     values_channel,
@@ -74,44 +85,54 @@ def _restore(
     index = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1).to(tl.int64)
+    layer = tl.program_id(2).to(tl.int64)
     pair = tl.arange(0, BLOCK_P)
     here = index < count
     mask = here[:, None] & (pair < HEAD_DIM // 2)[None, :]
     row = tl.load(rows + index, mask=here, other=0)
     slot = tl.load(slots + index, mask=here, other=0)
     first, second = pair_of(pair, half, HEAD_DIM)
+    kind = keys.dtype.element_ty
 
-    source = (head * tokens + row)[:, None] * HEAD_DIM
+    from_keys += layer * from_keys_layer
+    from_values += layer * from_values_layer
+    at = (head * from_keys_head + row * from_keys_row)[:, None]
+    key_at_a = at + first[None, :] * from_keys_channel
+    key_at_b = at + second[None, :] * from_keys_channel
+    at = (head * from_values_head + row * from_values_row)[:, None]
+    value_at_a = at + first[None, :] * from_values_channel
+    value_at_b = at + second[None, :] * from_values_channel
     if LEVELS == 0:
-        key_a = tl.load(key_codes + source + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_b = tl.load(key_codes + source + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        value_a = tl.load(value_codes + source + first[None, :], mask=mask, other=0.0)
-        value_b = tl.load(value_codes + source + second[None, :], mask=mask, other=0.0)
+        key_a = tl.load(from_keys + key_at_a, mask=mask, other=0.0).to(tl.float32)
+        key_b = tl.load(from_keys + key_at_b, mask=mask, other=0.0).to(tl.float32)
+        value_a = tl.load(from_values + value_at_a, mask=mask, other=0.0)
+        value_b = tl.load(from_values + value_at_b, mask=mask, other=0.0)
     else:
         numbers = heads * tokens * HEAD_DIM
-        grid = ((head * groups + row // key_span) * HEAD_DIM)[:, None]
+        grid = layer * (data_layer // 2) + ((head * groups + row // key_span) * HEAD_DIM)[:, None]
         low = tl.load(key_low + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
         step = tl.load(key_step + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_a = _code(key_codes, source + first[None, :], numbers, LEVELS, mask) * step + low
+        key_a = _code(from_keys, key_at_a, numbers, LEVELS, mask) * step + low
         low = tl.load(key_low + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
         step = tl.load(key_step + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_b = _code(key_codes, source + second[None, :], numbers, LEVELS, mask) * step + low
-        scale = tl.load(value_step + head // value_span * tokens + row, mask=here, other=0)
-        scale = (scale.to(tl.float32) * tl.load(value_unit))[:, None]
+        key_b = _code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low
+        # what the codec decodes to: a chunk is the same whoever decodes it
+        key_a = key_a.to(kind).to(tl.float32)
+        key_b = key_b.to(kind).to(tl.float32)
+        steps = value_step + layer * data_layer + head // value_span * tokens
+        scale = tl.load(steps + row, mask=here, other=0).to(tl.float32)
+        scale = (scale * tl.load(value_unit + layer * (data_layer // 4)))[:, None]
         centre: tl.constexpr = (LEVELS - 1) / 2
-        code = _code(value_codes, source + first[None, :], numbers, LEVELS, mask)
-        value_a = (code - centre) * scale
-        code = _code(value_codes, source + second[None, :], numbers, LEVELS, mask)
-        value_b = (code - centre) * scale
+        value_a = (_code(from_values, value_at_a, numbers, LEVELS, mask) - centre) * scale
+        value_b = (_code(from_values, value_at_b, numbers, LEVELS, mask) - centre) * scale
 
     turns = mask & (pair < half)[None, :]
-    c = tl.load(cos + index[:, None] * cos_row + pair[None, :] * cos_pair, mask=turns, other=1.0)
-    s = tl.load(sin + index[:, None] * sin_row + pair[None, :] * sin_pair, mask=turns, other=0.0)
-    target = keys + head * keys_head + slot[:, None] * keys_row
-    kind = keys.dtype.element_ty
+    c = tl.load(cos + slot[:, None] * cos_row + pair[None, :] * cos_pair, mask=turns, other=1.0)
+    s = tl.load(sin + slot[:, None] * sin_row + pair[None, :] * sin_pair, mask=turns, other=0.0)
+    target = keys + layer * keys_layer + head * keys_head + slot[:, None] * keys_row
     tl.store(target + first[None, :] * keys_channel, (key_a * c - key_b * s).to(kind), mask=mask)
     tl.store(target + second[None, :] * keys_channel, (key_b * c + key_a * s).to(kind), mask=mask)
-    target = values + head * values_head + slot[:, None] * values_row
+    target = values + layer * values_layer + head * values_head + slot[:, None] * values_row
     tl.store(target + first[None, :] * values_channel, value_a.to(kind), mask=mask)
     tl.store(target + second[None, :] * values_channel, value_b.to(kind), mask=mask)
 
@@ -125,25 +146,54 @@ def restore(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
-    grid: Grid | None,
+    grid: Grid,
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
-    heads, _, width = keys.shape
-    if len(rows) == 0:
+    _, heads, _, width = keys.shape
+    data = _aligned(data)
+    *grids, key_codes, value_codes = split(data, (heads, tokens, width), grid)
+    layout = data.stride(0), tokens * width, width, 1
+    spans = grids[0].shape[2], grid.key_span(tokens), grid.value_span(heads, width)
+    _launch(
+        (*grids, data.stride(0), key_codes, *layout, value_codes, *layout),
+        (keys, values),
+        (rows, slots, table),
+        (tokens, *spans),
+        grid.levels,
+    )
+
+
+def move(
+    cached: tuple[torch.Tensor, torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """See :func:`ragkv_kernels.move`."""
+    from_keys, from_values = cached
+    sources = from_keys, *from_keys.stride(), from_values, *from_values.stride()
+    no_grids = (from_keys,) * 4
+    _launch((*no_grids, 0, *sources), (keys, values), (rows, slots, table), (1, 1, 1, 1), 0)
+
+
+def _launch(
+    sources: tuple[object, ...],
+    targets: tuple[torch.Tensor, torch.Tensor],
+    moves: tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
+    spans: tuple[int, ...],
+    levels: int,
+) -> None:
+    keys, values = targets
+    rows, slots, (cos, sin) = moves
+    layers, heads, _, width = keys.shape
+    if not len(rows) or not layers:
         return
-    shape = heads, tokens, width
-    if grid is None:
-        both = typed(data, keys.dtype)
-        half = both.numel() // 2
-        parts = Parts(both, both, both, both, both[:half], both[half:])
-        spans = 1, 1, 1
-    else:
-        parts = split(data, shape, grid)
-        spans = parts.key_low.shape[1], grid.key_span(tokens), grid.value_span(heads, width)
-    cos, sin = table
     with torch.cuda.device_of(keys):
-        _restore[triton.cdiv(len(rows), _TOKENS), heads](
-            *parts,
+        _restore[triton.cdiv(len(rows), _TOKENS), heads, layers](
+            *sources,
             keys,
             *keys.stride(),
             values,
@@ -156,11 +206,20 @@ def restore(
             sin,
             *sin.stride(),
             cos.shape[1],
-            tokens,
             *spans,
-            LEVELS=0 if grid is None else grid.levels,
+            LEVELS=levels,
             HEAD_DIM=width,
             BLOCK_P=triton.next_power_of_2(width // 2),
             BLOCK_T=_TOKENS,
             enable_fp_fusion=False,
         )
+
+
+def _aligned(data: torch.Tensor) -> torch.Tensor:
+    """Return layers' bytes, each layer's at a multiple of 16; without a copy where they are."""
+    if data.stride(1) == 1 and not (data.stride(0) % 16 or data.data_ptr() % 16):
+        return data
+    layers, size = data.shape
+    wide = data.new_empty(layers, -(-size // 16) * 16)
+    wide[:, :size] = data
+    return wide[:, :size]

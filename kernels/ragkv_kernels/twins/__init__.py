@@ -2,6 +2,6 @@
 
 from ragkv_kernels.twins.attend import attend, received
 from ragkv_kernels.twins.encode import encode
-from ragkv_kernels.twins.restore import restore
+from ragkv_kernels.twins.restore import move, restore
 
-__all__ = ["attend", "encode", "received", "restore"]
+__all__ = ["attend", "encode", "move", "received", "restore"]
