@@ -221,7 +221,8 @@ class Repairer:
             found = self._load(spans, sink, ready, config, attempt.lost)
             coming = [entry for entry, _, _ in found if isinstance(entry, ArrivingKV)]
             if coming:
-                attempt.arriving.callback(ReadAhead(coming).stop)
+                here = self._loaded.device.type == "cpu"
+                attempt.arriving.callback(ReadAhead(coming, decoded=here).stop)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
             ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]

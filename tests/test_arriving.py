@@ -19,13 +19,14 @@ from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv import engine as engine_module
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.report import Clock
 from ragkv.splice import place
 from ragkv.store import BlobStore, DiskStore, MemoryStore, TieredStore
 from ragkv.store.arriving import ArrivingKV, LostEntryError, ReadAhead
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.codecs import codec_of
 from ragkv.store.format import encode, open_entry
 
 LAYERS = int(SIZE["num_hidden_layers"])
@@ -42,10 +43,32 @@ def opened(entry: ChunkKV, codec: str = "raw", *, damaged: int | None = None) ->
     return open_entry(data, entry.text, fingerprint, copy=True)
 
 
+class There:
+    """Layers that are there, and who is told when one is taken."""
+
+    codec = codec_of("raw")
+    dtype = torch.float32
+
+    def __init__(self, entry: ChunkKV, told: Callable[[int], None]) -> None:
+        self._kv = torch.stack([entry.keys, entry.values], dim=1)
+        self.shape = tuple(self._kv.shape)
+        self._told = told
+
+    def room(self) -> torch.Tensor:
+        return self._kv
+
+    def take(self, layer: int, out: torch.Tensor) -> None:
+        assert torch.equal(out, self._kv[layer])
+        self._told(layer)
+
+    def stage(self, layer: int, out: torch.Tensor) -> None:
+        out[: self._kv[layer].nbytes] = self._kv[layer].reshape(-1).view(torch.uint8)
+        self._told(layer)
+
+
 def taken_by(entry: ChunkKV, take: Callable[[int], None]) -> ArrivingKV:
     """Let the entry's layers, which are there, be taken."""
-    kv = torch.stack([entry.keys, entry.values], dim=1)
-    return ArrivingKV(entry.text, (entry.token_ids, entry.offsets), kv, take)
+    return ArrivingKV(entry.text, (entry.token_ids, entry.offsets), There(entry, take))
 
 
 # ---- one entry
@@ -67,6 +90,54 @@ def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
         arriving.arrive(1)  # an entry that is damaged anywhere is not used any more
 
 
+@pytest.mark.parametrize("codec", ["raw", "int8", "raw+zstd", "int4+zstd"])
+def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
+    entry = make_entry("text", layers=5, tokens=7)
+    whole = opened(entry, codec).whole()
+    arriving = opened(entry, codec)
+    plain = codec_of(codec).plain
+    assert arriving.nbytes == whole.nbytes
+    coded = arriving.coded(slice(1, 4))
+    assert coded is not None
+    assert coded.codec == plain.name == codec.partition("+")[0]
+    assert coded.data.stride(0) % 16 == 0
+    for layer, data in zip(range(1, 4), coded.data, strict=True):
+        wanted = b"".join(plain.encode(entry.keys[layer], entry.values[layer]))
+        assert data[: coded.size].numpy().tobytes() == wanted
+    for index in range(5):  # what is read is not read again to be decoded
+        keys, values = arriving.layers(slice(index, index + 1))
+        assert torch.equal(keys[0], whole.keys[index])
+        assert torch.equal(values[0], whole.values[index])
+    assert arriving.coded(slice(2, 4)) is not None
+    assert arriving.coded(slice(0, 4)) is None  # layer 0 was decoded at once
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+def test_a_damaged_layer_is_not_handed_on_as_it_is(codec: str) -> None:
+    arriving = opened(make_entry("text", layers=5, tokens=7), codec, damaged=3)
+    assert arriving.coded(slice(0, 2)) is not None
+    with pytest.raises(LostEntryError, match="layer 3's checksum"):
+        arriving.coded(slice(2, 5))
+    with pytest.raises(LostEntryError, match="layer 3's checksum"):
+        arriving.whole()
+
+
+def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
+    entry = make_entry("text", layers=3)
+    taken: list[int] = []
+    arriving = taken_by(entry, taken.append)
+    wholes: list[LayeredKV] = []
+    arriving.then(whole=lambda found, _: wholes.append(found))
+    arriving.arrive(0)
+    arriving.arrive(1, decoded=False)
+    arriving.arrive(1)
+    assert not wholes
+    arriving.arrive(2, decoded=False)
+    assert taken == [0, 1, 2]
+    assert same(arriving.whole(), entry)
+    assert (taken, wholes) == ([0, 1, 2], [arriving])
+
+
 def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
     entry = make_entry("text", layers=3)
     taken: list[int] = []
@@ -78,7 +149,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
         taken.append(layer)
 
     arriving = taken_by(entry, take)
-    wholes: list[tuple[ChunkKV, float]] = []
+    wholes: list[tuple[LayeredKV, float]] = []
     arriving.then(whole=lambda *found: wholes.append(found))
     waiting = [threading.Thread(target=arriving.arrive, args=(1,), daemon=True) for _ in range(3)]
     for thread in waiting:
@@ -92,7 +163,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
         thread.join()
     assert taken == [0, 2, 1]
     ((whole, seconds),) = wholes
-    assert same(whole, entry)
+    assert same(whole.whole(), entry)
     assert seconds > 0
 
 

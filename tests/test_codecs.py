@@ -265,7 +265,7 @@ def test_entries_in_every_codec_and_dtype(name, dtype):
     data = bytearray(b"".join(encoded.parts()))
     assert len(data) == encoded.nbytes
     for copy in (False, True):
-        found = decode(data, "text", fingerprint, copy=copy, device="cpu").entry
+        found = decode(data, "text", fingerprint, copy=copy).entry
         assert found is not None
         assert found.keys.dtype == entry.keys.dtype
         if codec_of(name).lossless:

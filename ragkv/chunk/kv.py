@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+
+class CodedLayers(NamedTuple):
+    """Layers as a codec keeps them, to be decoded where they are wanted.
+
+    Attributes
+    ----------
+    data
+        ``[layers, room]`` uint8 on the host, verified, not compressed; pinned where that is
+        possible. Each layer begins at a multiple of 16 bytes.
+    size
+        Bytes of each layer; what is behind them means nothing.
+    codec
+        The codec's name, without compression.
+    """
+
+    data: torch.Tensor
+    size: int
+    codec: str
 
 
 class LayeredKV(Protocol):
@@ -30,6 +49,15 @@ class LayeredKV(Protocol):
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
+        ...
+
+    def coded(self, which: slice) -> CodedLayers | None:
+        """Return layers as they are stored, None where they are decoded already."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, decoded."""
         ...
 
     def whole(self) -> ChunkKV:
@@ -68,6 +96,9 @@ class ChunkKV:
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
         return self.keys[which], self.values[which]
+
+    def coded(self, which: slice) -> None:
+        """Return None: the layers are decoded."""
 
     def whole(self) -> ChunkKV:
         """Return the entry itself."""

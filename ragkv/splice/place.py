@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -10,16 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.load import LoadedModel
-from ragkv.model.rotary import rotate
+from ragkv.model.rotary import Table, rotate
 from ragkv.model.streams import side_stream
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
+from ragkv.splice.on_device import put_on_device
 from ragkv.splice.overlap import Overlap, OverlappedCache
 
 _LAYERS_AT_ONCE = 4
 """More cost waiting, fewer calls."""
+
+_Index = slice | torch.Tensor
 
 
 def splice(
@@ -67,44 +70,49 @@ def splice(
     if sink is not None and layout.sink:
         head = np.arange(layout.sink)
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
-    device = loaded.device
-    moves = [
-        (piece.entry, _index(piece.rows, device), _index(piece.slots, device)) for piece in pieces
-    ]
-    fresh = _index(layout.fresh, device)
     end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=0)
+    device = loaded.device
     positions = torch.arange(end, device=device)
     if overlap is not None:
         positions = overlap.at(positions)
     tables = rotary.tables(architecture.rope_kinds, positions)
+    put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
+    index = _index if device.type == "cpu" else partial(_on_device, device=device)
+    moves = [(piece.entry, index(piece.rows), index(piece.slots)) for piece in pieces]
+    fresh = index(layout.fresh)
     copies = side_stream(device)
     copies.catch_up()  # the buffer's memory may just have been another's
-    ahead = device.type != "cpu"  # what comes to the host is to be there when it is used
 
     def place(layers: slice) -> None:
         with step():
-            keys, values = cache.rows(layers)
+            target = cache.rows(layers)
             with copies.beside():
-                for part in (keys, values):
+                for part in target:
                     _clear(part, fresh)
                     _clear(part, slice(len(layout), None))
-            for entry, rows, slots in moves:
-                sources = entry.layers(layers)
-                if any(source.device.type != "cpu" for source in sources):
-                    copies.catch_up()  # it may just have been decoded there
-                with copies.beside():
-                    for target, source in zip((keys, values), sources, strict=True):
-                        here = source.to(device, non_blocking=ahead)
-                        target[:, :, slots] = here[:, :, rows]
-            with copies.beside():
-                for part, kind in zip(keys, architecture.rope_kinds[layers], strict=True):
-                    part[:, :end] = rotate(part[:, :end], tables[kind])
+            put(moves, layers, target, architecture.rope_kinds[layers], tables)
 
     cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache
 
 
-def _clear(part: torch.Tensor, positions: slice | torch.Tensor) -> None:
+def _put(
+    moves: Sequence[tuple[LayeredKV, _Index, _Index]],
+    layers: slice,
+    target: tuple[torch.Tensor, torch.Tensor],
+    kinds: Sequence[str],
+    tables: Mapping[str, Table],
+) -> None:
+    """Copy rows of some layers where they belong, then rotate all keys there."""
+    for entry, rows, slots in moves:
+        for into, cached in zip(target, entry.layers(layers), strict=True):
+            into[:, :, slots] = cached[:, :, rows].to(into.device)
+    for keys, kind in zip(target[0], kinds, strict=True):
+        table = tables[kind]
+        keys[:, : len(table[0])] = rotate(keys[:, : len(table[0])], table)
+
+
+def _clear(part: torch.Tensor, positions: _Index) -> None:
     """Zero positions of ``[layers, kv_heads, tokens, head_dim]``."""
     if isinstance(positions, slice):
         part[:, :, positions] = 0
@@ -112,9 +120,13 @@ def _clear(part: torch.Tensor, positions: slice | torch.Tensor) -> None:
         part.index_fill_(2, positions, 0)  # no number comes from the host
 
 
-def _index(positions: npt.NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+def _index(positions: npt.NDArray[np.int64]) -> _Index:
     """Return a slice where the positions are contiguous: a copy without gathering."""
     first, last = int(positions[0]), int(positions[-1])
     if last - first + 1 == len(positions):
         return slice(first, last + 1)
+    return torch.from_numpy(positions.astype(np.int64))
+
+
+def _on_device(positions: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(positions.astype(np.int64)).to(device)

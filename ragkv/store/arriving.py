@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import Protocol
 
 import torch
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
+from ragkv.model.memory import pinned, uninitialised
 from ragkv.prompt.tokens import IntArray
+from ragkv.store.codecs.base import Codec
 from ragkv.store.header import RefusedEntryError
+
+_ALIGNMENT = 16  # bytes, for a device that reads a layer in whole words
 
 
 class LostEntryError(Exception):
@@ -24,11 +31,48 @@ class LostEntryError(Exception):
         self.reason = reason
 
 
-class ArrivingKV:
-    """A chunk's cache that is verified and decoded layer by layer, by whoever comes first.
+class LayerSource(Protocol):
+    """An entry's bytes, of which each call verifies what it reads.
 
-    Several threads may ask for layers; each is taken once, and nobody waits for another
-    layer than the one asked for.
+    Attributes
+    ----------
+    shape
+        ``[layers, 2, kv_heads, tokens, head_dim]``.
+    dtype
+        Of the decoded numbers.
+    codec
+        The codec, without compression.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    codec: Codec
+
+    def room(self) -> torch.Tensor:
+        """Return memory for all decoded layers, of ``shape``; undefined."""
+        ...
+
+    def take(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and decode it into its place in :meth:`room`'s tensor.
+
+        Raises
+        ------
+        RefusedEntryError
+            It does not hold.
+        """
+        ...
+
+    def stage(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and copy it, decompressed, to ``[bytes]`` uint8; raises as above."""
+        ...
+
+
+class ArrivingKV:
+    """A chunk's cache that is verified layer by layer, by whoever comes first.
+
+    Several threads may ask for layers; each is read once, and nobody waits for another layer
+    than the one asked for. Layers are decoded here, or stay as their codec keeps them for a
+    device that decodes them itself.
 
     Parameters
     ----------
@@ -36,11 +80,8 @@ class ArrivingKV:
         The chunk's text.
     tokens
         ``token_ids`` and ``offsets`` as in :class:`ragkv.chunk.kv.ChunkKV`.
-    layers
-        ``[layers, 2, kv_heads, tokens, head_dim]``: keys and values, undefined before they
-        were taken.
-    take
-        ``take(layer)`` verifies a layer and writes it to its place in ``layers``.
+    source
+        Where the layers come from.
     threads
         That :meth:`whole` may use.
     """
@@ -49,40 +90,41 @@ class ArrivingKV:
         self,
         text: str,
         tokens: tuple[IntArray, IntArray],
-        layers: torch.Tensor,
-        take: Callable[[int], None],
+        source: LayerSource,
         *,
         threads: int = 1,
     ) -> None:
         self.text = text
         self.token_ids, self.offsets = tokens
-        self._seconds = 0.0
-        self._layers = layers
-        self._take = take
+        self.depth = source.shape[0]
+        """Number of layers."""
+        self._source = source
         self._threads = threads
+        self._decoded = _Layers(self.depth, source.room)
+        self._coded = _Layers(self.depth, partial(_staging, source))
         self._lock = threading.Lock()
-        self._taking = [threading.Lock() for _ in range(len(layers))]
-        self._taken = [False] * len(layers)
-        self._missing = len(layers)
+        self._taking = [threading.Lock() for _ in range(self.depth)]
+        self._missing = self.depth
+        self._seconds = 0.0
         self._lost: tuple[str, str] | None = None  # no exception: its frames would keep this
-        self._when_whole: Callable[[ChunkKV, float], None] | None = None
+        self._when_whole: Callable[[LayeredKV, float], None] | None = None
         self._when_lost: Callable[[RefusedEntryError], None] | None = None
 
     @property
-    def depth(self) -> int:
-        """Number of layers."""
-        return len(self._taken)
+    def nbytes(self) -> int:
+        """Bytes of keys and values, decoded."""
+        return math.prod(self._source.shape) * self._source.dtype.itemsize
 
     def then(
         self,
         *,
-        whole: Callable[[ChunkKV, float], None] | None = None,
+        whole: Callable[[LayeredKV, float], None] | None = None,
         lost: Callable[[RefusedEntryError], None] | None = None,
     ) -> None:
         """Say what is to be done when the last layer has arrived, or the first is lost.
 
-        To be called before any layer is asked for. ``whole`` is given the seconds, too,
-        that taking the layers took.
+        To be called before any layer is asked for. ``whole`` is given this entry, and the
+        seconds that reading took.
         """
         self._when_whole = whole or self._when_whole
         self._when_lost = lost or self._when_lost
@@ -97,27 +139,52 @@ class ArrivingKV:
         """
         for index in range(self.depth)[which]:
             self.arrive(index)
-        return self._layers[which, 0], self._layers[which, 1]
+        both = self._decoded.memory()[which]
+        return both[:, 0], both[:, 1]
 
-    def arrive(self, index: int) -> None:
-        """Take a layer unless it is there; raises as :meth:`layers`."""
-        if self._taken[index]:
+    def coded(self, which: slice) -> CodedLayers | None:
+        """Return layers as their codec keeps them; raises as :meth:`layers`.
+
+        None where one of them was decoded at once.
+        """
+        wanted = range(self.depth)[which]
+        if any(self._decoded.there[index] and not self._coded.there[index] for index in wanted):
+            return None
+        for index in wanted:
+            self.arrive(index, decoded=False)
+        size, codec = _size(self._source), self._source.codec
+        return CodedLayers(self._coded.memory()[which], size, codec.name)
+
+    def arrive(self, index: int, *, decoded: bool = True) -> None:
+        """Read a layer unless it is there; raises as :meth:`layers`."""
+        form = self._decoded if decoded else self._coded
+        if form.there[index]:
             return
         with self._taking[index]:
-            if self._taken[index]:
+            if form.there[index]:
                 return
             if self._lost is not None:
                 raise LostEntryError(self.text, *self._lost)
             began = time.perf_counter()
+            known = self._decoded.there[index] or self._coded.there[index]
+            out = form.memory()[index]
             try:
-                self._take(index)
+                if not decoded:
+                    self._source.stage(index, out)
+                elif self._coded.there[index]:
+                    coded = self._coded.memory()[index, : _size(self._source)]
+                    self._source.codec.decode(coded.numpy().data, out)
+                else:
+                    self._source.take(index, out)
             except RefusedEntryError as refused:
                 self._lose(refused)
                 raise LostEntryError(self.text, refused.reason, str(refused)) from refused
-            self._count(index, time.perf_counter() - began)
+            form.there[index] = True
+        if not known:
+            self._count(time.perf_counter() - began)
 
     def whole(self) -> ChunkKV:
-        """Return the entry with all its layers; raises as :meth:`layers`."""
+        """Return the entry with all its layers decoded; raises as :meth:`layers`."""
         layers = range(self.depth)
         if self._threads == 1:
             for layer in layers:
@@ -125,20 +192,16 @@ class ArrivingKV:
         else:
             with ThreadPoolExecutor(self._threads) as pool:
                 list(pool.map(self.arrive, layers))
-        return self._whole()
-
-    def _whole(self) -> ChunkKV:
-        keys, values = self._layers[:, 0], self._layers[:, 1]
+        keys, values = self._decoded.memory().unbind(1)
         return ChunkKV(self.text, self.token_ids, self.offsets, keys=keys, values=values)
 
-    def _count(self, index: int, seconds: float) -> None:
+    def _count(self, seconds: float) -> None:
         with self._lock:
-            self._taken[index] = True
             self._missing -= 1
             self._seconds += seconds
             whole = not self._missing
         if whole and self._when_whole is not None:
-            self._when_whole(self._whole(), self._seconds)
+            self._when_whole(self, self._seconds)
 
     def _lose(self, refused: RefusedEntryError) -> None:
         with self._lock:
@@ -147,11 +210,44 @@ class ArrivingKV:
             self._when_lost(refused)
 
 
-class ReadAhead:
-    """A thread in which entries of one model arrive, the first layer of each first."""
+class _Layers:
+    """Memory for layers, made when the first of them comes; and which of them are there."""
 
-    def __init__(self, entries: Sequence[ArrivingKV]) -> None:
+    def __init__(self, depth: int, make: Callable[[], torch.Tensor]) -> None:
+        self.there = [False] * depth
+        self._make = make
+        self._lock = threading.Lock()
+        self._memory: torch.Tensor | None = None
+
+    def memory(self) -> torch.Tensor:
+        with self._lock:
+            if self._memory is None:
+                self._memory = self._make()
+            return self._memory
+
+
+def _size(source: LayerSource) -> int:
+    return source.codec.size(source.shape[1:], source.dtype)
+
+
+def _staging(source: LayerSource) -> torch.Tensor:
+    shape = source.shape[0], -(-_size(source) // _ALIGNMENT) * _ALIGNMENT
+    pages = pinned(shape, torch.uint8) if torch.cuda.is_available() else None
+    return uninitialised(shape, torch.uint8) if pages is None else pages
+
+
+class ReadAhead:
+    """A thread in which entries of one model arrive, the first layer of each first.
+
+    Parameters
+    ----------
+    decoded
+        Decode the layers, too; False leaves that to a device.
+    """
+
+    def __init__(self, entries: Sequence[ArrivingKV], *, decoded: bool = True) -> None:
         self._entries = entries
+        self._decoded = decoded
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
         self._thread.start()
@@ -167,4 +263,4 @@ class ReadAhead:
                 if self._stopped:
                     return
                 with suppress(LostEntryError):  # whoever wants the layer is told
-                    entry.arrive(layer)
+                    entry.arrive(layer, decoded=self._decoded)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +97,6 @@ def decode(
     fingerprint: Fingerprint,
     *,
     copy: bool = False,
-    device: torch.device | str = "cpu",
     place: object = "",
 ) -> Lookup:
     """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
@@ -108,17 +108,14 @@ def decode(
     text, fingerprint
         What the entry must be of.
     copy
-        False: raw tensors on the CPU are views into ``buffer``, which they keep alive.
+        False: raw tensors are views into ``buffer``, which they keep alive.
         True: they own their memory, and it is the copy that was verified, so that nothing
         that happens to ``buffer`` later can matter. Other codecs' always do.
-    device
-        Where the tensors are wanted. Bytes go there as they are stored, and are decoded
-        there.
     place
         Where the bytes come from, for the log.
     """
     try:
-        return Lookup(open_entry(buffer, text, fingerprint, copy=copy, device=device).whole())
+        return Lookup(open_entry(buffer, text, fingerprint, copy=copy).whole())
     except (RefusedEntryError, LostEntryError) as refused:
         logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
         return Lookup(None, refused.reason)
@@ -130,7 +127,6 @@ def open_entry(
     fingerprint: Fingerprint,
     *,
     copy: bool = False,
-    device: torch.device | str = "cpu",
 ) -> ArrivingKV:
     """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
 
@@ -148,7 +144,7 @@ def open_entry(
     return ArrivingKV(
         header.text,
         tokens,
-        *_layers(data, header, torch.device(device), copy=copy),
+        _Layers(data, header, copy=copy),
         threads=_THREADS if many else 1,
     )
 
@@ -159,22 +155,6 @@ def layer_checksum(parts: Sequence[Part]) -> str:
     for part in parts:
         state.update(part)
     return state.hexdigest()
-
-
-def decode_layer(data: memoryview, header: Header, layer: int, out: torch.Tensor) -> None:
-    """Verify a layer's bytes and decode them into ``out``, as :meth:`Codec.decode`.
-
-    Raises
-    ------
-    RefusedEntryError
-        Its checksum does not hold, or its codec refuses it.
-    """
-    copied = bytearray(len(data))
-    _copy_verified(data, np.frombuffer(copied, np.uint8), header, layer)
-    try:
-        codec_of(header.fingerprint.codec).decode(memoryview(copied), out)
-    except ValueError as error:
-        raise RefusedEntryError("format", f"layer {layer}: {error}") from error
 
 
 def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
@@ -193,40 +173,74 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
         raise RefusedEntryError("tokens", "the entry belongs to another text")
 
 
-def _layers(
-    data: memoryview, header: Header, device: torch.device, *, copy: bool
-) -> tuple[torch.Tensor, Callable[[int], None]]:
-    """Return the layers' tensor, and what verifies a layer and brings it there."""
-    dtype, spans = DTYPES[header.dtype], header.spans
-    if header.fingerprint.codec != "raw" or device.type != "cpu":
-        tensor = uninitialised(header.shape, dtype, device)
+class _Layers:
+    """The layers of an entry in a buffer: see :class:`ragkv.store.arriving.LayerSource`."""
 
-        def take(layer: int) -> None:
-            decode_layer(data[spans[layer]], header, layer, tensor[layer])
+    def __init__(self, data: memoryview, header: Header, *, copy: bool) -> None:
+        self.shape = header.shape
+        self.dtype = DTYPES[header.dtype]
+        self._stored = codec_of(header.fingerprint.codec)
+        self.codec = self._stored.plain
+        self._data, self._header = data, header
+        self._in_place = not copy and self._stored.name == "raw"
 
-        return tensor, take
-    source = np.frombuffer(data, dtype=np.uint8, count=header.kv_bytes)
-    kv = np.empty_like(source) if copy else source
+    def room(self) -> torch.Tensor:
+        """Return fresh memory, or the buffer's where raw numbers may stay there."""
+        if not self._in_place:
+            return uninitialised(self.shape, self.dtype)
+        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
+        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
 
-    def take_raw(layer: int) -> None:
-        span = spans[layer]
-        if copy:
-            _copy_verified(data[span], kv[span], header, layer)
-        elif layer_checksum([kv[span].data]) != header.layer_checksums[layer]:
-            raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+    def take(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
+        if self._in_place:
+            if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
+                raise _refused(layer)
+        elif self._stored.name == "raw":
+            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
+        else:
+            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+            self._copy(layer, copied)
+            with _refusing(layer):
+                self._stored.decode(copied.data, out)
 
-    return torch.from_numpy(kv).view(dtype).view(header.shape), take_raw
+    def stage(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and copy it, decompressed."""
+        size, target = self.codec.size(self.shape[1:], self.dtype), out.numpy()
+        if self.codec is self._stored:
+            self._copy(layer, target[:size])
+            return
+        copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+        self._copy(layer, copied)
+        with _refusing(layer):
+            plain = self._stored.expand(copied.data, self.shape[1:], self.dtype)
+        target[:size] = np.frombuffer(plain, dtype=np.uint8)
+
+    def _bytes(self, layer: int) -> memoryview:
+        return self._data[self._header.spans[layer]]
+
+    def _copy(self, layer: int, out: ByteArray) -> None:
+        """Copy a layer's bytes block by block, hashing the copy while it is hot."""
+        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
+        for start in range(0, len(source), _BLOCK):
+            block = out[start : start + _BLOCK]
+            block[:] = source[start : start + _BLOCK]
+            state.update(block.data)
+        if state.hexdigest() != self._header.layer_checksums[layer]:
+            raise _refused(layer)
 
 
-def _copy_verified(data: memoryview, out: ByteArray, header: Header, layer: int) -> None:
-    """Copy a layer's bytes block by block, hashing the copy while it is hot."""
-    source, state = np.frombuffer(data, dtype=np.uint8), xxh3_128()
-    for start in range(0, len(source), _BLOCK):
-        block = out[start : start + _BLOCK]
-        block[:] = source[start : start + _BLOCK]
-        state.update(block.data)
-    if state.hexdigest() != header.layer_checksums[layer]:
-        raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+def _refused(layer: int) -> RefusedEntryError:
+    return RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+
+
+@contextmanager
+def _refusing(layer: int) -> Iterator[None]:
+    """Refuse the entry where a codec does."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedEntryError("format", f"layer {layer}: {error}") from error
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.arriving import ArrivingKV
 from ragkv.store.base import KEPT, Lookup, Opened, Store
@@ -58,7 +58,7 @@ class TieredStore(StoreOver):
         if any(tier.copies for tier in self.tiers):
             self._copying = ThreadPoolExecutor(1, thread_name_prefix="ragkv-tier")
         self._waiting = 0  # bytes
-        self._patience = max(tier.budget for tier in self.tiers) // 4
+        self._largest = max(tier.budget for tier in self.tiers)
         self._keeping = threading.Lock()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
@@ -103,14 +103,14 @@ class TieredStore(StoreOver):
         opened = self.below.open(text, fingerprint)
         opening, expires_at = time.perf_counter() - began, opened.expires_at
 
-        def keep(entry: ChunkKV, seconds: float) -> None:  # held by the entry: not to hold it
+        def keep(entry: LayeredKV, seconds: float) -> None:  # held by the entry: not to hold it
             self.load_rate.add(entry.nbytes, opening + seconds)
             self._offer(entry, fingerprint, expires_at, deletions)
 
         if isinstance(opened.entry, ArrivingKV):
             opened.entry.then(whole=keep)
         elif opened.entry is not None:
-            keep(opened.entry.whole(), 0.0)
+            keep(opened.entry, 0.0)
         return opened
 
     def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Lookup | None:
@@ -209,19 +209,21 @@ class TieredStore(StoreOver):
             self._offer(lookup.entry, fingerprint, lookup.expires_at, deletions)
         return lookup
 
-    def _offer(self, entry: ChunkKV, *known: Any) -> None:
+    def _offer(self, entry: LayeredKV, *known: Any) -> None:
         """Fill the tiers, at once where that costs nothing."""
+        if entry.nbytes > self._largest:
+            return
         if self._copying is None:
-            self._fill(entry, *known)
+            self._fill(entry.whole(), *known)
             return
         with self._lock:
-            if self._waiting and self._waiting + entry.nbytes > self._patience:
+            if self._waiting and self._waiting + entry.nbytes > self._largest // 4:
                 return
             self._waiting += entry.nbytes
 
         def fill() -> None:
             try:
-                self._fill(entry, *known)
+                self._fill(entry.whole(), *known)
             except Exception:  # noqa: BLE001  the entry is still below
                 _log.exception("a chunk was not kept in memory")
             finally:

@@ -19,10 +19,15 @@ from ragkv.errors import UnsupportedModelError
 from ragkv.evaluate.check import check_model
 from ragkv.model.streams import SideStream
 from ragkv.select import method_names
+from ragkv.store.codecs.grid import GridCodec
+from ragkv.store.codecs.raw import Raw
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+REUSED = 1
+"""In a report's positions."""
+
 WITHOUT_TIES = [("llama", name) for name in method_names()] + [
     (family, "query") for family in ("qwen2", "qwen3", "gemma3", "phi3", "mistral-window")
 ]
@@ -83,6 +88,50 @@ def test_from_every_tier(
         engine.close()
     for other in logits[1:]:
         torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4", "raw+zstd", "int4+zstd"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
+def test_what_a_disk_has_is_decoded_there(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, codec: str
+) -> None:
+    """Codes cross to the device, and become what the CPU makes of them, to the last bit."""
+    store = StoreConfig(tmp_path, codec=codec, device_bytes=0, memory_bytes=0)
+    settings = {"method": "reuse", "recompute_ratio": 0.0, "on_miss": "skip"}
+    engine = make_engine(family, store=store)
+    engine.precompute(CHUNKS)
+    expected = engine.prefill(PROMPT, **settings)
+    for plain in (GridCodec, Raw):
+        monkeypatch.setattr(plain, "decode", None)
+    found = make_engine(family, device="second", store=store).prefill(PROMPT, **settings)
+    assert found.report.misses == ()
+    cached = torch.tensor(list(found.report.positions)) == REUSED
+    assert int(cached.sum()) > 100
+    for ours, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
+        for part in ("keys", "values"):
+            mine, wanted = (getattr(layer, part)[0, :, : len(cached)] for layer in (ours, theirs))
+            assert torch.equal(mine.cpu()[:, cached], wanted[:, cached])
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8+zstd"])
+@pytest.mark.parametrize("memory", [0, 1 << 24])
+def test_a_chunk_that_is_damaged_costs_itself(
+    make_engine: Make, tmp_path: Path, codec: str, memory: int
+) -> None:
+    answers = []
+    for device in ("cpu", "second"):
+        store = StoreConfig(tmp_path / device, codec=codec, memory_bytes=memory, device_bytes=0)
+        make_engine(store=store).precompute(CHUNKS)
+        path = max((tmp_path / device).rglob("*.safetensors"))
+        raw = bytearray(path.read_bytes())
+        raw[-len(raw) // 4] ^= 1  # in one of the later layers
+        path.write_bytes(raw)
+        engine = make_engine(device=device, store=store)
+        found = engine.generate(PROMPT, max_new_tokens=6, on_miss="skip")
+        assert [miss.reason for miss in found.report.misses] == ["checksum"]
+        answers.append((found.report.misses, found.token_ids))
+        engine.close()
+    assert answers[0] == answers[1]
 
 
 def test_chunks_that_are_encoded_on_it_are_those_of_the_cpu(

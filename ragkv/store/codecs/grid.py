@@ -70,9 +70,9 @@ class GridCodec(Codec):
         return [torch.cat(flat).cpu().numpy().tobytes()]
 
     def decode(self, data: memoryview, out: torch.Tensor) -> None:
-        """Bring the codes to ``out``'s device and compute there."""
+        """Compute the numbers that the codes stand for."""
         _, heads, tokens, width = out.shape
-        received = torch.frombuffer(data, dtype=torch.uint8).to(out.device)
+        received = torch.frombuffer(data, dtype=torch.uint8)
         low, key_step, unit, value_step, *packed = torch.split(received, self._sizes(out.shape))
         keys, values = (self.unpack(part, out[0].numel()).view(out[0].shape) for part in packed)
         grids = [_halves(part).view(heads, -1, 1, width) for part in (low, key_step)]
@@ -84,9 +84,9 @@ class GridCodec(Codec):
         centre = torch.full((1,), (self.levels - 1) / 2, dtype=torch.float32, device=out.device)
         torch.mul(values - centre, steps, out=out[1])
 
-    def fits(self, size: int, shape: Sequence[int], dtype: torch.dtype) -> bool:  # noqa: ARG002
-        """Whether it is the size of the grids and codes."""
-        return size == sum(self._sizes(shape))
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:  # noqa: ARG002
+        """Return the size of the grids and codes."""
+        return sum(self._sizes(shape))
 
     def _sizes(self, shape: Sequence[int]) -> list[int]:
         """Return the bytes of the six parts."""

@@ -25,9 +25,9 @@ class Raw(Codec):
         flat = torch.frombuffer(data, dtype=torch.uint8)
         out.view(-1).view(torch.uint8).copy_(flat)
 
-    def fits(self, size: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
-        """Whether it is the tensors' size."""
-        return size == math.prod(shape) * dtype.itemsize
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the tensors' size."""
+        return math.prod(shape) * dtype.itemsize
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -40,17 +40,29 @@ class Zstd(Codec):
         return [self._zstandard.ZstdCompressor(level=LEVEL).compress(planes)]
 
     def decode(self, data: memoryview, out: torch.Tensor) -> None:
+        """Decompress, and let the other codec decode."""
+        self._inner.decode(self.expand(data, out.shape, out.dtype), out)
+
+    @property
+    def plain(self) -> Codec:
+        """The codec whose bytes are compressed."""
+        return self._inner
+
+    def expand(self, data: memoryview, shape: Sequence[int], dtype: torch.dtype) -> memoryview:
         """Decompress; a frame that says another size than the layer's is refused unread."""
         try:
             size = self._zstandard.frame_content_size(data)
-            if not self._inner.fits(size, out.shape, out.dtype):
+            if not self._inner.fits(size, shape, dtype):
                 raise ValueError(f"a frame of {size} bytes is none of this layer")
             planes = self._zstandard.ZstdDecompressor().decompress(data)
         except self._zstandard.ZstdError as error:
             raise ValueError(f"no frame of zstd: {error}") from error
-        width = self._width(out.dtype)
-        numbers = np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.copy()
-        self._inner.decode(numbers.reshape(-1).data, out)
+        numbers = np.frombuffer(planes, dtype=np.uint8).reshape(self._width(dtype), -1).T.copy()
+        return numbers.reshape(-1).data
+
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the size before compression."""
+        return self._inner.size(shape, dtype)
 
     def fits(self, size: int, shape: Sequence[int], dtype: torch.dtype) -> bool:  # noqa: ARG002
         """Any size may be."""

@@ -1,0 +1,87 @@
+"""Write cached rows at their prompt positions on a GPU: a chunk's layers in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+import torch
+
+from ragkv.chunk.kv import CodedLayers, LayeredKV
+from ragkv.model.rotary import Table
+from ragkv.model.streams import side_stream
+from ragkv.store.codecs import codec_of
+from ragkv.store.codecs.grid import GridCodec
+
+Move = tuple[LayeredKV, torch.Tensor, torch.Tensor]
+"""An entry, rows of it and the slots that they go to, ``[n]`` int64 each."""
+
+
+def put_on_device(
+    moves: Sequence[Move],
+    layers: slice,
+    target: tuple[torch.Tensor, torch.Tensor],
+    kinds: Sequence[str],
+    tables: Mapping[str, Table],
+) -> None:
+    """Copy, decode and rotate rows of some layers on the device's side stream.
+
+    What comes from a disk crosses as its codec keeps it, and is decoded there.
+
+    Parameters
+    ----------
+    moves
+        Rows and slots lie on the device.
+    target
+        Keys and values of the buffer's ``layers``, ``[layers, kv_heads, capacity, head_dim]``.
+    kinds
+        The rotary kind of each of these layers.
+    tables
+        By kind: cos and sin, each ``[slots, rotary_dim / 2]``.
+    """
+    copies = side_stream(target[0].device)
+    for entry, rows, slots in moves:
+        coded = entry.coded(layers)
+        cached = entry.layers(layers) if coded is None else (coded.data,)
+        if any(part.device.type != "cpu" for part in cached):
+            copies.catch_up()  # it may just have been made there
+        with copies.beside():
+            here = [part.to(target[0].device, non_blocking=True) for part in cached]
+            for run, kind in _runs(kinds):
+                into = target[0][run], target[1][run]
+                parts = [part[run] for part in here]
+                _write(entry, coded, parts, into, (rows, slots, tables[kind]))
+
+
+def _write(
+    entry: LayeredKV,
+    coded: CodedLayers | None,
+    parts: Sequence[torch.Tensor],
+    into: tuple[torch.Tensor, torch.Tensor],
+    where: tuple[torch.Tensor, torch.Tensor, Table],
+) -> None:
+    """Write layers that turn alike: keys and values, or what a codec made of them."""
+    import ragkv_kernels
+
+    rows, slots, table = where
+    tokens = len(entry.token_ids)
+    if coded is not None:
+        codec, data = codec_of(coded.codec), parts[0][:, : coded.size]
+        if isinstance(codec, GridCodec):
+            grid = ragkv_kernels.Grid(codec.levels, codec.key_group, codec.value_group)
+            ragkv_kernels.restore(
+                data, tokens, *into, rows=rows, slots=slots, table=table, grid=grid
+            )
+            return
+        _, heads, _, width = into[0].shape
+        parts = data.view(into[0].dtype).view(len(data), 2, heads, tokens, width).unbind(1)
+    ragkv_kernels.move((parts[0], parts[1]), *into, rows=rows, slots=slots, table=table)
+
+
+def _runs(kinds: Sequence[str]) -> Iterator[tuple[slice, str]]:
+    """Yield neighbouring layers of one kind."""
+    start = 0
+    for kind, layers in groupby(kinds):
+        stop = start + len(list(layers))
+        yield slice(start, stop), kind
+        start = stop
