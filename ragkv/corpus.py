@@ -19,6 +19,7 @@ from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.load import LoadedModel
 from ragkv.model.lock import ModelLock
+from ragkv.model.streams import side_stream
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, render_sink
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
@@ -266,13 +267,16 @@ class Corpus:
         )
         tokens = written = 0
 
+        copies = side_stream(self.loaded.device)
+
         def write(batch: list[ChunkKV]) -> None:
             nonlocal tokens, written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
-                written += self.store.put(
-                    entry, sink.fingerprint, document=document, expires_at=until
-                )
+                with copies.beside():
+                    written += self.store.put(
+                        entry, sink.fingerprint, document=document, expires_at=until
+                    )
                 tokens += len(entry)
                 bar.update()
 
@@ -290,6 +294,7 @@ class Corpus:
                     break
                 self._require_unchanged(sink)
                 self.computed(sum(map(len, batch)), time.perf_counter() - began)
+                copies.catch_up()  # with this batch, not with the next
                 writing = writer.submit(write, batch)
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(

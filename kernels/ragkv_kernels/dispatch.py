@@ -186,7 +186,7 @@ def move(
 def encode(
     keys: torch.Tensor,
     values: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor],
+    table: tuple[torch.Tensor, torch.Tensor] | None,
     *,
     grid: Grid,
 ) -> Encoded:
@@ -197,15 +197,19 @@ def encode(
     Parameters
     ----------
     keys, values
-        ``[kv_heads, tokens, head_dim]``, keys rotated; any strides, at least one token.
+        ``[kv_heads, tokens, head_dim]``; any strides, at least one token.
     table
-        cos and sin that the keys were rotated by, each ``[tokens, rotary_dim / 2]`` float32.
+        cos and sin that the keys were rotated by, each ``[tokens, rotary_dim / 2]`` float32;
+        None where they are not rotated.
 
     Raises
     ------
     ValueError
         Shapes or dtypes do not belong together, or there is no token.
     """
+    if table is None:
+        still = keys.new_zeros(2, keys.shape[1], 1, dtype=torch.float32)
+        table = still[0] + 1, still[1]
     if any(len(part) != keys.shape[1] for part in table):
         raise ValueError(f"a table of {len(table[0])} does not fit {keys.shape[1]} tokens")
     _check_table(keys, table)

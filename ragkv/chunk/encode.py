@@ -116,7 +116,7 @@ def _read(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take the chunks' rows out, keys unrotated.
 
-    Both are ``[layers, batch, kv_heads, tokens, head_dim]``, on the CPU.
+    Both are ``[layers, batch, kv_heads, tokens, head_dim]``, where the model is.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     if architecture is None or rotary is None:
@@ -125,6 +125,6 @@ def _read(
     keys, values = [], []
     layers: list[Any] = cache.layers  # DynamicCache() has full-length layers only
     for layer, kind in zip(layers, architecture.rope_kinds, strict=True):
-        keys.append(unrotate(layer.keys[:, :, first:], tables[kind]).cpu())
-        values.append(layer.values[:, :, first:].cpu())
+        keys.append(unrotate(layer.keys[:, :, first:], tables[kind]))
+        values.append(layer.values[:, :, first:])
     return torch.stack(keys), torch.stack(values)

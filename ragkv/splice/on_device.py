@@ -68,7 +68,7 @@ def _write(
     if coded is not None:
         codec, data = codec_of(coded.codec), parts[0][:, : coded.size]
         if isinstance(codec, GridCodec):
-            grid = ragkv_kernels.Grid(codec.levels, codec.key_group, codec.value_group)
+            grid = codec.for_kernels()
             ragkv_kernels.restore(
                 data, tokens, *into, rows=rows, slots=slots, table=table, grid=grid
             )

@@ -73,7 +73,10 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint) -> Encoded:
     """
     codec = codec_of(fingerprint.codec)
     _check(entry, fingerprint)
-    layers = [codec.encode(*layer) for layer in zip(entry.keys, entry.values, strict=True)]
+    keys, values = entry.keys, entry.values
+    if codec.lossless:  # all at once to the host; what is quantised crosses as codes
+        keys, values = keys.cpu(), values.cpu()
+    layers = [codec.encode(*layer) for layer in zip(keys, values, strict=True)]
     token_bytes = (
         np.ascontiguousarray(entry.token_ids, dtype="<i4").tobytes()
         + np.ascontiguousarray(entry.offsets, dtype="<i4").tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,11 @@ from ragkv import RagKV
 from ragkv.bench.measure import Plan
 from ragkv.bench.run import bench_ttft
 from ragkv.config import StoreConfig
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.evaluate.check import check_model
 from ragkv.model.streams import SideStream
 from ragkv.select import method_names
+from ragkv.store.codecs import CODECS, codec_of
 from ragkv.store.codecs.grid import GridCodec
 from ragkv.store.codecs.raw import Raw
 
@@ -146,6 +148,44 @@ def test_chunks_that_are_encoded_on_it_are_those_of_the_cpu(
         logits.append(out.logits.cpu())
     for other in logits[1:]:
         torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4+zstd"])
+def test_codes_that_are_made_on_it_are_read_everywhere(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    store = StoreConfig(tmp_path, codec=codec)
+    with monkeypatch.context() as patch:
+        patch.setattr(GridCodec, "_put_keys", None)  # the host's way of making them
+        assert make_engine(device="second", store=store).precompute(CHUNKS).new == len(CHUNKS)
+    logits = []
+    for device in ("cpu", "second"):
+        out = make_engine(device=device, store=store).prefill(PROMPT, recompute_ratio=0.3)
+        assert out.report.misses == ()
+        logits.append(out.logits.cpu())
+    torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("shape", [(2, 150, 64), (3, 21, 6), (1, 1, 2)], ids=str)
+def test_codecs_make_the_same_bytes_there(
+    name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    layer = [torch.randn(shape, generator=draw).mul(5).to(dtype) for _ in range(2)]
+    codec = codec_of(name)
+    there = codec.encode(*(part.to("second") for part in layer))
+    assert b"".join(there) == b"".join(codec.encode(*layer))
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf, 1e6])
+@pytest.mark.parametrize("where", [0, 1], ids=["keys", "values"])
+def test_what_cannot_be_kept_is_refused_there(number: float, where: int) -> None:
+    layer = torch.ones(2, 2, 9, 4)
+    layer[where, 1, 4, 3] = number
+    with pytest.raises(StoreError, match="use codec raw"):
+        codec_of("int8").encode(*layer.to("second"))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])

@@ -30,8 +30,7 @@ class Codec(ABC):
         Parameters
         ----------
         keys, values
-            ``[kv_heads, tokens, head_dim]``, of one floating dtype, on any device, where
-            the work is done.
+            ``[kv_heads, tokens, head_dim]``, of one floating dtype, on any device.
 
         Raises
         ------

@@ -13,14 +13,18 @@ rounding an operation, so that codes are the same on every device.
 from __future__ import annotations
 
 import math
+import struct
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
 from ragkv.errors import StoreError
 from ragkv.store.codecs.base import Codec
+
+if TYPE_CHECKING:
+    import ragkv_kernels
 
 LARGEST = 32768.0
 """Largest number that is kept: what is decoded still fits float16, rounded up."""
@@ -61,13 +65,15 @@ class GridCodec(Codec):
         """Return ``[count]`` codes, uint8."""
 
     def encode(self, keys: torch.Tensor, values: torch.Tensor) -> Sequence[bytes]:
-        """Return the layer's grids and codes."""
+        """Return the layer's grids and codes, made on the device where the layer is."""
+        if keys.device.type != "cpu":
+            return [self._encode_there(keys, values)]
         key_codes, low, key_step = self._put_keys(self._checked(keys))
         value_codes, unit, value_step = self._put_values(self._checked(values))
         codes = self.pack(key_codes.view(-1)), self.pack(value_codes.view(-1))
         parts = [low, key_step, unit, value_step, *codes]
         flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
-        return [torch.cat(flat).cpu().numpy().tobytes()]
+        return [torch.cat(flat).numpy().tobytes()]
 
     def decode(self, data: memoryview, out: torch.Tensor) -> None:
         """Compute the numbers that the codes stand for."""
@@ -87,6 +93,12 @@ class GridCodec(Codec):
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:  # noqa: ARG002
         """Return the size of the grids and codes."""
         return sum(self._sizes(shape))
+
+    def for_kernels(self) -> ragkv_kernels.Grid:
+        """Return the grid as ragkv_kernels wants it."""
+        import ragkv_kernels
+
+        return ragkv_kernels.Grid(self.levels, self.key_group, self.value_group)
 
     def _sizes(self, shape: Sequence[int]) -> list[int]:
         """Return the bytes of the six parts."""
@@ -134,13 +146,25 @@ class GridCodec(Codec):
 
     def _checked(self, numbers: torch.Tensor) -> torch.Tensor:
         numbers = numbers.detach().float()
-        largest = numbers.abs().amax()
+        self._require_kept(float(numbers.abs().amax()))
+        return numbers
+
+    def _require_kept(self, largest: float) -> None:
         if not largest <= LARGEST:  # also where something is not a number
             raise StoreError(
                 f"codec {self.name} keeps keys and values up to {LARGEST:.0f}, and here is "
-                f"{float(largest):g}: use codec raw for this model"
+                f"{largest:g}: use codec raw for this model"
             )
-        return numbers
+
+    def _encode_there(self, keys: torch.Tensor, values: torch.Tensor) -> bytes:
+        """Encode by a kernel; the bytes cross to the host together with the largest number."""
+        import ragkv_kernels
+
+        made = ragkv_kernels.encode(keys.detach(), values.detach(), None, grid=self.for_kernels())
+        largest = made.largest.view(1).view(torch.uint8)
+        data = torch.cat([made.data, largest]).cpu().numpy().tobytes()
+        self._require_kept(struct.unpack("<f", data[-4:])[0])
+        return data[:-4]
 
 
 class _Piece(NamedTuple):
