@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ragkv_kernels
 import torch
 from ragkv_kernels import INT8, bench
 
+from ragkv.model.kernels import suits_kernels
 from ragkv.recompute.rows import Rows, attend
 
 HERE = Path(__file__).parent
@@ -138,6 +140,17 @@ def test_layers_of_another_model_are_not_moved(cached):
     buffer = torch.zeros(2, 3, 2, 9, 64)
     with pytest.raises(ValueError, match=r"fit|layers"):
         ragkv_kernels.move(tuple(cached), *buffer, rows=rows, slots=rows, table=table)
+
+
+def test_what_needs_a_gradient_is_left_to_torch(monkeypatch):
+    """The auxiliary model is trained through this attention."""
+    monkeypatch.setattr(ragkv_kernels, "runs_attend", lambda *_: True)
+    still = SimpleNamespace(is_cuda=True, requires_grad=False)
+    learning = SimpleNamespace(is_cuda=True, requires_grad=True)
+    assert suits_kernels(still, still, still)
+    assert not suits_kernels(still, learning, still)
+    with torch.no_grad():
+        assert suits_kernels(still, learning, still)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="needs Triton")
 import triton
 from ragkv_kernels.gpu import attend as attending
 from ragkv_kernels.gpu import encode as encoding
+from ragkv_kernels.gpu import paid as paying
 from ragkv_kernels.gpu import received as receiving
 from ragkv_kernels.gpu import restore as restoring
 from triton.backends.compiler import GPUTarget
@@ -94,6 +95,7 @@ def compiled(request, monkeypatch):
     for module, names in (
         (attending, ["_attend", "_join"]),
         (receiving, ["_received"]),
+        (paying, ["_paid"]),
         (restoring, ["_restore"]),
         (encoding, ["_encode_keys", "_size_values", "_encode_values"]),
     ):
@@ -118,7 +120,9 @@ def test_attention_compiles(compiled, width, dtype, window, splits):
     attending.attend(
         query, key, key, torch.arange(300), window=window, scaling=1.0, watch=300, splits=splits
     )
-    assert {name for name, _ in compiled} >= {"_attend", "_received"}
+    lse = torch.zeros(7, 300)
+    paying.paid(query, key, torch.arange(300), lse, window=window, scaling=1.0)
+    assert {name for name, _ in compiled} >= {"_attend", "_received", "_paid"}
     assert all(shared <= SHARED for _, shared in compiled), compiled
 
 

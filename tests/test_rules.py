@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
 from ragkv.select.observe import (
     LayerCall,
+    attention_of_last_rows,
     attention_of_query,
     attention_received,
     attention_to_groups,
@@ -268,6 +270,44 @@ def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
     )
     assert call.attended().dtype == dtype
     torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_kernel_sees_what_is_seen_without_it(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 7, 8, generator=generator)
+    key, value = torch.randn(2, 1, 2, 17, 8, generator=generator)
+    rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
+    looks: list[Callable[[LayerCall], torch.Tensor]] = [
+        partial(attention_of_query, count=3),
+        partial(attention_of_last_rows, count=3),
+        partial(attention_of_last_rows, count=9),
+        attention_received,
+    ]
+    expected = [look(LayerCall(0, query, key, value, rows, window, 0.4)) for look in looks]
+    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4)
+    monkeypatch.setattr("ragkv.select.observe.suits_kernels", lambda *_: True)
+    for look, wanted in zip(looks, expected, strict=True):
+        call = LayerCall(0, query, key, value, rows, window, 0.4)
+        torch.testing.assert_close(look(call), wanted, atol=1e-6, rtol=1e-5)
+        assert call.is_computed
+        torch.testing.assert_close(call.attended(), plain, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["query", "h2o"])
+def test_kernels_choose_what_is_chosen_without_them(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    expected = run(make_engine, name, "mistral-window")
+    for room in ("select.observe", "recompute.rows"):
+        monkeypatch.setattr(f"ragkv.{room}.suits_kernels", lambda *_: True)
+    found = run(make_engine, name, "mistral-window")
+    assert recomputed(found) == recomputed(expected)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.out.logits, expected.out.logits, atol=1e-5, rtol=1e-4)
 
 
 def plain_cachecraft(got: Run, family: str) -> tuple[dict[int, float], list[float]]:

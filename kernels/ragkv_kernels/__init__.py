@@ -4,7 +4,7 @@ One file an operation in ``gpu/``, its twin in ``twins/``; ``dispatch.py`` picks
 imports ragkv, and nothing imports Triton before a GPU asks for it.
 """
 
-from ragkv_kernels.dispatch import attend, encode, move, received, restore, runs_attend
+from ragkv_kernels.dispatch import attend, encode, move, paid, received, restore, runs_attend
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
 from ragkv_kernels.results import Attended
 
@@ -17,6 +17,7 @@ __all__ = [
     "attend",
     "encode",
     "move",
+    "paid",
     "received",
     "restore",
     "runs_attend",

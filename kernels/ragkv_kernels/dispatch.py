@@ -98,12 +98,41 @@ def received(
     ValueError
         Shapes, dtypes or devices do not belong together.
     """
-    _check_attention(query, key, positions, window)
-    if lse.shape != query.shape[:2]:
-        raise ValueError(f"lse must be {tuple(query.shape[:2])}, not {tuple(lse.shape)}")
     run = twins.received
-    if runs_attend(query, key):
+    if _runs_with_lse(query, key, positions, lse, window):
         from ragkv_kernels.gpu.received import received as run
+    return run(query, key, positions, lse, window=window, scaling=scaling)
+
+
+def paid(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Return what each key is paid by the last of these rows, and the most that any pays it.
+
+    Parameters
+    ----------
+    query, key, positions, lse, window, scaling
+        As in :func:`received`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[2, tokens]`` float32, means over heads. The first row sums to one.
+
+    Raises
+    ------
+    ValueError
+        Shapes, dtypes or devices do not belong together.
+    """
+    run = twins.paid
+    if _runs_with_lse(query, key, positions, lse, window):
+        from ragkv_kernels.gpu.paid import paid as run
     return run(query, key, positions, lse, window=window, scaling=scaling)
 
 
@@ -292,6 +321,20 @@ def _check_attention(
         raise ValueError("query, key and positions must lie on one device")
     if window is not None and window < 1:
         raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
+
+
+def _runs_with_lse(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    lse: torch.Tensor,
+    window: int | None,
+) -> bool:
+    """Check what follows an :func:`attend`, and say whether it runs on Triton."""
+    _check_attention(query, key, positions, window)
+    if lse.shape != query.shape[:2]:
+        raise ValueError(f"lse must be {tuple(query.shape[:2])}, not {tuple(lse.shape)}")
+    return runs_attend(query, key)
 
 
 def _check_moves(

@@ -66,7 +66,7 @@ def _attention_function(
         asking, masks = ragkv_pass.rows.positions, ragkv_pass.masks
         call = LayerCall(layer, query, key, value, asking, window, scaling, masks)
         ragkv_pass.observer(call)
-        if call.weights:
+        if call.is_computed:
             return call.attended().transpose(1, 2).contiguous(), None
     rows, overlap, sparse = ragkv_pass.rows, ragkv_pass.overlap, ragkv_pass.sparse
     unused = 0

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from ragkv.model.kernels import suits_kernels
 from ragkv.model.matrices import products, suits_attention
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
@@ -127,15 +128,13 @@ def attend(
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-    if query.is_cuda and len(query) == 1:
+    if len(query) == 1 and suits_kernels(query[0], key[0], value[0]):
         import ragkv_kernels
 
-        tensors = query[0], key[0], value[0]
-        if ragkv_kernels.runs_attend(*tensors):
-            attended: torch.Tensor = ragkv_kernels.attend(
-                *tensors, rows.positions, window=window, scaling=scaling
-            ).out
-            return attended[None]
+        attended: torch.Tensor = ragkv_kernels.attend(
+            query[0], key[0], value[0], rows.positions, window=window, scaling=scaling
+        ).out
+        return attended[None]
     out = torch.empty_like(query)
     if query.device.type != "cpu":  # with a mask, torch's fast paths know no groups there
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
+from ragkv.model.kernels import suits_kernels
 from ragkv.model.matrices import products
 
 _ROW_BLOCK = 256
@@ -40,6 +42,8 @@ class LayerCall:
     weights
         All heads' in turn, ``[some heads, rows, tokens]`` float32 each, once an observer has
         looked at all rows on a CPU: the attention itself takes them then, and K is read once.
+    output
+        The attention's output, once an observer has let a kernel compute it.
     """
 
     layer: int
@@ -51,9 +55,17 @@ class LayerCall:
     scaling: float
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     weights: tuple[torch.Tensor, ...] = ()
+    output: torch.Tensor | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether an observer has done the attention's work."""
+        return bool(self.weights) or self.output is not None
 
     def attended(self) -> torch.Tensor:
-        """Return the attention's output, ``[1, heads, rows, head_dim]``, from the weights."""
+        """Return the attention's output, ``[1, heads, rows, head_dim]``."""
+        if self.output is not None:
+            return self.output
         if not self.weights:
             raise ValueError("nobody has looked at all rows")
         values = self.value[0].float().transpose(1, 2).tensor_split(len(self.weights))
@@ -76,8 +88,11 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to one.
     """
+    count = min(count, len(call.rows))
+    if (known := _by_kernel(call, watch=count)) is not None:
+        return known.received / count
     paid = [part.sum(dim=(0, 1)) for part in _weights(call, slice(-count, None))]
-    return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * min(count, len(call.rows)))
+    return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * count)
 
 
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
@@ -88,6 +103,12 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[2, tokens]`` float32, means over heads. The first row sums to one.
     """
+    if (known := _by_kernel(call)) is not None:
+        import ragkv_kernels
+
+        asking = call.query[0, :, -count:], call.key[0], call.rows[-count:], known.lse[:, -count:]
+        paid: torch.Tensor = ragkv_kernels.paid(*asking, window=call.window, scaling=call.scaling)
+        return paid
     if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
         parts = call.weights = tuple(_weights(call, slice(None)))
     else:
@@ -105,6 +126,8 @@ def attention_received(call: LayerCall) -> torch.Tensor:
     torch.Tensor
         ``[tokens]`` float32; sums to the number of rows.
     """
+    if (known := _by_kernel(call, watch=len(call.rows))) is not None:
+        return known.received
     received = torch.zeros(call.key.shape[2], dtype=torch.float32, device=call.key.device)
     for _, weights in _blocks(call):
         received[: weights.shape[1]] += weights.sum(dim=0)
@@ -128,6 +151,27 @@ def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
     for block, weights in _blocks(call):
         paid[block] = weights @ member[: weights.shape[1]]
     return paid
+
+
+class _Known(NamedTuple):
+    """Each row's log-sum-exp, ``[heads, rows]``, and what keys receive from the watched rows."""
+
+    lse: torch.Tensor
+    received: torch.Tensor
+
+
+def _by_kernel(call: LayerCall, *, watch: int = 0) -> _Known | None:
+    """Let a kernel attend, and keep its output; None where there is none for these tensors."""
+    tensors = call.query[0], call.key[0], call.value[0]
+    if len(call.query) > 1 or not suits_kernels(*tensors):
+        return None
+    import ragkv_kernels
+
+    made = ragkv_kernels.attend(
+        *tensors, call.rows, window=call.window, scaling=call.scaling, lse=True, watch=watch
+    )
+    call.output = made.out[None]
+    return _Known(made.lse, made.received)
 
 
 def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:

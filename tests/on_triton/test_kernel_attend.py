@@ -25,7 +25,7 @@ def dense(query, key, value, positions, window, scaling):
             lse[h, i] = scores.max() + np.log(np.exp(scores - scores.max()).sum())
             weights[h, i, seen] = np.exp(scores - lse[h, i])
             out[h, i] = weights[h, i] @ value[h // group]
-    return out, lse, weights.mean(0)
+    return out, lse, weights
 
 
 def draw(heads, kv_heads, rows, tokens, width, dtype, device):
@@ -70,7 +70,7 @@ def check(attend, tensors, positions, window, watch=3, limit=None):
     assert ours.out.dtype == query.dtype
     np.testing.assert_allclose(ours.out.double().cpu(), out, atol=limit, rtol=limit)
     np.testing.assert_allclose(ours.lse.cpu(), lse, atol=2e-5, rtol=2e-5)
-    expected = weights[len(positions) - watch :].sum(0)
+    expected = weights.mean(0)[len(positions) - watch :].sum(0)
     np.testing.assert_allclose(ours.received.cpu(), expected, atol=2e-5, rtol=1e-4)
     assert float(ours.received.sum()) == pytest.approx(watch, abs=1e-4)
 
@@ -184,7 +184,40 @@ def test_any_rows_can_be_watched(side, device):
         window=60,
         scaling=0.125,
     )
-    np.testing.assert_allclose(ours.cpu(), weights[chosen].sum(0), atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(ours.cpu(), weights.mean(0)[chosen].sum(0), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "tokens", "width", "dtype"),
+    [
+        (4, 2, 40, 150, 64, torch.float32),
+        (7, 1, 150, 300, 64, torch.float32),  # more rows than a tile has
+        (3, 3, 1, 90, 80, torch.float32),
+        (6, 2, 33, 150, 128, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_what_the_last_row_and_any_row_pay(
+    side, device, heads, kv_heads, rows, tokens, width, dtype, window
+):
+    positions = scattered(rows, tokens)
+    query, key, value = draw(heads, kv_heads, rows, tokens, width, dtype, device)
+    _, lse, weights = dense(query, key, value, positions, window, 0.125)
+    paid = twins.paid
+    if side == "triton":
+        from ragkv_kernels.gpu.paid import paid
+    ours = paid(
+        query,
+        key,
+        torch.tensor(positions, device=device),
+        torch.tensor(lse, dtype=torch.float32, device=device),
+        window=window,
+        scaling=0.125,
+    ).cpu()
+    limit = TOLERANCE[dtype]
+    np.testing.assert_allclose(ours[0], weights[:, -1].mean(0), atol=limit, rtol=limit)
+    np.testing.assert_allclose(ours[1], weights.max(1).mean(0), atol=limit, rtol=limit)
 
 
 def test_large_scores_do_not_overflow(side, device):

@@ -60,6 +60,29 @@ def received(
     return total
 
 
+def paid(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """See :func:`ragkv_kernels.paid`."""
+    kv_heads, tokens, _ = key.shape
+    most = key.new_zeros(kv_heads, len(query) // kv_heads, tokens, dtype=torch.float32)
+    last = torch.zeros_like(most)
+    for block, scores in _blocks(query, key, positions, window, scaling):
+        mass = lse[:, block].view(*scores.shape[:3], 1)
+        weights = torch.exp(scores - mass)
+        seen = most[..., : scores.shape[-1]]
+        torch.maximum(seen, weights.amax(dim=2), out=seen)
+        last = torch.zeros_like(most)
+        last[..., : scores.shape[-1]] = weights[:, :, -1]
+    return torch.stack([last, most]).mean(dim=(1, 2))
+
+
 def _blocks(
     query: torch.Tensor,
     key: torch.Tensor,
