@@ -1,14 +1,13 @@
-"""An engine on a device other than the CPU: the same answers, no race, no needless waiting."""
+"""An engine on a device other than the CPU gives the same answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import second_device
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
@@ -18,11 +17,14 @@ from ragkv.bench.run import bench_ttft
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.evaluate.check import check_model
-from ragkv.model.streams import SideStream
 from ragkv.select import method_names
 from ragkv.store.codecs import CODECS, codec_of
 from ragkv.store.codecs.grid import GridCodec
 from ragkv.store.codecs.raw import Raw
+
+DEVICE = os.environ["RAGKV_SECOND_DEVICE"]
+EXACT = {"atol": 0, "rtol": 0} if DEVICE == "second" else {"atol": 1e-5, "rtol": 1e-5}
+"""A GPU's cosine is another in the last place."""
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -49,7 +51,7 @@ def test_answers_are_those_of_the_cpu(
 ) -> None:
     settings = {"method": name, "recompute_ratio": 0.3, "auxiliary_model": str(auxiliary)}
     logits, tokens, reused = [], [], []
-    for device in ("cpu", "second"):
+    for device in ("cpu", DEVICE):
         engine = make_engine(family, device=device)
         engine.precompute(CHUNKS, **settings)
         prefilled = engine.prefill(PROMPT, **settings)
@@ -77,7 +79,7 @@ def test_from_every_tier(
 ) -> None:
     """Entries of one store, written on either device, are those of the other."""
     logits = []
-    for device in ("cpu", "second", "second"):
+    for device in ("cpu", DEVICE, DEVICE):
         store = StoreConfig(tmp_path, codec=codec, **TIERS[tier])
         engine = make_engine(device=device, store=store)
         assert engine.precompute(CHUNKS).new == (len(CHUNKS) if device == "cpu" else 0)
@@ -105,14 +107,14 @@ def test_what_a_disk_has_is_decoded_there(
     expected = engine.prefill(PROMPT, **settings)
     for plain in (GridCodec, Raw):
         monkeypatch.setattr(plain, "decode", None)
-    found = make_engine(family, device="second", store=store).prefill(PROMPT, **settings)
+    found = make_engine(family, device=DEVICE, store=store).prefill(PROMPT, **settings)
     assert found.report.misses == ()
     cached = torch.tensor(list(found.report.positions)) == REUSED
     assert int(cached.sum()) > 100
     for ours, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
         for part in ("keys", "values"):
             mine, wanted = (getattr(layer, part)[0, :, : len(cached)] for layer in (ours, theirs))
-            assert torch.equal(mine.cpu()[:, cached], wanted[:, cached])
+            torch.testing.assert_close(mine.cpu()[:, cached], wanted[:, cached], **EXACT)
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8+zstd"])
@@ -121,7 +123,7 @@ def test_a_chunk_that_is_damaged_costs_itself(
     make_engine: Make, tmp_path: Path, codec: str, memory: int
 ) -> None:
     answers = []
-    for device in ("cpu", "second"):
+    for device in ("cpu", DEVICE):
         store = StoreConfig(tmp_path / device, codec=codec, memory_bytes=memory, device_bytes=0)
         make_engine(store=store).precompute(CHUNKS)
         path = max((tmp_path / device).rglob("*.safetensors"))
@@ -140,7 +142,7 @@ def test_chunks_that_are_encoded_on_it_are_those_of_the_cpu(
     make_engine: Make, tmp_path: Path
 ) -> None:
     logits = []
-    for writer, reader in (("cpu", "cpu"), ("second", "cpu"), ("second", "second")):
+    for writer, reader in (("cpu", "cpu"), (DEVICE, "cpu"), (DEVICE, DEVICE)):
         store = tmp_path / writer
         make_engine(device=writer, store=store).precompute(CHUNKS)
         out = make_engine(device=reader, store=store).prefill(PROMPT, recompute_ratio=0.3)
@@ -157,9 +159,9 @@ def test_codes_that_are_made_on_it_are_read_everywhere(
     store = StoreConfig(tmp_path, codec=codec)
     with monkeypatch.context() as patch:
         patch.setattr(GridCodec, "_put_keys", None)  # the host's way of making them
-        assert make_engine(device="second", store=store).precompute(CHUNKS).new == len(CHUNKS)
+        assert make_engine(device=DEVICE, store=store).precompute(CHUNKS).new == len(CHUNKS)
     logits = []
-    for device in ("cpu", "second"):
+    for device in ("cpu", DEVICE):
         out = make_engine(device=device, store=store).prefill(PROMPT, recompute_ratio=0.3)
         assert out.report.misses == ()
         logits.append(out.logits.cpu())
@@ -175,7 +177,7 @@ def test_codecs_make_the_same_bytes_there(
     draw = torch.Generator().manual_seed(0)
     layer = [torch.randn(shape, generator=draw).mul(5).to(dtype) for _ in range(2)]
     codec = codec_of(name)
-    there = codec.encode(*(part.to("second") for part in layer))
+    there = codec.encode(*(part.to(DEVICE) for part in layer))
     assert b"".join(there) == b"".join(codec.encode(*layer))
 
 
@@ -185,59 +187,12 @@ def test_what_cannot_be_kept_is_refused_there(number: float, where: int) -> None
     layer = torch.ones(2, 2, 9, 4)
     layer[where, 1, 4, 3] = number
     with pytest.raises(StoreError, match="use codec raw"):
-        codec_of("int8").encode(*layer.to("second"))
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral-window"])
-def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: str) -> None:
-    """The host waits for scores, to choose by them, and for the first token: for nothing else."""
-    engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
-    engine.precompute(CHUNKS)
-    engine.prefill(PROMPT)
-    waited: list[list[str]] = []
-
-    def before(*_: object) -> None:
-        second_device.waits.clear()
-
-    def after(*_: object) -> None:
-        waited.append(list(second_device.waits))
-
-    hooks = [
-        engine.model.register_forward_pre_hook(before),
-        engine.model.register_forward_hook(after, always_call=True),
-    ]
-    for method in ("query", "epic", "reuse"):
-        engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
-    for hook in hooks:
-        hook.remove()
-    assert waited == [[]] * 4  # query has a pass to choose by
-
-
-def test_layers_that_are_not_waited_for_are_seen(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The test's own test: without the one line that joins the streams, there is a race."""
-    engine = make_engine(device="second", store=StoreConfig(":memory:", device_bytes=0))
-    engine.precompute(CHUNKS)
-    engine.prefill(PROMPT)
-    beside = SideStream.beside
-
-    @contextmanager
-    def forgetful(self: SideStream) -> Iterator[None]:
-        current = second_device.current_stream()
-        known = dict(current.known)
-        with beside(self):
-            yield
-        current.known = known
-
-    monkeypatch.setattr(SideStream, "beside", forgetful)
-    with pytest.raises(second_device.RaceError):
-        engine.prefill(PROMPT)
+        codec_of("int8").encode(*layer.to(DEVICE))
 
 
 def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
     answers = []
-    for device in ("cpu", "second"):
+    for device in ("cpu", DEVICE):
         engine = make_engine(device=device)
         engine.precompute(CHUNKS)
         settings = {"max_new_tokens": 6, "recompute_ratio": "auto"}
@@ -250,11 +205,11 @@ def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_the_check_holds(make_engine: Make, family: str) -> None:
-    assert all(row.holds for row in check_model(make_engine(family, device="second")))
+    assert all(row.holds for row in check_model(make_engine(family, device=DEVICE)))
 
 
 def test_the_benchmark_measures_there(make_engine: Make) -> None:
-    loaded = make_engine(device="second").loaded
+    loaded = make_engine(device=DEVICE).loaded
     plan = Plan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
     found = bench_ttft(loaded, plan)
     assert [(row.tier, row.ratio) for row in found.rows] == [("memory", 0.2), ("disk", 0.2)]
@@ -263,6 +218,6 @@ def test_the_benchmark_measures_there(make_engine: Make) -> None:
 
 def test_a_model_on_two_devices_is_refused() -> None:
     model = tiny_model()
-    model.model.layers[1].to("second")
-    with pytest.raises(UnsupportedModelError, match="weights on cpu and second:0"):
+    model.model.layers[1].to(DEVICE)
+    with pytest.raises(UnsupportedModelError, match=f"weights on cpu and {DEVICE}:0"):
         RagKV(model, tiny_tokenizer(), store=":memory:")
