@@ -289,12 +289,13 @@ class Corpus:
                 with self._lock.behind_others():
                     began = time.perf_counter()
                     batch = next(batches, None)
+                    self.loaded.wait()  # a device would seem to be done when it has begun
+                    seconds = time.perf_counter() - began
                 writing.result()  # at most one batch is written while the next is computed
                 if batch is None:
                     break
                 self._require_unchanged(sink)
-                self.computed(sum(map(len, batch)), time.perf_counter() - began)
-                copies.catch_up()  # with this batch, not with the next
+                self.computed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(

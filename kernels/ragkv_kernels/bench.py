@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from ragkv_kernels.dispatch import attend, encode, move, restore, runs_attend
+from ragkv_kernels.dispatch import attend, encode, move, paid, restore, runs_attend
 from ragkv_kernels.grid import INT4, INT8, Grid
 
 SHAPES = {"Qwen2.5-7B": (28, 4, 128), "Qwen2.5-14B": (40, 8, 128), "Llama-3-8B": (32, 8, 128)}
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in asked.models.split(","):
         for tokens in map(int, asked.tokens.split(",")):
             for row in _attention(model, tokens, asked.ratio) + _codes(model, tokens):
-                unit = "TFLOP/s" if "attend" in row.operation else "GB/s"
+                unit = "TFLOP/s" if row.operation.startswith("att") else "GB/s"
                 sys.stdout.write(
                     f"{row.model:14}{row.tokens:8}  {row.operation:28}"
                     f"{row.ms:10.3f}{row.rate:9.1f} {unit}\n"
@@ -116,9 +116,20 @@ def _attention(model: str, tokens: int, ratio: float) -> list[Row]:
     def single() -> object:
         return attend(one[0], key, value, one[1], window=None, scaling=scaling)
 
+    asking, where = query[:, -QUERY_ROWS:], positions[-QUERY_ROWS:]
+    lse = attend(asking, key, value, where, window=None, scaling=scaling, lse=True).lse
+
+    def pays() -> object:
+        return paid(asking, key, where, lse, window=None, scaling=scaling)
+
     times = [
         ("attend", _median(ours), work),
         (f"attend, watching {QUERY_ROWS} rows", _median(lambda: ours(QUERY_ROWS)), work),
+        (
+            f"attention paid by {QUERY_ROWS} rows",
+            _median(pays),
+            2 * heads * width * int(where.sum()),
+        ),
         ("attend, torch with a mask", _median(masked), work),
         ("attend, torch causal x share", _median(causal) * share, work),
         ("attend, one row", _median(single), 4 * heads * width * tokens),

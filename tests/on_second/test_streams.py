@@ -11,6 +11,7 @@ from tiny import some_chunks
 
 from ragkv import RagKV
 from ragkv.config import StoreConfig
+from ragkv.corpus import Corpus
 from ragkv.model.streams import SideStream
 
 Make = Callable[..., RagKV]
@@ -63,3 +64,15 @@ def test_layers_that_are_not_waited_for_are_seen(
     monkeypatch.setattr(SideStream, "beside", forgetful)
     with pytest.raises(second_device.RaceError):
         engine.prefill(PROMPT)
+
+
+def test_what_is_timed_has_been_computed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate at which chunks are computed decides whether they are loaded."""
+    waited: list[list[str]] = []
+    monkeypatch.setattr(Corpus, "computed", lambda *_: waited.append(list(second_device.waits)))
+    engine = make_engine(device="second")
+    second_device.waits.clear()
+    engine.precompute(CHUNKS[:1])
+    assert "load.py:wait" in waited[0]
