@@ -52,15 +52,16 @@ def test_rows_see_exactly_their_keys(
 
 @pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])
 @pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_blocks_of_rows_join_without_seams(
-    window: int | None, kept: int, monkeypatch: pytest.MonkeyPatch
+    window: int | None, kept: int, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.recompute.rows.KEPT_MASK_BYTES", kept)
     torch.manual_seed(0)
     rows = sorted(torch.randperm(600)[:300].tolist())
-    query = torch.randn(1, 2, len(rows), 8)
-    key, value = torch.randn(1, 1, 600, 8), torch.randn(1, 1, 600, 8)
+    query = torch.randn(1, 2, len(rows), 8).to(dtype)
+    key, value = torch.randn(2, 1, 1, 600, 8).to(dtype)
     ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 8**-0.5)
     torch.testing.assert_close(
-        ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
+        ours.double(), dense(query, key, value, rows, window), atol=limit, rtol=limit
     )

@@ -20,7 +20,9 @@ from ragkv.splice.layout import Layout, Origin, Placed
 Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-LOADED = SimpleNamespace(architecture=SimpleNamespace(layers=10), device=torch.device("cpu"))
+LOADED = SimpleNamespace(
+    architecture=SimpleNamespace(layers=10), device=torch.device("cpu"), dtype=torch.float32
+)
 
 SINK, CACHED, FRESH = Origin.SINK, Origin.CACHED, Origin.FRESH
 PLAN = [SINK] * 3 + [CACHED] * 40 + [FRESH] * 2 + [CACHED] * 90 + [FRESH] + [CACHED] * 30
@@ -147,7 +149,9 @@ def test_generate_and_prefill_see_alike(make_engine: Make) -> None:
 def test_a_share_names_its_layer() -> None:
     plan, rows = layout(3), np.array([50, len(PLAN) - 1])
     for layers in range(1, 100):
-        loaded = SimpleNamespace(architecture=SimpleNamespace(layers=layers), device=LOADED.device)
+        loaded = SimpleNamespace(
+            architecture=SimpleNamespace(layers=layers), device=LOADED.device, dtype=LOADED.dtype
+        )
         for first in range(layers + 1):
             made = SparseRows(plan, rows, Sparse(first / layers, 1), loaded)
             assert made.first_layer == first

@@ -61,7 +61,9 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
 def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
     """Add what :func:`rotate` makes of ``x`` (float32) to a tensor in place."""
     if to.dtype != torch.float32:  # or it were rounded more than once
-        to += rotate(x, table)
+        wide = to.float()
+        add_rotated(wide, x, table)
+        to.copy_(wide)
         return
     cos, sin = table
     half = cos.shape[-1]

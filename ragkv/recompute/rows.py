@@ -15,13 +15,16 @@ from ragkv.model.kernels import suits_kernels
 from ragkv.model.matrices import products, suits_attention
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
+_ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
 KEPT_MASK_BYTES = 256 << 20
 """Masks above this are made anew in every layer."""
 
 
-def block_rows(device: torch.device) -> int:
+def block_rows(device: torch.device, dtype: torch.dtype) -> int:
     """Return how many rows attend at once."""
-    return _ROW_BLOCK_CPU if device.type == "cpu" else _ROW_BLOCK_GPU
+    if device.type != "cpu":
+        return _ROW_BLOCK_GPU
+    return _ROW_BLOCK_CPU if dtype.itemsize > 2 else _ROW_BLOCK_NARROW
 
 
 def additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -67,7 +70,7 @@ class Rows:
 
     def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
         device = self.positions.device
-        size = block_rows(device)
+        size = block_rows(device, dtype)
         for first in range(0, len(self), size):
             last = min(first + size, len(self))
             high = int(self.places[last - 1]) + 1

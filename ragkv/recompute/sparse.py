@@ -75,8 +75,9 @@ class SparseRows:
         self._asking = torch.from_numpy(asking).to(device)
         self._lowest = torch.from_numpy(lowest).to(device)
         self._blocks: list[_Block] = []
-        for first in range(0, len(asking), block_rows(device)):
-            last = min(first + block_rows(device), len(asking))
+        together = block_rows(device, loaded.dtype)
+        for first in range(0, len(asking), together):
+            last = min(first + together, len(asking))
             near = torch.from_numpy(_near(stale, asking[first:last], lowest[first:last])).to(device)
             seen = np.searchsorted(kept, asking[[first, last - 1]], side="right").tolist()
             self._blocks.append(_Block(first, last, near, *seen))
