@@ -61,6 +61,15 @@ def test_long_chunks_move_in_stretches(make_engine: Make, monkeypatch: pytest.Mo
     assert check_rows(make_engine(), 12) > 100
 
 
+def test_rows_move_alike_where_stretches_are_multiplied_together(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; stretches of several lengths, with more and fewer recomputed rows."""
+    monkeypatch.setattr(drift, "_Apart", drift._Together)
+    monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
+    assert check_rows(make_engine(), 12) > 100
+
+
 def check_rows(engine: RagKV, stretch: int) -> int:
     """Compare every row with the recomputed ones of its stretch; count those that moved."""
     engine.precompute(CHUNKS)

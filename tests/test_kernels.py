@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import ragkv_kernels
 import torch
-from ragkv_kernels import INT8, bench
+from ragkv_kernels import INT8, bench, dispatch
 
 from ragkv.model.kernels import suits_kernels
 from ragkv.recompute.rows import Rows, attend
@@ -151,6 +151,23 @@ def test_what_needs_a_gradient_is_left_to_torch(monkeypatch):
     assert not suits_kernels(still, learning, still)
     with torch.no_grad():
         assert suits_kernels(still, learning, still)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_triton_that_cannot_start_leaves_the_work_to_torch(monkeypatch):
+    """It needs a C compiler, which few images have."""
+
+    def fails():
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
+
+    active = SimpleNamespace(get_current_target=fails)
+    monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    problem = dispatch._problem_of_device.__wrapped__(torch.device("cuda"))
+    assert problem is not None
+    assert "Triton cannot start (Failed to find C compiler.)" in problem
+    active.get_current_target = lambda: None
+    assert dispatch._problem_of_device.__wrapped__(torch.device("cuda")) is None
 
 
 @pytest.mark.gpu

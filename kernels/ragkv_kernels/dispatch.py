@@ -294,6 +294,18 @@ def _problem_of_device(device: torch.device) -> str | None:
         return "GPUs before compute capability 8.0"
     if importlib.util.find_spec("triton") is None:
         return "a Python without Triton: pip install 'ragkv[kernels]'"
+    return _problem_of_triton()
+
+
+def _problem_of_triton() -> str | None:
+    """Triton builds its driver with a C compiler when it is first used: few images have one."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # noqa: BLE001  of Triton's, the compiler's or the system's making
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"a machine on which Triton cannot start ({reason})"
     return None
 
 

@@ -121,6 +121,11 @@ def split(data: torch.Tensor, shape: tuple[int, int, int], grid: Grid) -> Parts:
     )
 
 
+def divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+    """Divide as IEEE 754 has it, everywhere: a GPU multiplies by a plain number's reciprocal."""
+    return numbers / numbers.new_full((), by)
+
+
 def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return bytes as numbers, without a copy where they are aligned."""
     askew = data.storage_offset() % dtype.itemsize or data.data_ptr() % dtype.itemsize

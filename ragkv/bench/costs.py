@@ -48,9 +48,10 @@ class AttentionTimer:
             self._seconds[index] += time.perf_counter() - before
             return
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        first.record()
+        computing = torch.cuda.current_stream(self._device)
+        first.record(computing)
         yield
-        last.record()
+        last.record(computing)
         self._events.append((index, first, last))
 
     def seconds(self) -> list[float]:

@@ -42,6 +42,17 @@ class SideStream:
             current.wait_stream(self._own)
 
 
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done what the current stream has been given."""
+    if device.type == "cpu":
+        return
+    streams: Any = torch.get_device_module(device)
+    if hasattr(streams, "current_stream"):
+        streams.current_stream(device).synchronize()
+    else:
+        torch.accelerator.synchronize(device)
+
+
 @cache
 def side_stream(device: torch.device) -> SideStream:
     """Return the device's side stream, the same for all threads."""

@@ -62,25 +62,18 @@ class Drift:
         self._kinds = architecture.rope_kinds
         self._end = layout.query_start
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
-        self._weights: list[tuple[slice, slice, torch.Tensor]] = []
         width = 2 * architecture.kv_heads * architecture.head_dim
-        # for all layers in turn
-        self._out = torch.zeros(self._end, width, dtype=torch.float32, device=device)
-        told: list[npt.NDArray[np.int64]] = []
-        sizes = [torch.empty(0, dtype=torch.float32)]
-        first = 0
-        for part in _stretches(layout, rows):
-            positions = slice(part.start, part.start + len(part.places))
-            known = slice(first, first + len(part.told))
-            size = torch.rsqrt(1 + torch.from_numpy(part.places).float() / EARLY_TOKENS)
-            self._weights.append((positions, known, _weights(part, size).to(device)))
-            told.append(part.told)
-            sizes.append(size[part.known])
-            first = known.stop
-        seen = np.concatenate([np.empty(0, dtype=np.int64), *told])
+        stretches = list(_stretches(layout, rows))
+        self._weights: _Apart | _Together | None = None
+        if stretches:
+            kind = _Apart if device.type == "cpu" else _Together
+            self._weights = kind(stretches, self._end, width, device)
+        nothing = np.empty(0, dtype=np.int64)
+        seen = np.concatenate([nothing, *(part.told for part in stretches)])
+        places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
         self._seen = torch.from_numpy(seen).to(device)
         self._here = torch.from_numpy(rows[seen]).to(device)
-        self._sizes = torch.cat(sizes).to(device)
+        self._sizes = _sizes(torch.from_numpy(places)).to(device)
 
     def __call__(
         self,
@@ -89,17 +82,18 @@ class Drift:
         fresh: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Move the chunks' rows in place; see :class:`ragkv.splice.buffer.BeforeWrite`."""
-        if not self._weights:
+        if self._weights is None:
             return
         keys, values = (part[:, : self._end] for part in rows)
         table = self._tables[self._kinds[layer]]
         here = table[0][self._here], table[1][self._here]
         moved_keys = self._bounded(unrotate(self._moved(keys, fresh[0]), here))
         moved_values = self._bounded(self._moved(values, fresh[1]))
-        expected = self._expected(torch.cat([moved_keys, moved_values]))
-        heads = len(keys)
-        add_rotated(keys, expected[:heads], table)
-        values += expected[heads:]
+        moved = torch.cat([moved_keys, moved_values])
+        expected = self._weights.times(moved.transpose(0, 1).flatten(1))
+        expected = expected.view(self._end, *moved.shape[::2]).transpose(0, 1)
+        add_rotated(keys, expected[: len(keys)], table)
+        values += expected[len(keys) :]
 
     def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         before, after = rows.index_select(1, self._here), fresh.index_select(1, self._seen)
@@ -111,14 +105,6 @@ class Drift:
         tiny = torch.finfo(lengths.dtype).tiny
         share: torch.Tensor = (lengths.median() / lengths.clamp_min(tiny)).clamp(max=1)
         return moved * share[:, None]
-
-    def _expected(self, moved: torch.Tensor) -> torch.Tensor:
-        """Return by what each position moves, ``[heads, end, head_dim]``."""
-        heads, _, width = moved.shape
-        known = moved.transpose(0, 1).reshape(-1, heads * width)
-        for positions, part, weights in self._weights:
-            torch.mm(weights, known[part], out=self._out[positions])
-        return self._out.view(self._end, heads, width).transpose(0, 1)
 
 
 class _Stretch(NamedTuple):
@@ -160,18 +146,102 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
                 yield _Stretch(start, part, told, rows[told] - start)
 
 
-def _weights(stretch: _Stretch, size: torch.Tensor) -> torch.Tensor:
-    """Return ``[positions, known]``: what each position takes from each recomputed one.
+class _Apart:
+    """Each stretch's weights, multiplied one after another: no number more than is needed."""
 
-    ``size`` is ``[positions]``, the ``g`` of each.
+    def __init__(
+        self, stretches: list[_Stretch], end: int, width: int, device: torch.device
+    ) -> None:
+        self._parts: list[tuple[slice, slice, torch.Tensor]] = []
+        first = 0
+        for part in stretches:
+            positions = slice(part.start, part.start + len(part.places))
+            told = slice(first, first + len(part.told))
+            places, known = torch.from_numpy(part.places), torch.from_numpy(part.known)
+            self._parts.append((positions, told, _weights(places, known).to(device)))
+            first = told.stop
+        # for all layers in turn
+        self._out = torch.zeros(end, width, dtype=torch.float32, device=device)
+
+    def times(self, moved: torch.Tensor) -> torch.Tensor:
+        """Return ``[end, width]`` float32: by what each position moves.
+
+        ``moved`` is ``[known, width]`` float32, of all stretches in turn.
+        """
+        for positions, told, weights in self._parts:
+            torch.mm(weights, moved[told], out=self._out[positions])
+        return self._out
+
+
+class _Together:
+    """All stretches' weights, filled up to one size: a GPU is slow at many small products."""
+
+    def __init__(
+        self, stretches: list[_Stretch], end: int, width: int, device: torch.device
+    ) -> None:
+        count, most = len(stretches), max(len(part.known) for part in stretches)
+        places = np.zeros((count, max(len(part.places) for part in stretches)), dtype=np.int64)
+        known = np.zeros((count, most), dtype=np.int64)
+        told = np.full((count, most), -1, dtype=np.int64)
+        nothing = places.size  # a row of zeros
+        at = np.full(end, nothing, dtype=np.int64)
+        first = 0
+        for row, part in enumerate(stretches):
+            length, more = len(part.places), len(part.known)
+            places[row, :length], known[row, :more] = part.places, part.known
+            told[row, :more] = np.arange(first, first + more)
+            at[part.start : part.start + length] = np.arange(length) + row * places.shape[1]
+            first += more
+        here = [torch.from_numpy(part).to(device) for part in (places, known, told, at)]
+        self._weights = _weights(here[0], here[1], here[2] >= 0)
+        self._told, self._at = here[2].clamp_min(0).view(-1), here[3]
+        self._out = torch.zeros(nothing + 1, width, dtype=torch.float32, device=device)
+
+    def times(self, moved: torch.Tensor) -> torch.Tensor:
+        """See :meth:`_Apart.times`."""
+        count, length, most = self._weights.shape
+        rows = moved.index_select(0, self._told).view(count, most, -1)
+        out = self._out[:-1].view(count, length, -1)
+        torch.bmm(self._weights, rows, out=out)
+        return self._out.index_select(0, self._at)
+
+
+def _sizes(places: torch.Tensor) -> torch.Tensor:
+    """Return ``g`` of places in a chunk, float32."""
+    return torch.rsqrt(1 + places.float() / EARLY_TOKENS)
+
+
+def _weights(
+    places: torch.Tensor, known: torch.Tensor, real: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``[..., positions, known]``: what each position takes from each recomputed one.
+
+    Parameters
+    ----------
+    places
+        ``[..., positions]`` int64, each one's place in the chunk.
+    known
+        ``[..., known]`` int64 indices in ``places``.
+    real
+        ``[..., known]`` bool: others only fill up, and weigh nothing.
     """
-    steps = torch.arange(len(stretch.places), dtype=torch.float32)
-    alike = torch.full_like(steps, CHUNK)
+    size = _sizes(places)
+    of_known = size.gather(-1, known)
+    steps = torch.arange(places.shape[-1], device=places.device)
+    alike = torch.full_like(steps, CHUNK, dtype=torch.float32)
     for share, within in NEAR:
         alike += share * torch.exp(-steps / within)
-    known = torch.from_numpy(stretch.known)
-    apart = (torch.arange(len(size))[:, None] - known).abs()
-    covariance = alike[apart] * size[:, None] * size[known]
-    among = covariance[known] + torch.diag(OWN * size[known].square())
-    weights: torch.Tensor = torch.linalg.solve(among, covariance, left=False)
+    apart = (steps[:, None] - known[..., None, :]).abs()
+    covariance = alike[apart] * size[..., None] * of_known[..., None, :]
+    among = covariance.gather(-2, known[..., None].expand(*known.shape, known.shape[-1]))
+    noise = OWN * of_known.square()
+    if real is not None:
+        covariance *= real[..., None, :]
+        among *= real[..., None, :] & real[..., None]
+        noise = noise.where(real, 1.0)
+    among += torch.diag_embed(noise)
+    # positive definite; a GPU that looks whether it is would wait
+    factor = torch.linalg.cholesky_ex(among).L
+    half = torch.linalg.solve_triangular(factor.mT, covariance, upper=True, left=False)
+    weights: torch.Tensor = torch.linalg.solve_triangular(factor, half, upper=False, left=False)
     return weights

@@ -43,8 +43,6 @@ def put_on_device(
     for entry, rows, slots in moves:
         coded = entry.coded(layers)
         cached = entry.layers(layers) if coded is None else (coded.data,)
-        if any(part.device.type != "cpu" for part in cached):
-            copies.catch_up()  # it may just have been made there
         with copies.beside():
             here = [part.to(target[0].device, non_blocking=True) for part in cached]
             for run, kind in _runs(kinds):

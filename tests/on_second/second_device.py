@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.utils import backend_registration
@@ -64,12 +64,20 @@ class Stream:
         _wait(self)
 
 
+class Use(NamedTuple):
+    """A stream's last use of some bytes of a storage."""
+
+    start: int
+    stop: int
+    stream: int
+    written: bool
+
+
 class Memory:
-    """Who wrote a tensor's storage last and who has read it since: stream -> its work."""
+    """Who has used a tensor's storage since it was last written: the use -> the stream's work."""
 
     def __init__(self) -> None:
-        self.written: dict[int, int] = {}
-        self.read: dict[int, int] = {}
+        self.uses: dict[Use, int] = {}
 
 
 _default = Stream()
@@ -217,15 +225,26 @@ def _work() -> tuple[Stream, int]:
 
 def _use(func: Any, value: object, work: tuple[Stream, int], *, written: bool) -> None:
     on, number = work
-    for memory in (leaf.memory for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
-        before = {**memory.written, **memory.read} if written else memory.written
-        late = [other for other, last in before.items() if on.known.get(other, 0) < last]
-        if late:
-            raise RaceError(f"{func} on stream {on.number} did not wait for {late}: {_place()}")
+    for leaf in (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
+        use = Use(*_bytes_of(leaf.raw), on.number, written)
+        uses = leaf.memory.uses
+        for old, last in uses.items():
+            apart = old.stop <= use.start or use.stop <= old.start
+            if not apart and (written or old.written) and on.known.get(old.stream, 0) < last:
+                raise RaceError(f"{func} on stream {on.number} did not wait: {old}, {_place()}")
         if written:
-            memory.written, memory.read = {on.number: number}, {}
-        else:
-            memory.read[on.number] = number
+            for old in [old for old in uses if use.start <= old.start and old.stop <= use.stop]:
+                del uses[old]
+        uses[use] = number
+
+
+def _bytes_of(raw: torch.Tensor) -> tuple[int, int]:
+    """Return where the tensor begins and ends in its storage."""
+    first = raw.storage_offset()
+    last = first + sum(
+        (size - 1) * step for size, step in zip(raw.shape, raw.stride(), strict=True)
+    )
+    return first * raw.element_size(), (last + 1 if raw.numel() else first) * raw.element_size()
 
 
 def _wait(on: Stream) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import second_device
@@ -12,7 +13,8 @@ from tiny import some_chunks
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.corpus import Corpus
-from ragkv.model.streams import SideStream
+from ragkv.model.streams import SideStream, side_stream
+from ragkv.splice.on_device import put_on_device
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -42,6 +44,28 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
     for hook in hooks:
         hook.remove()
     assert waited == [[]] * 4  # query has a pass to choose by
+
+
+@pytest.mark.parametrize("store", [{"device_bytes": 0}, {}], ids=["from-host", "from-device"])
+def test_later_layers_are_copied_while_earlier_ones_are_computed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, store: dict[str, int]
+) -> None:
+    engine = make_engine(device="second", store=StoreConfig(":memory:", **store))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    given: list[tuple[int, int]] = []
+
+    def noted(*args: Any) -> None:
+        own = side_stream(engine.loaded.device)._own
+        computing = second_device.current_stream()
+        given.append((computing.known[computing.number], own.known[computing.number]))
+        put_on_device(*args)
+
+    monkeypatch.setattr("ragkv.splice.place.put_on_device", noted)
+    engine.prefill(PROMPT, method="epic", recompute_ratio=0.3)
+    computed, waited_for = zip(*given, strict=True)
+    assert len(set(computed)) == len(computed) > 1
+    assert len(set(waited_for)) == 1
 
 
 def test_layers_that_are_not_waited_for_are_seen(
@@ -75,4 +99,4 @@ def test_what_is_timed_has_been_computed(
     engine = make_engine(device="second")
     second_device.waits.clear()
     engine.precompute(CHUNKS[:1])
-    assert "load.py:wait" in waited[0]
+    assert "streams.py:wait_for" in waited[0]

@@ -20,6 +20,9 @@ from ragkv_kernels.results import Attended
 _BLOCKS_A_SPLIT = 4
 """Key blocks that are worth a program of their own."""
 
+_MOST_SPLITS = 64
+"""Programs that share a tile's keys."""
+
 
 @triton.jit
 def _over_keys(
@@ -260,13 +263,13 @@ def _join(
     rows,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
 ):
     """Join one row's shares, each weighted by the exponential of its log-sum-exp."""
     row = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     every = tl.num_programs(1).to(tl.int64) * rows
-    split = tl.arange(0, BLOCK_S)
+    split = tl.arange(0, MOST_SPLITS)
     channels = tl.arange(0, BLOCK_D)
     real = channels < HEAD_DIM
     here = split * every + head * rows + row
@@ -363,7 +366,7 @@ def attend(
                 rows,
                 HEAD_DIM=width,
                 BLOCK_D=tiles.channels,
-                BLOCK_S=triton.next_power_of_2(splits),
+                MOST_SPLITS=_MOST_SPLITS,
                 enable_fp_fusion=True,
             )
     watched = None
@@ -379,4 +382,4 @@ def _splits(device: torch.device, programs: int, seen: int, tiles: Tiles) -> int
     """Return how many programs share a tile's keys: two programs a multiprocessor, if it pays."""
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
     most = triton.cdiv(seen, tiles.keys * _BLOCKS_A_SPLIT)
-    return max(1, min(wanted, most, 64))
+    return max(1, min(wanted, most, _MOST_SPLITS))

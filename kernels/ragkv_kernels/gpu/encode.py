@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ragkv_kernels.gpu.restore import pair_of
-from ragkv_kernels.grid import Encoded, Grid, pack
+from ragkv_kernels.grid import Encoded, Grid, divided, pack
 
 _PAIRS = 16
 _TOKENS = 32
@@ -280,8 +280,8 @@ def _put_values(
         BLOCK_D=channels,
         enable_fp_fusion=False,
     )
-    wanted = sizes / ((grid.levels - 1) / 2)
-    one = wanted.amax() / 255
+    wanted = divided(sizes, (grid.levels - 1) / 2)
+    one = divided(wanted.amax(), 255)
     unit.view(torch.float32).copy_(one)
     steps = (wanted / one.where(one > 0, 1.0)).ceil().clamp_max(255)
     step.copy_(steps.to(torch.uint8).view(-1))

@@ -34,7 +34,7 @@ def _code(codes, at, count, LEVELS: tl.constexpr, mask):
 
 
 @triton.jit(
-    do_not_specialize=["count", "tokens", "groups", "key_span"],
+    do_not_specialize=["count", "tokens", "groups", "key_span", "from_keys_at", "from_values_at"],
     do_not_specialize_on_alignment=["key_low", "key_step", "value_unit", "value_step"],
 )
 def _restore(
@@ -44,11 +44,13 @@ def _restore(
     value_step,
     data_layer,
     from_keys,
+    from_keys_at,
     from_keys_layer,
     from_keys_head,
     from_keys_row,
     from_keys_channel,
     from_values,
+    from_values_at,
     from_values_layer,
     from_values_head,
     from_values_row,
@@ -84,7 +86,6 @@ def _restore(
 ):
     index = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1).to(tl.int64)
-    heads = tl.num_programs(1).to(tl.int64)
     layer = tl.program_id(2).to(tl.int64)
     pair = tl.arange(0, BLOCK_P)
     here = index < count
@@ -108,20 +109,22 @@ def _restore(
         value_a = tl.load(from_values + value_at_a, mask=mask, other=0.0)
         value_b = tl.load(from_values + value_at_b, mask=mask, other=0.0)
     else:
-        numbers = heads * tokens * HEAD_DIM
+        # codes begin anywhere, by the number of tokens: the compiler is not told where
+        from_keys += from_keys_at
+        from_values += from_values_at
+        numbers = tl.num_programs(1).to(tl.int64) * tokens * HEAD_DIM
         grid = layer * (data_layer // 2) + ((head * groups + row // key_span) * HEAD_DIM)[:, None]
         low = tl.load(key_low + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
         step = tl.load(key_step + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_a = _code(from_keys, key_at_a, numbers, LEVELS, mask) * step + low
+        key_a = (_code(from_keys, key_at_a, numbers, LEVELS, mask) * step + low).to(kind)
         low = tl.load(key_low + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
         step = tl.load(key_step + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_b = _code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low
+        key_b = (_code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low).to(kind)
         # what the codec decodes to: a chunk is the same whoever decodes it
-        key_a = key_a.to(kind).to(tl.float32)
-        key_b = key_b.to(kind).to(tl.float32)
+        key_a, key_b = key_a.to(tl.float32), key_b.to(tl.float32)
         steps = value_step + layer * data_layer + head // value_span * tokens
-        scale = tl.load(steps + row, mask=here, other=0).to(tl.float32)
-        scale = (scale * tl.load(value_unit + layer * (data_layer // 4)))[:, None]
+        unit = tl.load(value_unit + layer * (data_layer // 4))
+        scale = (tl.load(steps + row, mask=here, other=0).to(tl.float32) * unit)[:, None]
         centre: tl.constexpr = (LEVELS - 1) / 2
         value_a = (_code(from_values, value_at_a, numbers, LEVELS, mask) - centre) * scale
         value_b = (_code(from_values, value_at_b, numbers, LEVELS, mask) - centre) * scale
@@ -153,9 +156,10 @@ def restore(
     data = _aligned(data)
     *grids, key_codes, value_codes = split(data, (heads, tokens, width), grid)
     layout = data.stride(0), tokens * width, width, 1
+    keys_at, values_at = (codes.data_ptr() - data.data_ptr() for codes in (key_codes, value_codes))
     spans = grids[0].shape[2], grid.key_span(tokens), grid.value_span(heads, width)
     _launch(
-        (*grids, data.stride(0), key_codes, *layout, value_codes, *layout),
+        (*grids, data.stride(0), data, keys_at, *layout, data, values_at, *layout),
         (keys, values),
         (rows, slots, table),
         (tokens, *spans),
@@ -174,7 +178,7 @@ def move(
 ) -> None:
     """See :func:`ragkv_kernels.move`."""
     from_keys, from_values = cached
-    sources = from_keys, *from_keys.stride(), from_values, *from_values.stride()
+    sources = from_keys, 0, *from_keys.stride(), from_values, 0, *from_values.stride()
     no_grids = (from_keys,) * 4
     _launch((*no_grids, 0, *sources), (keys, values), (rows, slots, table), (1, 1, 1, 1), 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ragkv_kernels.grid import Encoded, Grid, pack
+from ragkv_kernels.grid import Encoded, Grid, divided, pack
 from ragkv_kernels.twins.restore import rotate
 
 
@@ -36,7 +36,7 @@ def _put_keys(keys: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tenso
         smallest, largest = group.amin(1, keepdim=True), group.amax(1, keepdim=True)
         # a little lower: rounding to float16 must not lift the grid off the smallest
         low = (smallest - smallest.abs() * 2.0**-11).half()
-        step = ((largest - low.float()) / (grid.levels - 1)).half()
+        step = divided(largest - low.float(), grid.levels - 1).half()
         codes.append(_codes((group - low.float()) / _divisor(step.float()), grid))
         lows.append(low)
         steps.append(step)
@@ -50,8 +50,8 @@ def _put_values(
     heads, _, width = values.shape
     span, half = grid.value_span(heads, width), (grid.levels - 1) / 2
     largest = values.abs().amax(2)
-    wanted = torch.stack([group.amax(0) for group in largest.split(span)]) / half
-    unit = (wanted.amax() / 255).view(1)
+    wanted = divided(torch.stack([group.amax(0) for group in largest.split(span)]), half)
+    unit = divided(wanted.amax(), 255).view(1)
     step = (wanted / _divisor(unit)).ceil().clamp_max(255)
     of_head = torch.arange(heads, device=values.device) // span
     codes = _codes(values / _divisor(step[of_head] * unit)[..., None] + half, grid)
