@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -131,9 +131,14 @@ class Corpus:
 
     def _refresh(self) -> None:
         with self._finder_lock:
-            seen = self._seen
-            self._seen, added = self.store.changes(seen)
-            for text in self.store.deletions(seen) if self._seen != seen else ():
+            try:
+                newest, added = self.store.changes(self._seen)
+                gone = self.store.deletions(self._seen) if newest != self._seen else []
+            except StoreError as error:
+                _log.warning("cannot read the store's changes: %s", error)
+                return
+            self._seen = newest
+            for text in gone:
                 self._finder.discard(text)
             self._finder.add(added)
 
@@ -281,7 +286,7 @@ class Corpus:
                 bar.update()
 
         with bar, ThreadPoolExecutor(1, thread_name_prefix="ragkv-write") as writer:
-            writing = writer.submit(write, [])
+            writing = _begin(writer, partial(write, []))
             batches = encode_chunks(
                 [self._tokenized(text, sink) for text in missing], sink.rows, self.loaded
             )
@@ -296,7 +301,7 @@ class Corpus:
                     break
                 self._require_unchanged(sink)
                 self.computed(sum(map(len, batch)), seconds)
-                writing = writer.submit(write, batch)
+                writing = _begin(writer, partial(write, batch))
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(
             new=len(missing),
@@ -316,6 +321,17 @@ class Corpus:
             return text, tokens
         room = max(1, architecture.position_limit - len(sink.ids))
         return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
+
+
+def _begin(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
+    """Do it in the pool, or here where the interpreter ends, which starts no thread any more."""
+    try:
+        return pool.submit(work)
+    except RuntimeError:
+        done: Future[None] = Future()
+        work()
+        done.set_result(None)
+        return done
 
 
 def _checked(texts: Iterable[str]) -> Sequence[str]:

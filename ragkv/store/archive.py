@@ -33,7 +33,8 @@ ARCHIVE_FORMAT = 1
 _FIRST, _END = "ragkv-store.json", "end.json"
 _ROW = re.compile(r"kv/([0-9a-f]{64})/row\.json")
 _ENTRY = re.compile(r"(kv/[0-9a-f]{64}/[0-9a-f]{32}-v[0-9]+)\.safetensors")
-_LONGEST_ROW = 1 << 20
+_LONGEST_ROW = 1 << 26
+"""A row has the names of all documents that hold its text."""
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ def _end(entries: int) -> bytes:
 def _check_first(content: IO[bytes]) -> None:
     try:
         found = json.loads(content.read(_LONGEST_ROW))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("format") != ARCHIVE_FORMAT:
         raise StoreError(
@@ -204,7 +205,7 @@ def _read_row(content: IO[bytes], digest: str, member: tarfile.TarInfo) -> _Row:
         row = json.loads(content.read(_LONGEST_ROW))
         checksum = row.pop("checksum")
         read = _Row(_time(row["expires_at"]), _names(row["documents"]))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise _refused(member) from None
     if checksum != checksum_of(f"{digest} {canonical(row)}".encode()):
         raise StoreError(f"{member.name} was damaged: its checksum does not hold")

@@ -202,6 +202,11 @@ class Store(ABC):
         was deleted meanwhile may be missing from the list; one that was there before
         and was put again may be in it.
         Deleting a text is a change, too: see :meth:`deletions`.
+
+        Raises
+        ------
+        StoreError
+            The place cannot be read: ask again from the same number, or deletions are lost.
         """
 
     def deletions(self, since: int) -> list[str]:
@@ -210,7 +215,7 @@ class Store(ABC):
         Asked for where the change number has moved: finders and tiers above forget these.
         Those that were put again are among them, and in ``changes``, too: a finder takes the
         deleted ones out first. Others that came since may be among them. A place
-        that several processes share overrides this.
+        that several processes share overrides this. Raises as :meth:`changes` does.
         """
         del since
         return []

@@ -229,12 +229,8 @@ class BlobStore(Store):
         return (row.text for _, row, _ in rows)
 
     def changes(self, since: int) -> tuple[int, list[str]]:
-        """See :meth:`Store.changes`; where the backend cannot be read, nothing has changed."""
-        try:
-            newest, changes = self._registry.changes(since)
-        except StoreError as error:
-            logger.warning("cannot read the store's changes: %s", error)
-            return since, []
+        """See :meth:`Store.changes`."""
+        newest, changes = self._registry.changes(since)
         texts: dict[str, str] = {}
         for change in changes:
             if change.text is not None:
@@ -246,11 +242,7 @@ class BlobStore(Store):
 
     def deletions(self, since: int) -> list[str]:
         """See :meth:`Store.deletions`; the texts that were seen here are known by name."""
-        try:
-            gone = self._registry.deletions(since, list(self._seen))
-        except StoreError as error:
-            logger.warning("cannot read the store's changes: %s", error)
-            return []
+        gone = self._registry.deletions(since, list(self._seen))
         return [self._seen[digest] for digest in gone if digest in self._seen]
 
     def gc(self) -> int:
@@ -262,11 +254,11 @@ class BlobStore(Store):
         now = time.time()
         removed = 0
         for digest in sorted(self._registry.digests() | {entry[0] for entry in self._entries()}):
-            row = self._registry.row(digest)
-            if row is None or has_expired(row.expires_at, now):
-                removed += self._registry.strike(digest) > 0
-            else:
+            entries = self._registry.strike_expired(digest, now)
+            if entries is None:
                 self._registry.strike_unused(digest)
+            elif entries:
+                removed += 1
         self._registry.clear_log()
         return removed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ragkv.chunk.kv import ChunkKV
-from ragkv.errors import StoreFullError
+from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.base import Lookup, Opened, Store
 from ragkv.store.format import encode
@@ -114,25 +114,36 @@ class EvictingStore(StoreOver):
             except StoreFullError:
                 if self._written != written:
                     freed, written = 0, self._written
-                victim = self._victim(entry.text)
-                in_vain = nbytes > self.budget or freed > _PATIENCE * len(entry)
-                if victim is None or in_vain:
+                if nbytes > self.budget or freed > _PATIENCE * len(entry):
                     raise
-            with self._lock:
-                tokens = self._policy.size(victim)
-                self._policy.evict(victim)
+                victim, tokens = self._evict(entry.text)
+                if victim is None:
+                    raise
             if self.below.delete(victim):
                 freed += tokens
 
-    def _victim(self, spared: str) -> str | None:
-        """Return the text that leaves next, other than the one that room is made for."""
+    def _evict(self, spared: str) -> tuple[str | None, int]:
+        """Let the text go that leaves next, other than the one that room is made for.
+
+        Returns
+        -------
+        tuple
+            The text, None if there is none, and its tokens.
+        """
         with self._lock:
             victims = self._policy.victims(self._policy.size(spared) + 1)
-            return next((str(text) for text in victims if text != spared), None)
+            victim = next((str(text) for text in victims if text != spared), None)
+            if victim is None:
+                return None, 0
+            tokens = self._policy.size(victim)
+            self._policy.evict(victim)
+            return victim, tokens
 
     def _learn(self, per_token: float) -> None:
         """Enter what is there and was not put here, and forget what is gone."""
-        self._seen, texts = self.below.changes(self._seen)
+        texts: list[str] = []
+        with suppress(StoreError):  # then by what was known before
+            self._seen, texts = self.below.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):
                 return

@@ -209,6 +209,18 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]
     return header, start
 
 
+_WRONG_FIELDS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    Warning,
+)
+
+
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> Header:
     """Parse and verify the bytes up to the data area; known bytes need no second look."""
@@ -232,7 +244,7 @@ def _header(head: bytes) -> Header:
         raise RefusedEntryError("codec", str(error)) from error
     except StoreError as error:  # an unknown codec
         raise RefusedEntryError("format", str(error)) from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, Warning) as error:
+    except _WRONG_FIELDS as error:
         # Warning: how Python reports a bad escape in the text where warnings are errors
         raise RefusedEntryError("format", f"header fields: {error!r}") from error
     if not fits:

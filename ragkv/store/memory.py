@@ -141,6 +141,7 @@ class MemoryStore(Store):
     ) -> list[Left] | None:
         """Put an entry and return those that left for it; None where it is not kept."""
         key, nbytes = (entry.text, fingerprint), self._size(entry)
+        seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
         with self._lock:
             if not self._admitted(key, nbytes):
                 self._remove(key)
@@ -156,9 +157,8 @@ class MemoryStore(Store):
             before = self._chunks.get(entry.text)
             self._remove(key)
             left = [self._evict(victim) for victim in self._victims(nbytes)]
-            self._kept[key] = entry
-            seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
             self._policy.insert(key, nbytes, seconds, len(entry))
+            self._kept[key] = entry
             self._change += 1
             chunk = before or _Chunk(self._change, expires_at)
             self._chunks[entry.text] = chunk

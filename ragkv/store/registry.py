@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ragkv.errors import StoreError
 from ragkv.store.backends.base import Backend
-from ragkv.store.base import later
+from ragkv.store.base import has_expired, later
 from ragkv.store.names import (
     CLEARED,
     LAYOUT,
@@ -121,8 +121,22 @@ class Registry:
     def strike_unused(self, digest: str) -> None:
         """Remove a text's row if it has no entry; one that is just being written survives."""
         with self._lock:
-            if not any(self._backend.scan(entries_of(digest))):
-                self.strike(digest, entries=False)
+            if any(self._backend.scan(entries_of(digest))):
+                return
+            row, documents = self.row(digest), self._documents_of(digest)
+            self.strike(digest, entries=False)
+            # whoever wrote an entry before the row went has not seen it go
+            if row is not None and any(self._backend.scan(entries_of(digest))):
+                self.enter(row.text, expires_at=row.expires_at)
+                for document in documents:
+                    self.enter(row.text, document=document, expires_at=row.expires_at)
+
+    def strike_expired(self, digest: str, now: float) -> int | None:
+        """Strike a text whose time is over, or that has no row; None for others."""
+        with self._lock:
+            row = self.row(digest)
+            gone = row is None or has_expired(row.expires_at, now)
+            return self.strike(digest) if gone else None
 
     def release(self, document: str, digest: str) -> bool:
         """Take a text from a document; return whether it was deleted, as nobody holds it."""
@@ -150,6 +164,15 @@ class Registry:
                 if digest_of_text(document) == holder:
                     held.setdefault(digest, []).append(document)
         return held
+
+    def _documents_of(self, digest: str) -> list[str]:
+        """Return the documents that hold a text."""
+        keys = [key.name for key in self._backend.scan(held_key(digest, ""))]
+        found = []
+        for value in self._backend.get_many(keys):
+            with suppress(ValueError):  # damaged
+                found.append(to_text(value or b""))
+        return [document for document in found if document]
 
     def digests(self) -> set[str]:
         """Return the digests of all texts that have a row, or that a document holds."""

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.arriving import ArrivingKV
 from ragkv.store.base import KEPT, Lookup, Opened, Store
@@ -82,7 +84,8 @@ class TieredStore(StoreOver):
             lookup = self._load(text, fingerprint)
             mine.set_result(lookup)
         except BaseException as error:
-            mine.set_exception(error)
+            if not mine.done():  # an interrupt comes at any place
+                mine.set_exception(error)
             raise
         finally:
             with self._lock:
@@ -172,7 +175,8 @@ class TieredStore(StoreOver):
         try:
             return super().keep_only(document, texts)
         finally:
-            self.changes(self._seen)
+            with suppress(StoreError):  # looked at again with the next prompt
+                self.changes(self._seen)
 
     def changes(self, since: int) -> tuple[int, list[str]]:
         """Return the changes of the store below; what was deleted there leaves the tiers."""

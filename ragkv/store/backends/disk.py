@@ -29,6 +29,8 @@ INLINE_BYTES = 4096
 """Values up to this length lie in the index."""
 
 _SUFFIX = ".safetensors"
+_OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
+"""Folder and name of a value's file: what others keep there stays."""
 # rows that begin otherwise than these, or than "=" and the value, are not ours
 _FILE_ROW = re.compile(rb">([0-9a-f]{16}) ([0-9]{1,15})")
 _FILE_ROW_BYTES = 40
@@ -219,8 +221,10 @@ class DiskBackend(Backend):
 
     def _sweep(self) -> None:
         """Remove what crashed writers left: old temporary files, files without a row."""
-        found = [path for folder in _listed(self._files) for path in _listed(folder)]
-        orphans = {path for path in found if path.suffix == _SUFFIX} - self._named()
+        folders = [path for path in _listed(self._files) if not path.is_symlink()]
+        found = [path for folder in folders for path in _listed(folder)]
+        ours = {path for path in found if _OURS.fullmatch(f"{path.parent.name}/{path.name}")}
+        orphans = ours - self._named()
         if orphans:
             with self._index.transaction():  # what is just being entered waits, or has its row
                 for path in orphans - self._named():

@@ -129,11 +129,15 @@ class RedisBackend(Backend):
     def size(self, key: str) -> int | None:
         """Return the length that the pointer gives, if the parts are there."""
         with self._errors():
-            pointer = _parse(self._client.get(self._pointer(key)))
-            if pointer is None or pointer.value is not None:
-                return None if pointer is None else pointer.nbytes
-            parts = self._parts(pointer)
-            return pointer.nbytes if self._client.exists(*parts) == len(parts) else None
+            data = self._client.get(self._pointer(key))
+            while (pointer := _parse(data)) is not None:
+                parts = self._parts(pointer)
+                if not parts or self._client.exists(*parts) == len(parts):
+                    return pointer.nbytes
+                before, data = data, self._client.get(self._pointer(key))
+                if data == before:  # nobody replaced it: the server has lost parts
+                    return None
+            return None
 
     def put(self, key: str, parts: Sequence[Bytes]) -> None:
         """Write the parts, then switch the pointer."""
@@ -309,4 +313,7 @@ def _cut(parts: Sequence[Bytes], size: int) -> Iterator[bytes]:
 
 
 def _without_password(url: str) -> str:
-    return re.sub("//[^/@]*@", "//", url)
+    """Leave out who asks: a password may have any character, or stand among the options."""
+    scheme, _, rest = url.partition("//")
+    rest = re.split("[?&](?:username|password)=", rest)[0].rpartition("@")[2]
+    return f"{scheme}//{rest.partition('?')[0]}"
