@@ -77,7 +77,7 @@ def test_a_stream_gives_the_same_text_and_account():
     assert all(chunk.content for chunk in chunks[:-1])
     assert chunks[-1].chunk_position == "last"
     assert chunks[-1].usage_metadata == answer.usage_metadata
-    assert report(chunks[-1])["positions"] == report(answer)["positions"]
+    assert report(chunks[-1])["chunks"] == report(answer)["chunks"]
     assert chunks[-1].response_metadata["finish_reason"] == "length"
 
 

@@ -18,7 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
+from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVRetriever, RagKVTransformer
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
@@ -164,12 +164,13 @@ def test_the_transformer_precomputes_and_changes_nothing(asynchronous, make_engi
 def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
     kv = make_engine()
     llm = ChatRagKV(kv=kv, max_tokens=4, sink_from=PROMPT)
+    rendered = [f"Page {i}: {text}" for i, text in enumerate(some_chunks(5))]
     RagKVTransformer(llm=llm, document_prompt=RENDERED).transform_documents(DOCUMENTS)
     account = Account()
     chain = create_stuff_documents_chain(llm, PROMPT, document_prompt=RENDERED)
     chain.invoke({"context": DOCUMENTS, "input": "what?"}, {"callbacks": [account]})
-    texts = [f"Page {i}: {text}" for i, text in enumerate(some_chunks(5))]
-    assert [use["text"] for use in account.report["chunks"]] == texts
+    assert len(account.report["chunks"]) == 5
+    assert all(kv.contains(text, sink=llm._sink) for text in rendered)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,27 @@ def test_the_namespace_is_the_engines():
     assert asked.with_config(configurable={"tenant": "one"}).invoke("Words").content
     with pytest.raises(ValidationError, match="keeps namespace 'one'"):
         asked.with_config(configurable={"tenant": "two"}).invoke("Words")
+
+
+@pytest.mark.parametrize(
+    "given", [{"store": ":memory:"}, {"model_id": "other/model"}, {"dtype": "bfloat16"}]
+)
+def test_what_would_be_dropped_beside_an_engine_is_refused(given):
+    with pytest.raises(ValidationError, match=f"has its own {next(iter(given))}"):
+        ChatRagKV(kv=engine(), **given)
+    assert ChatRagKV(kv=engine(), model_id=engine().model_name, store=None).kv is engine()
+    with pytest.raises(ValidationError, match="has its own store"):
+        RagKVPipeline(kv=engine(), store=":memory:")
+
+
+@pytest.mark.parametrize("loading", [{}, {"model_kwargs": {"dtype": "float32"}}])
+def test_an_object_that_made_its_engine_can_be_made_again_from_its_fields(tmp_path, loading):
+    engine().model.save_pretrained(tmp_path)
+    engine().tokenizer.save_pretrained(tmp_path)
+    llm = ChatRagKV.from_model_id(str(tmp_path), store=":memory:", device="cpu", **loading)
+    asked = llm.configurable_fields(recompute_ratio=ConfigurableField(id="ratio"))
+    again = asked.with_config(configurable={"ratio": 0.5}).invoke("Words", max_tokens=2)
+    assert again.response_metadata["ragkv"]["recompute_ratio"] == 0.5
 
 
 def test_loading_options_without_a_name_are_of_the_embedded_model():

@@ -16,7 +16,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     TextBlock,
 )
-from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT_TMPL
 from llama_index.llms.huggingface import HuggingFaceLLM
 from llama_index.llms.ragkv import RagKVLLM
@@ -301,10 +301,40 @@ def test_the_sink_is_taken_from_the_template(kv):
     )
     llm = RagKVLLM(kv=kv, sink_from=chat, is_chat_model=True)
     assert llm.sink == "<|bos|><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nC: "
-    with pytest.raises(ConfigError, match="context_str"):
-        RagKVLLM(kv=kv, sink_from="no field")
+    for wrong in ("no field", "{query_str}"):
+        with pytest.raises(ConfigError, match="context_str"):
+            RagKVLLM(kv=kv, sink_from=wrong)
     assert RagKVLLM(kv=kv).sink is None, "an engine's own setting stands"
     assert RagKVLLM(kv=kv, sink="x", sink_from="default").sink == "x"
+
+
+@pytest.mark.parametrize(
+    ("template", "head"),
+    [
+        (PromptTemplate("As a {tone}:\n{context_str}\n{query_str}"), "As a pirate:\n"),
+        (RichPromptTemplate("As a {{ tone }}:\n{{ context_str }}"), "As a pirate:\n"),
+        (PromptTemplate("Question: {query_str}\nText: {context_str}"), "Question: "),
+        (PromptTemplate("{query_str}\n{context_str}"), ""),
+        (PromptTemplate("As {{json}}, {json}, {}: {context_str}"), "As {{json}}, {json}, {}: "),
+        (
+            PromptTemplate("Q: {q} {context_str}", template_var_mappings={"query_str": "q"}),
+            "Q: ",
+        ),
+        (
+            ChatPromptTemplate(
+                [ChatMessage(role="user", content="As a {tone}: {context_str} {query_str}")]
+            ),
+            "<|bos|><|im_start|>user\nAs a pirate: ",
+        ),
+    ],
+)
+def test_the_sink_is_what_a_query_engine_s_prompts_begin_with(kv, template, head):
+    template = template.partial_format(tone="pirate")
+    llm = RagKVLLM(kv=kv, sink_from=template)
+    assert llm.sink == head
+    for question in ("What?", "Why?"):  # as a response synthesizer renders it
+        filled = template.partial_format(query_str=question)
+        assert llm.render_template(filled, context_str="Text").startswith(head)
 
 
 @pytest.mark.parametrize("is_chat_model", [False, True])
@@ -424,7 +454,8 @@ def test_what_it_writes_it_loads_again():
     assert llm.kv.model.dtype == torch.bfloat16
     plain = RagKVLLM(store=":memory:", tokenizer_kwargs={"padding_side": "left"}, **SIZE)
     assert plain.kv.tokenizer.padding_side == "left"
-    again = RagKVLLM.from_dict(plain.to_dict())
+    left_out = {"store": ":memory:", "tokenizer_kwargs": {"padding_side": "left"}}
+    again = RagKVLLM.from_dict(plain.to_dict(), **left_out)
     assert again.model_name == again.kv.model_name == plain.model_name
     with pytest.raises(ModelNotFoundError):
         RagKVLLM(model_name="no/such-model", model_kwargs={"dtype": torch.bfloat16})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from llama_index.core import Document, Settings, VectorStoreIndex
+from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.ingestion import DocstoreStrategy, IngestionPipeline
@@ -18,7 +19,13 @@ from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import (
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    TextNode,
+    TransformComponent,
+)
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.llms.huggingface import HuggingFaceLLM
 from llama_index.llms.ragkv import (
@@ -48,6 +55,20 @@ class Words(BaseEmbedding):
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_text_embedding(query)
+
+
+class Counting(TransformComponent):
+    """Counts how often it is not skipped."""
+
+    _calls: int = PrivateAttr(default=0)
+
+    def __call__(self, nodes, **kwargs):
+        self._calls += 1
+        return nodes
+
+    @property
+    def calls(self):
+        return self._calls
 
 
 @pytest.fixture(autouse=True)
@@ -253,19 +274,44 @@ def test_a_second_run_that_skips_the_step_loses_nothing(make_engine, tmp_path):
         assert llm.complete(read(made[0]) + "\n").additional_kwargs["reused_tokens"] > 0
 
 
-def test_the_pipeline_s_cache_knows_the_step(kv, make_engine):
-    calls = []
-    real = kv.precompute
-    kv.precompute = lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
-    llm = RagKVLLM(kv=kv, **SIZE)
-    pipeline = IngestionPipeline(transformations=[RagKVTransform(llm=llm)])
-    first = pipeline.run(nodes=nodes())
-    second = pipeline.run(nodes=nodes())
-    assert len(calls) == 1
-    assert [n.text for n in second] == [n.text for n in first]
-    pipeline.transformations = [RagKVTransform(llm=RagKVLLM(kv=kv, sink="Else:\n", **SIZE))]
-    pipeline.run(nodes=nodes())
-    assert len(calls) == 2, "another sink is another step"
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("lost", ["other store", "expired", "edited", "forgotten"])
+def test_the_pipeline_s_cache_does_not_skip_the_step(make_engine, lost, asynchronous):
+    """It cannot know what the store still holds; what comes after the step may be skipped."""
+    kv = make_engine()
+    embedder = Counting()
+
+    def step(kv, expires_in=None):
+        return RagKVTransform(llm=RagKVLLM(kv=kv, **SIZE), by_document=True, expires_in=expires_in)
+
+    first_step = step(kv, expires_in=0.01 if lost == "expired" else None)
+    pipeline = IngestionPipeline(transformations=[splitter(), first_step, embedder])
+
+    def run(text):
+        document = Document(text=text, id_="d")
+        if asynchronous:
+            return asyncio.run(pipeline.arun(documents=[document]))
+        return pipeline.run(documents=[document])
+
+    text = " ".join(some_chunks(2, 50))
+    first = run(text)
+    if lost == "other store":
+        kv = make_engine()
+        pipeline.transformations[1] = step(kv)
+    elif lost == "expired":
+        time.sleep(0.02)
+        assert not kv.contains(read(first[0]))
+        pipeline.transformations[1] = step(kv)
+    elif lost == "edited":
+        run(" ".join(some_chunks(4, 50)[2:]))
+        assert not kv.contains(read(first[0]))
+    else:
+        assert kv.forget_document("d") > 0
+    calls = embedder.calls
+    again = run(text)
+    assert all(kv.contains(read(node)) for node in again)
+    assert [node.text for node in again] == [node.text for node in first]
+    assert embedder.calls == calls
 
 
 # ---- retrieval

@@ -29,14 +29,23 @@ def usage(completion: Completion) -> UsageMetadata:
 
 
 def metadata(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the whole report.
+    """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the report.
+
+    All of :class:`ragkv.ReuseReport` but what grows with the prompt and repeats it, as
+    messages are kept, traced and sent: ``positions`` is left out, and each of ``chunks`` has
+    ``start``, ``end``, ``reused`` and ``recomputed``, without its ``text``. Of ``misses`` stay
+    the first 80 characters.
 
     ``arguments`` are those that the engine was called with.
     """
+    report = completion.report.to_dict()
+    del report["positions"]
+    for use in report["chunks"]:
+        del use["text"]
     return {
         "model_name": kv.model_name,
         "finish_reason": _finish_reason(completion, kv, arguments),
-        "ragkv": completion.report.to_dict(),
+        "ragkv": report,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,17 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from langchain_ragkv.answer import metadata, usage
 from langchain_ragkv.messages import convert_messages
-from ragkv import Completion, CompletionStream, RagKV
+from ragkv import Completion, CompletionStream, RagKV, ReuseReport
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``arguments`` are keyword arguments of :meth:`ragkv.RagKV.stream`."""
+    """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` gets the report."""
 
     kv: RagKV
     arguments: dict[str, Any]
     timeout: float | None
+    keep: Callable[[ReuseReport], None]
 
     def start(self, messages: Sequence[BaseMessage]) -> CompletionStream:
         """Begin to generate."""
@@ -37,6 +38,7 @@ class Call:
         return ChatGenerationChunk(message=message)
 
     def _account(self, completion: Completion) -> dict[str, Any]:
+        self.keep(completion.report)
         return {
             "usage_metadata": usage(completion),
             "response_metadata": metadata(completion, self.kv, self.arguments),

@@ -32,7 +32,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     ``invoke(messages, recompute_ratio=0.1)``, ``bind(method="query")``.
 
     Answers carry ``usage_metadata`` (with ``cache_read``) and, in
-    ``response_metadata["ragkv"]``, the account of where every prompt token came from.
+    ``response_metadata["ragkv"]``, how many of the prompt's tokens came from where, by chunk,
+    the misses, times and warnings of :class:`ragkv.ReuseReport`, without the chunks' texts;
+    ``last_report`` is all of it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -70,6 +72,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """Taken for LangChain's sake, never used."""
 
     _chat: ClassVar[bool] = True
+    _engine_fields: ClassVar[tuple[str, ...]] = ("store", "model_id", "device", "dtype")
     _inner: PipelineSettings | None = PrivateAttr(default=None)
 
     @classmethod
@@ -214,7 +217,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         own = {name: given.pop(name, getattr(self, name)) for name in names}
         limits = (own["max_tokens"], self.max_tokens)
         limit = next((limit for limit in limits if limit is not None), None)
-        texts = self.stop if stop is None else stop
+        sequences = given.pop("stop_sequences", None)
+        texts = next((each for each in (stop, sequences) if each is not None), self.stop)
         inner = () if self._inner is None else self._inner.stop_strings
         arguments = {
             "temperature": own["temperature"] or 0.0,
@@ -225,7 +229,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
             **self._overrides(given),
         }
-        return Call(self.kv, arguments, timeout)
+        return Call(self.kv, arguments, timeout, self._keep)
 
     def _limit(self, messages: Sequence[BaseMessage]) -> int:
         """Return how long an answer may be where nothing but the pipeline says so."""

@@ -22,16 +22,18 @@ def chunk_texts(
     Raises
     ------
     ConfigError
-        One text or document instead of a list of them.
+        One text or document instead of a list of them, or something else in the list.
     """
     if isinstance(documents, str | Document):
         raise ConfigError(f"give the documents in a list, not one {type(documents).__name__}")
     return [_text(document, document_prompt) for document in documents]
 
 
-def _text(document: Document | str, document_prompt: BasePromptTemplate[str] | None) -> str:
+def _text(document: object, document_prompt: BasePromptTemplate[str] | None) -> str:
     if isinstance(document, str):
         return document
+    if not isinstance(document, Document):
+        raise ConfigError(f"give Documents or strings, not a list with {document!r:.80}")
     if document_prompt is None:
         return document.page_content
     return format_document(document, document_prompt)

@@ -10,7 +10,8 @@ from ragkv import RagKV
 from ragkv.errors import ConfigError
 
 _GENERATION = ("max_new_tokens", "do_sample")
-_ENGINE = ("store", "namespace", "on_unsupported", "device", "dtype")
+_ENGINE = ("store", "device", "dtype")
+_ENGINE_AND_MODEL = ("namespace", "on_unsupported")
 _SAMPLING_TEMPERATURE = 0.7
 """What transformers' text-generation pipeline samples at where no temperature is given."""
 
@@ -44,7 +45,8 @@ def model_fields(
         fields["device"] = "cpu" if fields["device"] < 0 else f"cuda:{fields['device']}"
     fields["model_id"] = model_id
     if loading:
-        engine = {name: fields[name] for name in _ENGINE if name in fields}
+        engine = {name: fields[name] for name in _ENGINE_AND_MODEL if name in fields}
+        engine |= {name: fields.pop(name) for name in _ENGINE if name in fields}
         model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)
         fields["kv"] = RagKV(model, RagKV.pretrained(AutoTokenizer, model_id), **engine)
     return fields

@@ -169,4 +169,5 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         return str(self.pipeline.tokenizer.decode(completion.token_ids, **how))
 
     def _info(self, completion: Completion, arguments: dict[str, Any]) -> dict[str, Any]:
+        self._keep(completion.report)
         return {**metadata(completion, self.kv, arguments), "usage_metadata": usage(completion)}

@@ -13,10 +13,10 @@ from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from langchain_ragkv.documents import chunk_texts
-from langchain_ragkv.reuse import ChunkReuse
+from langchain_ragkv.reuse import ChunkReuse, unwrapped
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 
@@ -33,13 +33,18 @@ class RagKVRetriever(BaseRetriever):
     retriever: Runnable[str, list[Document]]
     """What does the work: a retriever, or any runnable from a query to documents."""
     llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
-    """The model that will answer: a ChatRagKV or RagKVPipeline."""
+    """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
     kv: RagKV | None = Field(default=None, exclude=True, repr=False)
     """Its engine, where there is no such model."""
     k: int | None = Field(default=None, ge=1)
     """How many documents to return; None is what ``retriever`` does by itself."""
     document_prompt: BasePromptTemplate[str] | None = None
     """How the chain renders a document; None is ``page_content`` alone."""
+
+    @field_validator("llm", mode="before")
+    @classmethod
+    def _unwrap(cls, llm: Any) -> ChunkReuse | None:
+        return None if llm is None else unwrapped(llm)
 
     @model_validator(mode="after")
     def _check_engine(self) -> Self:

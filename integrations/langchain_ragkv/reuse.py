@@ -6,16 +6,21 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
+from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.prompt_head import prompt_head
-from ragkv import PrecomputeReport, RagKV, StoreConfig
+from ragkv import PrecomputeReport, RagKV, ReuseReport, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
+
+_MADE_FROM: WeakKeyDictionary[RagKV, list[dict[str, Any]]] = WeakKeyDictionary()
+"""What engines were made from here: LangChain makes an object again from all of its fields."""
 
 
 class ChunkReuse(BaseModel):
@@ -24,7 +29,8 @@ class ChunkReuse(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
     kv: RagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
-    """The engine. Made from the other fields unless it is given."""
+    """The engine. Made from the other fields unless it is given, which leaves none of them
+    any effect: to give ``store``, or another model, beside it is an error."""
     recompute_ratio: float | Literal["auto"] | None = None
     """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill,
     "auto" chosen for each request. None is the engine's own."""
@@ -42,23 +48,39 @@ class ChunkReuse(BaseModel):
     """What to do with a model, or a setting, that ragkv cannot serve from caches."""
 
     _chat: ClassVar[bool]
+    _engine_fields: ClassVar[tuple[str, ...]] = ("store",)
     _sink: str | None = PrivateAttr(default=None)
+    _last_report: ReuseReport | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _open_engine(self) -> Self:
+        made_from = {name: getattr(self, name) for name in self._engine_fields}
         if self.kv is None:
             self.kv = self._make_engine()
-        elif "namespace" not in self.model_fields_set:
+            _MADE_FROM.setdefault(self.kv, []).append(made_from)
+        else:
+            self._check_given(made_from)
+        if self.sink_from is not None:
+            self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
+        method_of(self.kv.reuse.override(**self._overrides()))  # errors are due now
+        return self
+
+    def _check_given(self, made_from: dict[str, Any]) -> None:
+        """Refuse what would be dropped silently beside an engine."""
+        own = {"model_id": self.kv.model_name}
+        given = [name for name, value in made_from.items() if value not in (None, own.get(name))]
+        if given and made_from not in _MADE_FROM.get(self.kv, ()):
+            raise ConfigError(
+                f"the engine that was given has its own {', '.join(given)}: leave that out, or "
+                "give no kv"
+            )
+        if "namespace" not in self.model_fields_set:
             self.namespace = self.kv.namespace
         elif self.namespace != self.kv.namespace:
             raise ConfigError(
                 f"the engine that was given keeps namespace {self.kv.namespace!r}, not "
                 f"{self.namespace!r}: make one for each namespace"
             )
-        if self.sink_from is not None:
-            self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
-        method_of(self.kv.reuse.override(**self._overrides()))  # errors are due now
-        return self
 
     @abstractmethod
     def _make_engine(self) -> RagKV:
@@ -77,6 +99,14 @@ class ChunkReuse(BaseModel):
         """Return this model's reuse settings with a call's own on top."""
         own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
         return {name: value for name, value in own.items() if value is not None} | (changes or {})
+
+    @property
+    def last_report(self) -> ReuseReport | None:
+        """The whole report of the answer finished last; messages carry all but the texts."""
+        return self._last_report
+
+    def _keep(self, report: ReuseReport) -> None:
+        self._last_report = report
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Copy the settings; the engine, and a pipeline with its model, are shared."""
@@ -133,3 +163,22 @@ class ChunkReuse(BaseModel):
     def prefetch(self, texts: Sequence[str]) -> None:
         """Say which chunks the next prompt will hold: their loading starts at once."""
         self.kv.prefetch(texts, **self._overrides())
+
+
+def unwrapped(llm: Any) -> ChunkReuse:
+    """Return the model within ``llm.bind(...)``, ``llm.with_config(...)`` and the like.
+
+    Raises
+    ------
+    ConfigError
+        There is no such model in it.
+    """
+    inner = llm
+    while isinstance(inner, RunnableBindingBase):
+        inner = inner.bound
+    if not isinstance(inner, ChunkReuse):
+        raise ConfigError(
+            "llm must be the ChatRagKV or RagKVPipeline that will answer, not "
+            f"{type(inner).__name__}"
+        )
+    return inner

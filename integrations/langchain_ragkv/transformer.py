@@ -10,7 +10,7 @@ from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_ragkv.documents import chunk_texts
-from langchain_ragkv.reuse import ChunkReuse
+from langchain_ragkv.reuse import ChunkReuse, unwrapped
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 
@@ -23,7 +23,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     Parameters
     ----------
     llm
-        The model that will answer: a ChatRagKV or RagKVPipeline.
+        The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one.
     kv
         Its engine, where there is no such model.
     document_prompt
@@ -35,7 +35,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     Raises
     ------
     ConfigError
-        Neither or both of ``llm`` and ``kv`` are given.
+        Neither or both of ``llm`` and ``kv`` are given, or ``llm`` is another model.
     """
 
     def __init__(
@@ -46,10 +46,9 @@ class RagKVTransformer(BaseDocumentTransformer):
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool = False,
     ) -> None:
-        engine = llm or kv
-        if engine is None or (llm is not None and kv is not None):
+        if (llm is None) == (kv is None):
             raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
-        self._engine = engine
+        self._engine = kv if kv is not None else unwrapped(llm)
         self._document_prompt = document_prompt
         self._show_progress = show_progress
 

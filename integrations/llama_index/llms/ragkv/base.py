@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
 from llama_index.core.base.llms.types import (
@@ -29,10 +29,9 @@ from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments
 from llama_index.llms.ragkv.iteration import iterate_in_thread
 from llama_index.llms.ragkv.prompts import as_dicts, template_head
 from llama_index.llms.ragkv.responses import as_chat, as_completion
-from llama_index.llms.ragkv.source import EngineSource
+from llama_index.llms.ragkv.source import EngineSource, check_again, check_given, left_out
 
 from ragkv import RagKV, ReuseConfig, ReuseReport
-from ragkv.errors import ConfigError
 from ragkv.select import method_of
 
 Prompt = str | list[dict[str, str]]
@@ -104,6 +103,7 @@ class RagKVLLM(CustomLLM):
     _has_completion_to_prompt: bool = PrivateAttr(default=False)
     _has_messages_to_prompt: bool = PrivateAttr(default=False)
     _last_report: ReuseReport | None = PrivateAttr(default=None)
+    _left_out: list[str] = PrivateAttr(default_factory=list)
 
     def __init__(
         self,
@@ -140,24 +140,34 @@ class RagKVLLM(CustomLLM):
     ) -> None:
         del tokenizer_outputs_to_remove
         if kv is not None:
-            _check_given(kv, namespace, model=model, tokenizer=tokenizer, store=store, reuse=reuse)
+            check_given(kv, namespace, model=model, tokenizer=tokenizer, store=store, reuse=reuse)
+        loading = {
+            "model": model,
+            "tokenizer": tokenizer,
+            "device_map": device_map,
+            "model_kwargs": dict(model_kwargs or {}),
+            "tokenizer_kwargs": dict(tokenizer_kwargs or {}),
+            "store": store,
+            "namespace": namespace,
+            "on_unsupported": on_unsupported,
+        }
+        unwritten = left_out(
+            kv=kv,
+            reuse=reuse,
+            messages_to_prompt=messages_to_prompt,
+            completion_to_prompt=completion_to_prompt,
+            **loading,
+        )
         reuse = reuse or ReuseConfig()
         if sink is None and sink_from is None and kv is None and reuse.sink == "auto":
             sink_from = "default"
         source = EngineSource(
             model_name=model_name or "",
             tokenizer_name=tokenizer_name or "",
-            model=model,
-            tokenizer=tokenizer,
-            device_map=device_map,
-            model_kwargs=dict(model_kwargs or {}),
-            tokenizer_kwargs=dict(tokenizer_kwargs or {}),
-            store=store,
-            namespace=namespace,
             reuse=reuse,
-            on_unsupported=on_unsupported,
             engine=kv,
             is_shared=kv is not None,
+            **loading,
         )
         engine = source.get()
         if isinstance(query_wrapper_prompt, dict):  # as to_dict() writes it
@@ -184,6 +194,7 @@ class RagKVLLM(CustomLLM):
             sink=sink,
         )
         self._source = source
+        self._left_out = unwritten
         self._has_completion_to_prompt = completion_to_prompt is not None
         self._has_messages_to_prompt = messages_to_prompt is not None
         if sink_from is not None and sink is None:
@@ -198,6 +209,17 @@ class RagKVLLM(CustomLLM):
         """Leave out the functions: bound to this object, they would show it again."""
         functions = ("messages_to_prompt", "completion_to_prompt")
         return [item for item in super().__repr_args__() if item[0] not in functions]
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the plain settings and, as ``left_out``, the names of those that are not."""
+        return {**super().to_dict(**kwargs), "left_out": list(self._left_out)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Make the LLM again; all that ``to_dict`` left out must be given among ``kwargs``."""
+        settings = dict(data)
+        check_again(settings.pop("left_out", ()), kwargs)
+        return super().from_dict(settings, **kwargs)
 
     @classmethod
     def class_name(cls) -> str:
@@ -374,17 +396,3 @@ class RagKVLLM(CustomLLM):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         BaseModel.__setstate__(self, state)
-
-
-def _check_given(kv: RagKV, namespace: str, **others: Any) -> None:
-    """Refuse what would be dropped silently beside an engine."""
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise ConfigError(
-            f"the engine that was given has its own {', '.join(given)}: give recompute_ratio, "
-            "method and sink instead, or no kv"
-        )
-    if namespace not in ("default", kv.namespace):
-        raise ConfigError(
-            f"the engine that was given keeps namespace {kv.namespace!r}, not {namespace!r}"
-        )

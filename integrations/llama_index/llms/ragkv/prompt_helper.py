@@ -24,8 +24,9 @@ class RagKVPromptHelper(PromptHelper):
     alone exceeds the window is cut, and its head can still be reused.
 
     Use it as ``Settings.prompt_helper = RagKVPromptHelper.from_llm(llm)``, or as the
-    ``prompt_helper`` of ``get_response_synthesizer`` and ``as_query_engine``. It serves
-    the modes compact, compact_accumulate and tree_summarize.
+    ``prompt_helper`` of ``get_response_synthesizer``; ``as_query_engine`` takes one and drops
+    it (llama-index-core 0.14). It serves the modes compact, compact_accumulate and
+    tree_summarize.
     """
 
     @classmethod

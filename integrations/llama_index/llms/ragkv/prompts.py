@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,19 @@ if TYPE_CHECKING:
     from llama_index.llms.ragkv.base import RagKVLLM
 
 _CONTEXT = ("context_str", "context", "context_msg")
-_MARK = "\ue000context\ue000"
+_CALL = ("query_str", "existing_answer")
+_MARK = "\ue000"
+_CONTEXT_MARK = "\ue001"
 _NOT_TEXT = ("image", "audio", "video", "document", "citable")
 
 
 def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
-    """Return what ``llm`` writes before the context when it renders a template.
+    """Return what ``llm`` writes before the first text that changes from call to call.
 
-    System prompt, query wrapper and ``completion_to_prompt`` (or, for a chat model,
-    the chat template) are in it, as in a query engine's prompts.
+    That is the context, or the query where it comes first. Fields that ``partial_format``
+    has filled are text, as are those that query engines leave as they are. System prompt,
+    query wrapper and ``completion_to_prompt`` (or, for a chat model, the chat template) are
+    in it, as in a query engine's prompts.
 
     Parameters
     ----------
@@ -40,18 +45,14 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
     if isinstance(template, str):
         is_default = template == "default"
         template = DEFAULT_TEXT_QA_PROMPT_SEL if is_default else PromptTemplate(template)
-    names = [name for name in _CONTEXT if name in template.template_vars]
-    names += [to for name, to in (template.template_var_mappings or {}).items() if name in _CONTEXT]
-    values = {name: f"{{{name}}}" for name in template.template_vars}
-    values |= dict.fromkeys((*names, "context_str"), _MARK)
+    values = dict.fromkeys(_CALL, _MARK) | dict.fromkeys(_CONTEXT, _CONTEXT_MARK)
     rendered = llm.render_template(template, **values)
-    head, mark, _ = rendered.partition(_MARK)
-    if not mark:
+    if _CONTEXT_MARK not in rendered:
         raise ConfigError(
             "sink_from needs a template that writes its field {context_str} as it is; the fields "
             f"of this one: {', '.join(template.template_vars) or 'none'}"
         )
-    return head
+    return re.split(f"[{_MARK}{_CONTEXT_MARK}]", rendered, maxsplit=1)[0]
 
 
 def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

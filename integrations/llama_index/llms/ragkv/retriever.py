@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -14,15 +14,39 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.llms.ragkv.base import RagKVLLM
 
+from ragkv.errors import ConfigError
 
-def rendered_texts(nodes: Iterable[BaseNode]) -> list[str]:
-    """Return the texts that a response synthesizer will put into the prompt."""
-    texts = (node.get_content(metadata_mode=MetadataMode.LLM).strip() for node in nodes)
+
+def rendered_texts(
+    nodes: Iterable[BaseNode],
+    metadata_mode: MetadataMode = MetadataMode.LLM,
+    metadata_key: str | None = None,
+) -> list[str]:
+    """Return the texts that will be put into the prompt.
+
+    Parameters
+    ----------
+    metadata_mode
+        Which metadata stand before a node's text. Response synthesizers write those of
+        ``LLM``; ``CitationQueryEngine`` and ``FaithfulnessEvaluator`` write ``NONE``.
+    metadata_key
+        Where the text stands that will replace a node's own, such as ``"window"`` for
+        ``MetadataReplacementPostProcessor("window")``; nodes without it keep theirs.
+    """
+    texts = (
+        _replaced(node, metadata_key).get_content(metadata_mode=metadata_mode).strip()
+        for node in nodes
+    )
     return [text for text in texts if text]
 
 
-def _prefetch(llm: RagKVLLM, found: Sequence[NodeWithScore]) -> None:
-    llm.prefetch(rendered_texts(item.node for item in found))
+def _replaced(node: BaseNode, metadata_key: str | None) -> BaseNode:
+    text = None if metadata_key is None else node.metadata.get(metadata_key)
+    if text is None:
+        return node
+    node = node.model_copy()
+    node.set_content(text)
+    return node
 
 
 class RagKVRetriever(BaseRetriever):
@@ -37,6 +61,8 @@ class RagKVRetriever(BaseRetriever):
         The retriever that does the work.
     llm
         The LLM that will answer.
+    metadata_mode, metadata_key
+        How nodes will be written into the prompt, as for :func:`rendered_texts`.
     """
 
     def __init__(
@@ -44,30 +70,44 @@ class RagKVRetriever(BaseRetriever):
         retriever: BaseRetriever,
         llm: RagKVLLM,
         callback_manager: CallbackManager | None = None,
+        *,
+        metadata_mode: MetadataMode = MetadataMode.LLM,
+        metadata_key: str | None = None,
     ) -> None:
         super().__init__(callback_manager or retriever.callback_manager)
         self._retriever = retriever
         self._llm = llm
+        self._metadata_mode = metadata_mode
+        self._metadata_key = metadata_key
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self._retriever}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         found = self._retriever.retrieve(query_bundle)
-        _prefetch(self._llm, found)
+        self._prefetch(found)
         return found
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         found = await self._retriever.aretrieve(query_bundle)
-        await asyncio.to_thread(_prefetch, self._llm, found)
+        await asyncio.to_thread(self._prefetch, found)
         return found
+
+    def _prefetch(self, found: Sequence[NodeWithScore]) -> None:
+        nodes = (item.node for item in found)
+        self._llm.prefetch(rendered_texts(nodes, self._metadata_mode, self._metadata_key))
 
 
 class RagKVPostprocessor(BaseNodePostprocessor):
     """Does the same behind a retriever that cannot be wrapped; put it last.
 
     Last, because postprocessors before it may replace texts or drop nodes.
+    ``metadata_mode`` and ``metadata_key`` are :class:`RagKVRetriever`'s; behind a
+    ``MetadataReplacementPostProcessor`` the texts are replaced already.
     """
+
+    metadata_mode: MetadataMode = MetadataMode.LLM
+    metadata_key: str | None = None
 
     _llm: RagKVLLM = PrivateAttr()
 
@@ -80,9 +120,23 @@ class RagKVPostprocessor(BaseNodePostprocessor):
         """Return the name that LlamaIndex writes into serialised pipelines."""
         return "RagKVPostprocessor"
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Make the postprocessor again with ``llm=...``, which is not written.
+
+        Raises
+        ------
+        ConfigError
+            Without an ``llm``.
+        """
+        if "llm" not in kwargs:
+            raise ConfigError("to_dict() does not write the LLM: from_dict(data, llm=...)")
+        return super().from_dict(data, **kwargs)
+
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         del query_bundle
-        _prefetch(self._llm, nodes)
+        found = (item.node for item in nodes)
+        self._llm.prefetch(rendered_texts(found, self.metadata_mode, self.metadata_key))
         return nodes

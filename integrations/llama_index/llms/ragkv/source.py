@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -118,6 +119,39 @@ class EngineSource:
             namespace=self.namespace,
             device=device,
             on_unsupported=self.on_unsupported,
+        )
+
+
+def check_given(kv: RagKV, namespace: str, **others: Any) -> None:
+    """Refuse what would be dropped silently beside an engine."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"the engine that was given has its own {', '.join(given)}: give recompute_ratio, "
+            "method and sink instead, or no kv"
+        )
+    if namespace not in ("default", kv.namespace):
+        raise ConfigError(
+            f"the engine that was given keeps namespace {kv.namespace!r}, not {namespace!r}"
+        )
+
+
+def left_out(**given: Any) -> list[str]:
+    """Return the names of settings that ``to_dict`` does not write, as far as they were given.
+
+    They are no plain data, or may hold secrets: a store's URL its password.
+    """
+    defaults = {"device_map": "auto", "namespace": "default", "on_unsupported": "raise"}
+    return [name for name, value in given.items() if value and value != defaults.get(name)]
+
+
+def check_again(names: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError where something that ``to_dict`` left out is not given again."""
+    if missing := [name for name in names if name not in given]:
+        again = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(
+            f"to_dict() does not write this LLM's {', '.join(missing)}: give them again, "
+            f"RagKVLLM.from_dict(data, {again})"
         )
 
 

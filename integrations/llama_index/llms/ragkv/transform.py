@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
+from uuid import uuid4
 
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
-from llama_index.core.schema import BaseNode, TransformComponent
+from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
 from llama_index.llms.ragkv.base import RagKVLLM
 from llama_index.llms.ragkv.retriever import rendered_texts
 from llama_index.llms.ragkv.source import EngineSource
+
+from ragkv.errors import ConfigError
 
 
 class RagKVTransform(TransformComponent):
@@ -18,8 +21,15 @@ class RagKVTransform(TransformComponent):
 
     Put it last in ``IngestionPipeline(transformations=[...])``: it takes nodes as they
     are and returns them unchanged. With ``num_workers`` each worker process loads the
-    model for itself and writes to the LLM's store. The pipeline's own cache and docstore
-    may skip it on a second run; what is missing then is made up after the first answer.
+    model for itself and writes to the LLM's store.
+
+    It runs whenever nodes come to it: a pipeline's cache cannot know whether the store still
+    holds what was computed, so no entry of that cache is ever found for this step, and what is
+    stored is not computed again. The cache keeps one more copy of the nodes for each run;
+    ``IngestionPipeline(disable_cache=True)`` keeps none, nor does
+    ``RagKVTransform(llm=llm)(pipeline.run(...))``. What a pipeline's docstore holds back does
+    not come here: after the store was emptied, give the step those nodes yourself, or wrap
+    the retriever in :class:`RagKVRetriever`, which has missing chunks stored after an answer.
 
     Parameters
     ----------
@@ -34,15 +44,22 @@ class RagKVTransform(TransformComponent):
         ``llm.kv.forget_document(ref_doc_id)`` removes them all.
     expires_in
         Seconds from now on after which the chunks are no longer used; None is for ever.
+    metadata_mode
+        Which metadata the prompt has before a node's text. Response synthesizers write those
+        of ``MetadataMode.LLM``; ``CitationQueryEngine`` and ``FaithfulnessEvaluator`` write
+        ``NONE``. To precompute both, take two steps (without ``by_document``, by which the
+        second would remove what the first has entered).
+    metadata_key
+        Precompute what stands in this field of a node's metadata instead of its text:
+        ``"window"`` for nodes of ``SentenceWindowNodeParser`` that
+        ``MetadataReplacementPostProcessor("window")`` will replace.
     """
 
-    model_name: str = Field(description="With the next three: the pipeline's cache key.")
-    sink: str
-    namespace: str
-    store: str
+    show_progress: bool = False
     by_document: bool = False
-    show_progress: bool = Field(default=False, exclude=True)
-    expires_in: float | None = Field(default=None, exclude=True)
+    expires_in: float | None = None
+    metadata_mode: MetadataMode = MetadataMode.LLM
+    metadata_key: str | None = None
 
     _source: EngineSource = PrivateAttr()
     _overrides: dict[str, Any] = PrivateAttr()
@@ -54,24 +71,40 @@ class RagKVTransform(TransformComponent):
         show_progress: bool = False,
         by_document: bool = False,
         expires_in: float | None = None,
+        metadata_mode: MetadataMode = MetadataMode.LLM,
+        metadata_key: str | None = None,
     ) -> None:
-        source = llm.source
         super().__init__(  # type: ignore[call-arg]
-            model_name=llm.model_name,
-            sink=source.reuse.sink,
-            namespace=llm.kv.namespace,
-            store=str(source.store),
-            by_document=by_document,
             show_progress=show_progress,
+            by_document=by_document,
             expires_in=expires_in,
+            metadata_mode=metadata_mode,
+            metadata_key=metadata_key,
         )
-        self._source = source
+        self._source = llm.source
         self._overrides = llm.reuse_overrides
 
     @classmethod
     def class_name(cls) -> str:
         """Return the name that LlamaIndex writes into serialised pipelines."""
         return "RagKVTransform"
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the settings and a ``run`` that never comes again: pipelines hash this."""
+        return {**super().to_dict(**kwargs), "run": uuid4().hex}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Make the step again with ``llm=...``, which is not written.
+
+        Raises
+        ------
+        ConfigError
+            Without an ``llm``.
+        """
+        if "llm" not in kwargs:
+            raise ConfigError("to_dict() does not write the LLM: from_dict(data, llm=...)")
+        return super().from_dict({key: data[key] for key in data if key != "run"}, **kwargs)
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Compute what is not stored yet and return the nodes as they are."""
@@ -82,7 +115,7 @@ class RagKVTransform(TransformComponent):
             documents.setdefault(document, []).append(node)
         for document, held in documents.items():
             self._source.get().precompute(
-                rendered_texts(held),
+                rendered_texts(held, self.metadata_mode, self.metadata_key),
                 document=document,
                 expires_in=self.expires_in,
                 show_progress=self.show_progress,

@@ -1,0 +1,90 @@
+"""What to_dict() writes, what it leaves out, and what from_dict() makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llama_index.core.schema import MetadataMode
+from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVTransform
+from tiny import tiny_model, tiny_tokenizer
+
+from ragkv import ReuseConfig, StoreConfig
+from ragkv.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny model on the disk."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"namespace": "tenant"},
+        {"store": "secret"},
+        {"store": StoreConfig(":memory:")},
+        {"reuse": ReuseConfig(recompute_ratio=0.5)},
+        {"on_unsupported": "full"},
+        {"model_kwargs": {"dtype": "bfloat16"}},
+        {"completion_to_prompt": str.upper},
+        {"namespace": "tenant", "store": ":memory:"},
+    ],
+)
+def test_what_is_not_written_has_to_be_given_again(folder, tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    llm = RagKVLLM(model_name=folder, max_new_tokens=7, **{"store": ":memory:", **given})
+    written = llm.to_dict()
+    assert "secret" not in json.dumps(written, default=str)
+    names = sorted({"store", *given})
+    with pytest.raises(ConfigError, match="give them again") as refused:
+        RagKVLLM.from_dict(written)
+    assert all(f"{name}=..." in str(refused.value) for name in names)
+    again = RagKVLLM.from_dict(written, **{"store": ":memory:", **given})
+    assert again.max_new_tokens == 7
+    assert (again.kv.namespace, again.kv.reuse) == (llm.kv.namespace, llm.kv.reuse)
+    again.kv.close()
+    llm.kv.close()
+
+
+def test_an_llm_of_plain_settings_is_made_again(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    llm = RagKVLLM(model_name=folder, recompute_ratio=0.5, method="epic", sink="Read:")
+    again = RagKVLLM.from_json(llm.to_json())
+    assert (again.recompute_ratio, again.method, again.sink) == (0.5, "epic", "Read:")
+    assert again.model_name == folder
+    again.kv.close()
+    llm.kv.close()
+
+
+def test_an_engine_has_to_be_given_again(make_engine):
+    kv = make_engine()
+    written = RagKVLLM(kv=kv).to_dict()
+    with pytest.raises(ConfigError, match="kv="):
+        RagKVLLM.from_dict(written)
+    assert RagKVLLM.from_dict(written, kv=kv).kv is kv
+
+
+def test_a_step_needs_its_llm_again(make_engine):
+    llm = RagKVLLM(kv=make_engine())
+    step = RagKVTransform(llm=llm, by_document=True, expires_in=60, metadata_mode=MetadataMode.NONE)
+    written = step.to_dict()
+    with pytest.raises(ConfigError, match="llm="):
+        RagKVTransform.from_dict(written)
+    again = RagKVTransform.from_dict(written, llm=llm)
+    assert (again.by_document, again.expires_in, again.metadata_mode) == (
+        True,
+        60,
+        MetadataMode.NONE,
+    )
+
+
+def test_a_postprocessor_needs_its_llm_again(make_engine):
+    llm = RagKVLLM(kv=make_engine())
+    written = RagKVPostprocessor(llm=llm, metadata_mode=MetadataMode.NONE).to_dict()
+    with pytest.raises(ConfigError, match="llm="):
+        RagKVPostprocessor.from_dict(written)
+    assert RagKVPostprocessor.from_dict(written, llm=llm).metadata_mode == MetadataMode.NONE
