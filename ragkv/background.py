@@ -17,6 +17,15 @@ _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
 """Chunks that were named, are not stored, and may come in a prompt: the last ones."""
 
+_TELLING = 40
+"""Characters of a line that no two texts share by chance."""
+
+_REWRITTEN = (
+    "No chunk was found in the prompt, but lines of those that were named ({count}) are in it, in "
+    "another form: precompute, and name, what the pipeline writes (other metadata, a list or JSON "
+    "of texts?)."
+)
+
 Given = ParamSpec("Given")
 Done = TypeVar("Done")
 T = TypeVar("T")
@@ -78,6 +87,8 @@ class Background:
         self._corpus = corpus
         self._keeps = keeps
         self._named: dict[str, None] = {}
+        self._last_named: Sequence[str] = ()
+        self._warned = False
         self._naming = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
 
@@ -91,6 +102,7 @@ class Background:
         """Start to load chunks that the next prompts will hold; remember those not stored."""
         named = [text.strip() for text in texts]
         with self._naming:
+            self._last_named = named
             for text in named:
                 self._named.pop(text, None)
                 self._named[text] = None
@@ -106,6 +118,20 @@ class Background:
         for text in named:
             with self._naming:
                 self._named.pop(text, None)
+
+    def look_for_named(self, ready: Repaired) -> None:
+        """Warn where no chunk was found, and lines of what was named before stand in the prompt."""
+        with self._naming:
+            named, self._last_named = self._last_named, ()
+        if ready.found != 0 or any(text in ready.text for text in named):
+            return
+        lines = [max(text.splitlines(), key=len).strip() for text in named if text]
+        if any(len(line) >= _TELLING and line in ready.text for line in lines):
+            message = _REWRITTEN.format(count=len(named))
+            ready.warnings.append(message)
+            if not self._warned:
+                self._warned = True
+                _log.warning(message)
 
     def after(self, ready: Repaired, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
         """Encode what a prompt needed and the store did not have."""

@@ -210,7 +210,9 @@ class ReuseConfig:
         unknown = sorted(set(changes) - known)
         if unknown:
             raise ConfigError(
-                f"unknown reuse setting {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+                f"unknown reuse setting {', '.join(unknown)}: ragkv knows no argument of that "
+                f"name; reuse settings are {', '.join(sorted(known))}, and a call's others "
+                f"{', '.join(field.name for field in fields(DecodeConfig))}"
             )
         return replace(self, **changes)
 
@@ -349,8 +351,10 @@ class DecodeConfig:
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, 2**63 - 1)
         _check_whole("top_k", self.top_k, 0, 2**31)
-        if isinstance(self.stop_token_ids, str) or not isinstance(self.stop_token_ids, Iterable):
+        wrong = isinstance(self.stop_token_ids, str | bytes)
+        if wrong or not isinstance(self.stop_token_ids, Iterable):
             raise ConfigError(f"stop_token_ids must be a list, not {self.stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _check_whole("a stop token", token, 0, 2**31)
 

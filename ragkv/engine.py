@@ -180,6 +180,7 @@ class RagKV:
         with self._calls:
             with self._turn(clock):
                 ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
+                self._background.look_for_named(ready)
                 report = ready.report(config, clock, time.perf_counter())
             self._background.after(ready, config, self._sink)
         ids, ahead = ready.ids.tolist(), ready.ahead
@@ -263,6 +264,7 @@ class RagKV:
             if cancelled():
                 raise Cancelled
             ready, drawn = without_lost(answer)
+            self._background.look_for_named(ready)
             report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
         speak(pieces.finish())
         self._background.after(ready, config, self._sink)

@@ -54,7 +54,10 @@ _HEAD_DIFFERS = (
 
 @dataclass(slots=True, eq=False)
 class Repaired:
-    """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full."""
+    """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full.
+
+    ``found`` counts the known chunks in it, None where nobody looked.
+    """
 
     text: str
     ids: IntArray
@@ -69,6 +72,7 @@ class Repaired:
     missed: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    found: int | None = None
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -216,6 +220,7 @@ class Repairer:
             if method.reuse == "none" or self._loaded.architecture is None:
                 return ready
             spans = self._corpus.find(rendered.text)
+            ready.found = len(spans)
         with clock.step("load"):
             sink = sink_of(config)
             found = self._load(spans, sink, ready, config, attempt.lost)
@@ -370,12 +375,13 @@ class Repairer:
         observed_forward(self._loaded, layout.ids, chosen, where, observer)
 
     def _warn_of_head(self, layout: Layout, sink: Sink, ready: Repaired) -> None:
-        """Say once that the prompt's head is not the sink."""
-        if layout.sink < len(sink.ids) and not self._warned:
-            self._warned = True
+        """Say that the prompt's head is not the sink; once in the log."""
+        if layout.sink < len(sink.ids):
             message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink.ids))
             ready.warnings.append(message)
-            _log.warning(message)
+            if not self._warned:
+                self._warned = True
+                _log.warning(message)
 
 
 Result = TypeVar("Result")

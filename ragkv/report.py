@@ -72,8 +72,8 @@ class ReuseReport:
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
         (bytes of length ``prompt_tokens``).
     warnings
-        What the user should know, said once per engine: such as a prompt whose head
-        is not the sink.
+        What the user should know, said once per engine in the log: such as a prompt whose
+        head is not the sink.
     trace
         The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
         without a part in equality.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.cli.texts import read_chunks, split_text
+from ragkv.cli.texts import read_texts, split_text
 from ragkv.errors import ConfigError
 
 
@@ -86,6 +87,18 @@ def test_ask_reuses_what_precompute_stored(model, texts, tmp_path):
     streamed = run(*asked)
     assert "First token after" in streamed.stdout
     assert " recomputed, " in " ".join(streamed.stdout.split())
+
+
+def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
+    same = ["--model", model, "--store", tmp_path / "store", "--device", "cpu"]
+    run_json("precompute", texts, "--chunk-tokens", "150", *same, "--dtype", "bfloat16")
+    asking = ["ask", "What?", "--path", texts, "--chunk-tokens", "150", "--max-new-tokens", "1"]
+    assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["reused_tokens"]
+    assert not run_json(*asking, *same, "--dtype", "float32")["report"]["reused_tokens"]
+    assert "must be a torch dtype" in run(*asking, *same, "--dtype", "none").stderr
+    checked = run("check", "--model", model, "--device", "nowhere")
+    assert checked.exit_code == 2
+    assert "device must be one that torch can use" in checked.stderr
 
 
 def test_ask_stores_what_it_missed(model, texts, tmp_path):
@@ -186,11 +199,47 @@ def test_split_of_nothing_is_nothing():
 
 
 def test_reading_takes_texts_alone_in_order(texts):
-    chunks = read_chunks([texts], tiny_tokenizer(), 4000)
-    assert len(chunks) == 2
-    assert chunks[0].startswith(some_chunks(1, words=60)[0][:20])
+    found = read_texts([texts])
+    assert list(found) == [texts / "a.txt", texts / "below" / "b.md"]
+    assert found[texts / "a.txt"] == some_chunks(1, words=60)[0]
 
 
 def test_reading_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no text found"):
-        read_chunks([tmp_path], tiny_tokenizer(), 100)
+        read_texts([tmp_path])
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7\xe2\xe3\xcf", b"caf\xe9", "a".encode("utf-16")])
+def test_a_file_that_is_no_text_is_refused_by_name_and_left_out_of_a_folder(texts, content, capsys):
+    wrong = texts / "wrong.md"
+    wrong.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"wrong\.md is no UTF-8 text"):
+        read_texts([wrong])
+    assert wrong not in read_texts([texts])
+    assert "wrong.md is no UTF-8 text" in capsys.readouterr().err
+    (texts / "only").mkdir()
+    wrong.rename(texts / "only" / "wrong.md")
+    with pytest.raises(ConfigError, match="no text found"):
+        read_texts([texts / "only"])
+
+
+@pytest.mark.parametrize("command", ["precompute", "ask", "explain"])
+def test_what_there_is_to_read_is_found_out_before_a_model_is_loaded(command, tmp_path):
+    scan = tmp_path / "scan.pdf"
+    scan.write_bytes(b"%PDF\0")
+    for path, said in ((tmp_path / "none", "no such file"), (scan, "no UTF-8 text")):
+        where = (path,) if command == "precompute" else ("What?", "--path", path)
+        result = run(command, *where, "--model", tmp_path / "no model")
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert "no model" not in result.stderr
+
+
+def test_a_store_that_would_end_with_the_command_is_refused(model, texts):
+    result = run("precompute", texts, "--model", model, "--store", ":memory:")
+    assert result.exit_code == 2
+    assert "in memory ends with the command" in result.stderr
+
+
+def test_the_version_is_said():
+    assert run("--version").stdout == f"ragkv {version('ragkv')}\n"

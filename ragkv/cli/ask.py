@@ -20,6 +20,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
+from ragkv.evaluate.options import Device, DType
 
 
 def ask(
@@ -31,6 +32,8 @@ def ask(
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
     model: ModelName = None,
+    device: Device = None,
+    dtype: DType = None,
     store: StorePath = None,
     namespace: Namespace = "default",
     codec: Codec = "raw",
@@ -38,11 +41,21 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Retrieve from PATH and answer; chunks that `precompute` stored are reused."""
+    from ragkv.cli.texts import read_texts
+
     reuse = reuse_config(method, recompute_ratio)
+    texts = read_texts(path)
     with open_engine(
-        model, store=store, namespace=namespace, codec=codec, encrypt=encrypt, reuse=reuse
+        model,
+        device=device,
+        dtype=dtype,
+        store=store,
+        namespace=namespace,
+        codec=codec,
+        encrypt=encrypt,
+        reuse=reuse,
     ) as kv:
-        found = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
+        found = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         kv.prefetch(found)
         stream = kv.stream(messages(question, found), max_new_tokens=max_new_tokens)
         for piece in stream:

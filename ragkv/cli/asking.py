@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,19 +31,14 @@ def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -
 
 
 def retrieve(
-    kv: RagKV, question: str, path: Sequence[Path], *, chunk_tokens: int, top_k: int
+    kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
 ) -> list[str]:
-    """Return the chunks under ``path`` that are nearest to the question, nearest first.
-
-    Raises
-    ------
-    ConfigError
-        A path does not exist, or there is no text under any of them.
-    """
+    """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
     from ragkv.cli.retrieval import Embedder
-    from ragkv.cli.texts import read_chunks
+    from ragkv.cli.texts import split_texts
 
-    chunks = read_chunks(path, kv.tokenizer, chunk_tokens)
+    files = split_texts(texts, kv.tokenizer, chunk_tokens)
+    chunks = [chunk for found in files.values() for chunk in found]
     with err.status(f"Looking through {len(chunks)} chunks …"):
         return Embedder().top(question, chunks, top_k)
 

@@ -13,13 +13,21 @@ from ragkv.cli.console import err, out
 from ragkv.cli.opening import open_engine
 from ragkv.cli.options import AsJson, ModelName
 from ragkv.config import MEMORY
+from ragkv.evaluate.options import Device, DType
 
 
-def check(model: ModelName = None, as_json: AsJson = False) -> None:
+def check(
+    model: ModelName = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
     """Run the invariants on the model; exit code 1 if one does not hold that must."""
     from ragkv.evaluate.check import check_model
 
-    with open_engine(model, store=MEMORY, namespace="check", on_unsupported="full") as kv:
+    with open_engine(
+        model, store=MEMORY, namespace="check", on_unsupported="full", device=device, dtype=dtype
+    ) as kv:
         with err.status("Comparing with full prefill …"):
             rows = check_model(kv)
         name = kv.model_name

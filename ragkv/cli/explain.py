@@ -21,7 +21,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
-from ragkv.evaluate.options import check_folders
+from ragkv.evaluate.options import Device, DType, check_folders
 
 
 def explain(
@@ -36,6 +36,8 @@ def explain(
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
     model: ModelName = None,
+    device: Device = None,
+    dtype: DType = None,
     store: StorePath = None,
     namespace: Namespace = "default",
     encrypt: Encrypted = False,
@@ -44,12 +46,22 @@ def explain(
 
     Retrieved chunks that are not stored yet are stored first.
     """
+    from ragkv.cli.texts import read_texts
     from ragkv.errors import ConfigError
 
     check_folders(out_path)
     reuse = reuse_config(method, recompute_ratio)
-    with open_engine(model, store=store, namespace=namespace, encrypt=encrypt, reuse=reuse) as kv:
-        chunks = retrieve(kv, question, path, chunk_tokens=chunk_tokens, top_k=top_k)
+    texts = read_texts(path)
+    with open_engine(
+        model,
+        device=device,
+        dtype=dtype,
+        store=store,
+        namespace=namespace,
+        encrypt=encrypt,
+        reuse=reuse,
+    ) as kv:
+        chunks = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)
             answer = kv.generate(messages(question, chunks), max_new_tokens=max_new_tokens)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -10,7 +11,7 @@ from typer.core import TyperGroup
 from ragkv.cli.ask import ask
 from ragkv.cli.bench import bench
 from ragkv.cli.check import check
-from ragkv.cli.console import err
+from ragkv.cli.console import err, out
 from ragkv.cli.demo.command import demo
 from ragkv.cli.explain import explain
 from ragkv.cli.plan import plan_command
@@ -40,6 +41,23 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="KV-cache reuse for RAG: compute every chunk's cache once, answer sooner.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"ragkv {version('ragkv')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
+    ] = False,
+) -> None: ...
+
+
 app.command()(demo)
 app.command()(precompute)
 app.command()(ask)

@@ -21,6 +21,8 @@ def open_engine(
     encrypt: bool = False,
     reuse: ReuseConfig | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> RagKV:
     """Load the model behind a status line that says what takes the time.
 
@@ -41,6 +43,8 @@ def open_engine(
             namespace=namespace,
             reuse=reuse or ReuseConfig(),
             on_unsupported=on_unsupported,
+            device=device,
+            dtype=dtype,
         )
     err.print(f"Loaded {kv.model_name} in {time.perf_counter() - start:.1f} s.", highlight=False)
     return kv

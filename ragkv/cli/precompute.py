@@ -19,12 +19,17 @@ from ragkv.cli.options import (
     Paths,
     StorePath,
 )
+from ragkv.config import MEMORY
+from ragkv.errors import ConfigError
+from ragkv.evaluate.options import Device, DType
 
 
 def precompute(
     paths: Paths,
     chunk_tokens: ChunkTokens = 400,
     model: ModelName = None,
+    device: Device = None,
+    dtype: DType = None,
     store: StorePath = None,
     namespace: Namespace = "default",
     codec: Codec = "raw",
@@ -38,10 +43,23 @@ def precompute(
 
     Of a file that was changed, the chunks that it no longer has are removed.
     """
-    from ragkv.cli.texts import read_files
+    from ragkv.cli.texts import read_texts, split_texts
 
-    with open_engine(model, store=store, namespace=namespace, codec=codec, encrypt=encrypt) as kv:
-        files = read_files(paths, kv.tokenizer, chunk_tokens)
+    texts = read_texts(paths)
+    if store == MEMORY:
+        raise ConfigError(
+            f"a store in memory ends with the command: give precompute a folder, not {MEMORY}"
+        )
+    with open_engine(
+        model,
+        device=device,
+        dtype=dtype,
+        store=store,
+        namespace=namespace,
+        codec=codec,
+        encrypt=encrypt,
+    ) as kv:
+        files = split_texts(texts, kv.tokenizer, chunk_tokens)
         chunks = [chunk for found in files.values() for chunk in found]
         err.print(f"{len(chunks)} chunks of at most {chunk_tokens} tokens.", highlight=False)
         report = kv.precompute(chunks, show_progress=True, sink=sink)

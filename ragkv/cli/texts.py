@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ragkv.cli.console import err
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,33 +16,36 @@ _SUFFIXES = (".txt", ".md")
 _PAUSES = ("\n\n", "\n", ". ", " ")
 
 
-def read_chunks(
-    paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
-) -> list[str]:
-    """Return the chunks of all files under ``paths``, in the order of their names.
+def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the text of each file under ``paths`` by its full path, in the order of the names.
+
+    Files in folders that are no UTF-8 text are left out, and said.
 
     Raises
     ------
     ConfigError
-        A path does not exist, or there is no text under any of them.
+        A path does not exist, a file that was named cannot be read or is no UTF-8 text, or
+        there is no text under any of them.
     """
-    files = read_files(paths, tokenizer, chunk_tokens)
-    return [chunk for chunks in files.values() for chunk in chunks]
-
-
-def read_files(
-    paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
-) -> dict[Path, list[str]]:
-    """Return the chunks of each file under ``paths`` by its full path; raises the same."""
-    files = {
-        file.resolve(): split_text(
-            file.read_text(encoding="utf-8", errors="replace"), tokenizer, chunk_tokens
-        )
-        for file in _files(paths)
-    }
-    if not any(files.values()):
+    texts: dict[Path, str] = {}
+    for path in paths:
+        for file in _files(path):
+            try:
+                texts[file.resolve()] = _read(file)
+            except ConfigError as error:
+                if file == path:
+                    raise
+                err.print(f"Left out: {error}", markup=False, highlight=False, soft_wrap=True)
+    if not any(text.strip() for text in texts.values()):
         raise ConfigError(f"no text found: give files, or folders of {' and '.join(_SUFFIXES)}")
-    return files
+    return texts
+
+
+def split_texts(
+    texts: Mapping[Path, str], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
+) -> dict[Path, list[str]]:
+    """Return the chunks of each text, as :func:`split_text` cuts it."""
+    return {file: split_text(text, tokenizer, chunk_tokens) for file, text in texts.items()}
 
 
 def split_text(text: str, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int) -> list[str]:
@@ -72,11 +76,21 @@ def _last_pause(text: str, start: int, end: int) -> int:
     return end
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
-        elif path.is_file():
-            yield path
-        else:
-            raise ConfigError(f"no such file or folder: {path}")
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    if path.is_file():
+        return [path]
+    raise ConfigError(f"no such file or folder: {path}")
+
+
+def _read(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    if "\0" in text:
+        raise ConfigError(f"{file} is no UTF-8 text: convert it to text first")
+    return text

@@ -13,23 +13,30 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.model.architecture import config_of
 
-_ATTENTION_FIELDS = (
-    "model_type",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_size",
-    "layer_types",
-    "sliding_window",
-    "use_sliding_window",
-    "rope_parameters",
-    "rope_theta",
-    "rope_scaling",
-    "partial_rotary_factor",
-    "query_pre_attn_scalar",
-    "rms_norm_eps",
+_DECIDES_NOTHING = frozenset(
+    {
+        "architectures",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "quantization_config",
+        "return_dict",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
 )
+"""Fields of a configuration that keys and values do not depend on, or that are hashed elsewhere."""
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _HASHED_AT_ONCE = 1 << 28
 
@@ -46,7 +53,8 @@ class Fingerprint:
     tokenizer
         Digest of the tokenizer's full definition.
     attention
-        Digest of the attention-relevant configuration: rope, windows, heads.
+        Digest of the model's configuration: rope, windows, heads, activations, multipliers;
+        all that is not known to decide nothing.
     dtype
         The dtype of K and V, such as ``float32``.
     sink
@@ -84,8 +92,12 @@ def digest_of(value: object) -> str:
 
 def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fingerprint:
     """Take the fingerprint of a loaded model, without a sink."""
-    config = config_of(model).to_dict()
-    attention = {name: config.get(name) for name in _ATTENTION_FIELDS if name in config}
+    config = json.loads(config_of(model).to_json_string(use_diff=False))
+    attention = {
+        name: value
+        for name, value in config.items()
+        if value is not None and name not in _DECIDES_NOTHING and not name.startswith("_")
+    }
     return Fingerprint(
         weights=_weights_digest(model),
         tokenizer=blake3(_definition(tokenizer).encode()).hexdigest(length=16),

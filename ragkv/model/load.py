@@ -27,6 +27,7 @@ from ragkv.model.embedded import EMBEDDED, embedded_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
+from ragkv.model.streams import wait_for
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +58,8 @@ class LoadedModel:
         return self.model.device
 
     def wait(self) -> None:
-        """Return when the model's device has done all that it was given."""
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+        """Return when the model's device has done what the current stream was given."""
+        wait_for(self.device)
 
     @property
     def positions(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +37,17 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     encoded = tokenizer(
         rendered.text,
         add_special_tokens=rendered.add_special_tokens,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
         verbose=False,
     )
-    ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-    return Tokens(ids, np.asarray(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2))
+    (found,) = encoded.encodings
+    if found.overflowing or 0 in found.attention_mask:
+        # transformers keeps what a call cuts and pads to in the tokenizer: another thread's call
+        own = copy.deepcopy(tokenizer.backend_tokenizer)
+        own.no_truncation()
+        own.no_padding()
+        found = own.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
+    offsets = np.asarray(found.offsets, dtype=np.int32).reshape(-1, 2)
+    return Tokens(np.asarray(found.ids, dtype=np.int32), offsets)
 
 
 def require_readable(text: str, what: str) -> None:
