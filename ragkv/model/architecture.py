@@ -95,6 +95,20 @@ def describe(model: PreTrainedModel) -> Architecture:
     )
 
 
+def known_positions(config: PretrainedConfig) -> int | None:
+    """Return how many positions a configuration says that its model knows, None for nothing.
+
+    ``yarn`` and ``linear`` stretch the rope by a factor, which is often not in
+    ``max_position_embeddings`` (Qwen2.5 documents YaRN so).
+    """
+    known: int | None = getattr(config, "max_position_embeddings", None)
+    rope: dict[str, Any] = dict(getattr(config, "rope_parameters", None) or {})
+    if known is None or rope.get("rope_type") not in ("yarn", "linear"):
+        return known
+    original = rope.get("original_max_position_embeddings") or known
+    return max(known, int(original * (rope.get("factor") or 1.0)))
+
+
 def _window(config: PretrainedConfig) -> int | None:
     """Return the window of the layers that have one."""
     window: int | None = getattr(config, "sliding_window", None)

@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragkv.model.architecture import config_of
+from ragkv.model.architecture import backbone_of, config_of
 
 _DECIDES_NOTHING = frozenset(
     {
@@ -54,7 +54,7 @@ class Fingerprint:
         Digest of the tokenizer's full definition.
     attention
         Digest of the model's configuration: rope, windows, heads, activations, multipliers;
-        all that is not known to decide nothing.
+        all that is not known to decide nothing. And of how exact the rotary frequencies are.
     dtype
         The dtype of K and V, such as ``float32``.
     sink
@@ -98,12 +98,28 @@ def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         for name, value in config.items()
         if value is not None and name not in _DECIDES_NOTHING and not name.startswith("_")
     }
+    attention["rotary"] = [
+        f"{name} {_narrowest(buffer)}"
+        for name, buffer in sorted(backbone_of(model).rotary_emb.named_buffers())
+    ]
     return Fingerprint(
         weights=_weights_digest(model),
         tokenizer=blake3(_definition(tokenizer).encode()).hexdigest(length=16),
         attention=digest_of(attention),
         dtype=str(model.dtype).removeprefix("torch."),
     )
+
+
+def _narrowest(buffer: torch.Tensor) -> str:
+    """Return the narrowest dtype that holds the numbers: ``model.to(bfloat16)`` rounds them.
+
+    Loading in a dtype does not. The numbers themselves follow from the configuration, and may
+    differ in the last bit from device to device.
+    """
+    for narrow in (torch.bfloat16, torch.float16):
+        if torch.equal(buffer.to(narrow).to(buffer.dtype), buffer):
+            return str(narrow)
+    return str(buffer.dtype)
 
 
 def _definition(tokenizer: PreTrainedTokenizerBase) -> str:

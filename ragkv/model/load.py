@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,7 +23,13 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import Architecture, backbone_of, config_of, describe
+from ragkv.model.architecture import (
+    Architecture,
+    backbone_of,
+    config_of,
+    describe,
+    known_positions,
+)
 from ragkv.model.embedded import EMBEDDED, embedded_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.memory import Workspace
@@ -64,8 +71,7 @@ class LoadedModel:
     @property
     def positions(self) -> int | None:
         """Positions that the model's configuration says it knows; None where it says nothing."""
-        known: int | None = getattr(config_of(self.model), "max_position_embeddings", None)
-        return known
+        return known_positions(config_of(self.model))
 
     def without_autocast(self) -> AbstractContextManager[None]:
         """Compute in the model's own dtype in the block: caches are kept as that."""
@@ -102,9 +108,12 @@ def load_model(
     UnsupportedModelError
         Its caches cannot be reused exactly and ``on_unsupported`` is ``"raise"``.
     ConfigError
-        Device or dtype cannot be used, or the model is of another type.
+        Device or dtype cannot be used, or model or tokenizer are of another type.
     """
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ConfigError(f"tokenizer must be a transformers tokenizer, not {tokenizer!r}")
     if isinstance(model, LoadedModel):
+        _refuse_changes(model, tokenizer, device, dtype)
         return model
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
@@ -128,6 +137,28 @@ def load_model(
     fingerprint = fingerprint_of(loaded, tokens)
     state = state_of(loaded)
     return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
+
+
+def _refuse_changes(
+    loaded: LoadedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+) -> None:
+    """Raise where a model that others may use already is to become another one."""
+    check_device(device)
+    place = loaded.device if device is None else torch.device(device)
+    given = {
+        "tokenizer": tokenizer is None or tokenizer is loaded.tokenizer,
+        "device": place in (loaded.device, torch.device(loaded.device.type)),  # "cuda": any
+        "dtype": dtype_of(dtype) in (None, loaded.dtype),
+    }
+    for name, same in given.items():
+        if not same:
+            raise ConfigError(
+                f"another {name} than that of the LoadedModel given: leave it out, or give the "
+                "transformers model and its tokenizer"
+            )
 
 
 def served_in_full(
@@ -155,8 +186,26 @@ def _resolve(
     if tokenizer is None:
         raise ConfigError("A loaded model needs its tokenizer: RagKV(model, tokenizer).")
     if dtype is not None:
-        model.to(dtype)  # type: ignore[arg-type]
+        _cast(model, dtype)
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change a model's dtype to what loading it in that dtype gives.
+
+    ``to`` alone rounds what no file has, too: the rotary frequencies, and with them all positions.
+    """
+    kept = [
+        (part, name, part.get_buffer(name))
+        for part in model.modules()
+        for name in part._non_persistent_buffers_set  # noqa: SLF001  nothing public says which
+    ]
+    try:
+        model.to(dtype)  # type: ignore[arg-type]
+    except ValueError as error:  # quantised
+        raise ConfigError(f"this model cannot be made {dtype}: {error}") from error
+    for part, name, buffer in kept:
+        setattr(part, name, buffer)
 
 
 def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
@@ -170,7 +219,7 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     place = embedded_folder() if name is None or str(name) == EMBEDDED else name
     try:
         return auto.from_pretrained(str(place), **kwargs)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelNotFoundError(
             f"Cannot load {str(name)!r}: {error}. Give a folder with a transformers model, "
             "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
@@ -193,11 +242,11 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     Raises
     ------
     ConfigError
-        There is no such dtype.
+        There is no such dtype, or no model computes in it.
     """
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
-        raise ConfigError(f"dtype must be a torch dtype such as 'bfloat16', not {dtype!r}")
+    if dtype is None:
+        return None
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigError(f"dtype must be one that models compute in: 'bfloat16', not {dtype!r}")
     return found

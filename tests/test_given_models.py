@@ -1,0 +1,97 @@
+"""What is given beside a model: dtype, device, tokenizer; what is known of its length."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import LINEAR, SIZE, YARN, some_chunks, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError, ModelNotFoundError, RagKVError
+from ragkv.model.fingerprint import fingerprint_of
+from ragkv.model.load import load_model
+
+
+def opened(*args: Any, **given: Any) -> RagKV:
+    return RagKV(*args, store=":memory:", **given)
+
+
+def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: Path) -> None:
+    """Rotary frequencies stay as they are: rounded ones would put tokens elsewhere."""
+    tiny_model().save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    cast = opened(AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, dtype="bfloat16")
+    whole = opened(loaded, tokenizer)
+    assert cast.model.dtype == torch.bfloat16
+    assert cast.fingerprint == whole.fingerprint
+    prompt = "\n".join(some_chunks(3))
+    logits = [engine.prefill(prompt, method="full").logits for engine in (cast, whole)]
+    torch.testing.assert_close(*logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounded_rotary_frequencies_are_another_fingerprint(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path).to(dtype)
+    for again in (dtype, torch.float32):  # what was rounded stays so
+        models = (loaded.to(again), rounded.to(again)) if again != dtype else (loaded, rounded)
+        ours, theirs = (fingerprint_of(model, tiny_tokenizer()) for model in models)
+        assert ours.weights == theirs.weights
+        assert ours.digest != theirs.digest
+
+
+@pytest.mark.parametrize(
+    ("rope", "known"), [(YARN, 4096), (LINEAR, 2048), ({"rope_type": "default"}, 1024)]
+)
+def test_a_stretched_rope_knows_as_many_positions_as_it_is_stretched_to(
+    rope: dict[str, Any], known: int
+) -> None:
+    """Qwen2.5's and older models' configurations leave ``max_position_embeddings`` as it was."""
+    parameters = {"rope_theta": 10000.0, **rope}
+    config = LlamaConfig(**{**SIZE, "max_position_embeddings": 1024}, rope_parameters=parameters)
+    model = AutoModelForCausalLM.from_config(config)
+    assert load_model(model, tiny_tokenizer()).positions == known
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"dtype": "bfloat16"}, {"device": "meta"}, {"tokenizer": "another"}],
+    ids=lambda given: next(iter(given)),
+)
+def test_what_a_described_model_cannot_heed_is_refused(given: dict[str, Any]) -> None:
+    loaded = load_model(tiny_model(), tiny_tokenizer())
+    if "tokenizer" in given:
+        given = {"tokenizer": copy.deepcopy(tiny_tokenizer())}
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}"):
+        opened(loaded, **given)
+    assert opened(loaded, loaded.tokenizer, device="cpu", dtype="float32").supported
+
+
+@pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool"])
+def test_a_dtype_that_no_model_computes_in_is_refused(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match="dtype"):
+        opened(tiny_model(), tiny_tokenizer(), dtype=dtype)
+
+
+def test_a_tokenizer_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tokenizer"):
+        opened(tiny_model(), "HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    weights = next(tmp_path.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(RagKVError, match="Cannot load") as caught:
+        opened(tmp_path)
+    assert isinstance(caught.value, ModelNotFoundError)
