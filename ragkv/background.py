@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,8 +39,19 @@ class Calls:
         self._changed = threading.Condition()
         self._under_way = 0
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of that which made the engine, without its threads."""
+        return self._process != os.getpid()
 
     def __enter__(self) -> Self:
+        if self.forked:  # the lock below may be held for ever
+            raise ClosedError(
+                "this RagKV was made before a fork: make one in each process, after it. The model "
+                "may be loaded before: RagKV(kv.loaded, store=...)"
+            )
         with self._changed:
             if self._closed:
                 raise ClosedError("this RagKV is closed: make another one")

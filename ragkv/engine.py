@@ -24,7 +24,7 @@ from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ClosedError, ConfigError
+from ragkv.errors import ClosedError, ConfigError, ModelInUseError
 from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
@@ -167,7 +167,14 @@ class RagKV:
                 self._background.fetch(listed(texts), self._sink(self._configured(overrides)))
 
     def wait(self) -> None:
-        """Return when all background loading and encoding is done."""
+        """Return when all background loading and encoding is done.
+
+        Raises
+        ------
+        ModelInUseError
+            The calling thread itself holds the model, which that work may wait for.
+        """
+        self._refuse_own_turn()
         with suppress(ClosedError), self._calls:
             self._background.wait()
 
@@ -277,6 +284,13 @@ class RagKV:
         """
         return self._lock
 
+    def _refuse_own_turn(self) -> None:
+        if self._lock.is_mine:
+            raise ModelInUseError(
+                "This thread holds the model, for which others wait: call it outside of "
+                "`with kv.turn():` and `with prefilled.decoding():`."
+            )
+
     @contextmanager
     def _turn(self, clock: Clock) -> Iterator[None]:
         """Wait for the model; one request uses it at a time."""
@@ -359,8 +373,17 @@ class RagKV:
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.
 
-        Calls after it raise :class:`ragkv.errors.ClosedError`.
+        Calls after it raise :class:`ragkv.errors.ClosedError`. In a fork of the process that made
+        the engine it does nothing.
+
+        Raises
+        ------
+        ModelInUseError
+            The calling thread itself holds the model, for which they wait.
         """
+        if self._calls.forked:
+            return
+        self._refuse_own_turn()
         self._calls.close()
         self._background.close()
         self._loaded.workspace.release()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.answer import CompletionStream
-from ragkv.errors import ClosedError, RagKVError
+from ragkv.errors import ClosedError, ModelInUseError, RagKVError
 
 CHUNKS = some_chunks(3)
 PROMPT = "\n\n".join(CHUNKS) + "\n\nWhat now?"
@@ -108,3 +111,34 @@ def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyP
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("call", ["wait", "close"])
+def test_waiting_for_what_waits_for_oneself_is_refused(call: str, tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    with engine.turn():
+        engine.prefetch(CHUNKS)
+        with pytest.raises(ModelInUseError, match="turn"):
+            getattr(engine, call)()
+    getattr(engine, call)()
+
+
+def test_a_fork_is_told_to_make_its_own_engine(tmp_path: Path) -> None:
+    with an_engine(tmp_path) as engine:
+        engine.precompute(CHUNKS)
+        engine._calls._changed.acquire()  # as another thread may hold it at that moment
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if not child:
+            signal.alarm(20)
+            try:
+                engine.generate(PROMPT)
+            except ClosedError as error:
+                engine.close()
+                os._exit(0 if "after it" in str(error) else 1)
+            finally:
+                os._exit(2)
+        engine._calls._changed.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert engine.contains(CHUNKS[0])

@@ -95,3 +95,16 @@ def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
     with pytest.raises(RagKVError, match="Cannot load") as caught:
         opened(tmp_path)
     assert isinstance(caught.value, ModelNotFoundError)
+
+
+@pytest.mark.parametrize("template", [3, [{"content": "no role"}], ["text"], {"role": "user"}])
+def test_a_sink_from_what_is_no_template_is_refused(template: Any) -> None:
+    with opened(tiny_model(), tiny_tokenizer()) as engine, pytest.raises(ConfigError, match="role"):
+        engine.sink_from(template)
+
+
+def test_messages_that_the_chat_template_refuses_are_a_config_error() -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "{{ raise_exception('only users speak') }}"
+    with opened(tiny_model(), tokenizer) as engine, pytest.raises(ConfigError, match="only users"):
+        engine.generate([{"role": "system", "content": "Be brief."}], method="full")

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import LONGROPE, SIZE, some_chunks, tiny_tokenizer
+from tiny import LONGROPE, SIZE, VOCAB, some_chunks, tiny_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     PersimmonConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    RwkvConfig,
 )
 
 from ragkv import RagKV
@@ -167,6 +169,33 @@ def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
             assert float((out.logits - full).abs().max()) < TOLERANCE
         beyond = engine.prefill([{"role": "user", "content": long + QUESTION}])
         assert {miss.reason for miss in beyond.report.misses} == {"positions"}
+
+
+def in_full(config: PreTrainedConfig) -> RagKV:
+    return RagKV(made(config), tiny_tokenizer(), store=":memory:", on_unsupported="full")
+
+
+def test_recurrent_models_give_the_state_that_they_keep() -> None:
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
+    with in_full(config) as engine:
+        out = engine.prefill("Some words to go on")
+        ids = torch.tensor([out.token_ids])
+        with torch.no_grad():
+            full = engine.model(ids).logits[0, -1]
+            more = engine.model(ids[:, :1], cache_params=out.cache, use_cache=True).logits[0, -1]
+            both = engine.model(torch.cat([ids, ids[:, :1]], dim=1)).logits[0, -1]
+        torch.testing.assert_close(out.logits, full, atol=1e-5, rtol=0)
+        torch.testing.assert_close(more, both, atol=1e-5, rtol=0)
+
+
+def test_a_state_that_is_no_cache_is_not_passed_off_as_one() -> None:
+    config = RwkvConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
+    )
+    with in_full(config) as engine:
+        with pytest.raises(UnsupportedModelError, match="generate"):
+            engine.prefill("Some words to go on")
+        assert len(engine.generate("Some words to go on", max_new_tokens=3).token_ids) == 3
 
 
 def test_weights_on_several_devices_are_refused_by_name() -> None:

@@ -69,6 +69,10 @@ def test_autocast_changes_nothing(make_engine: Make) -> None:
         ("cache_implementation", "dynamic"),
         ("num_return_sequences", 2),
         ("prompt_lookup_num_tokens", 3),
+        ("penalty_alpha", 0.6),
+        ("dola_layers", "low"),
+        ("force_words_ids", [[5, 6]]),
+        ("token_healing", True),
     ],
 )
 def test_what_the_models_generation_config_says_of_the_work(

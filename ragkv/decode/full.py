@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 
+from ragkv.errors import UnsupportedModelError
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.tokens import IntArray
 
@@ -17,9 +18,20 @@ def full_prefill(loaded: LoadedModel, ids: IntArray) -> tuple[torch.Tensor, Cach
     Returns
     -------
     logits, cache
-        ``[vocab]`` float32 of the next token, and the prompt's cache.
+        ``[vocab]`` float32 of the next token, and the prompt's cache. Recurrent models take
+        theirs as ``cache_params``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        What the model keeps of a prompt is no transformers Cache.
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
-    cache = DynamicCache(config=loaded.model.config)
-    out = loaded.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+    cache = out.get("past_key_values", out.get("cache_params"))
+    if not isinstance(cache, Cache):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} keeps no transformers Cache of a prompt: generate() "
+            "and stream() answer with it, prefill() has nothing to return"
+        )
     return out.logits[0, -1].float(), cache

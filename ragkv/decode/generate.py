@@ -30,6 +30,12 @@ _LEFT_OUT = (
     "cache_implementation",  # the cache is there, or the ordinary one
     "prompt_lookup_num_tokens",  # the first step repairs the cache, and checks no drafts
     "assistant_early_exit",
+    "use_mtp",
+    "penalty_alpha",  # other ways of decoding than greedy and sampling
+    "dola_layers",
+    "constraints",
+    "force_words_ids",
+    "token_healing",  # another prompt than the cache's
 )
 
 

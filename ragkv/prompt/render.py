@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
@@ -40,17 +41,13 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     Raises
     ------
     ConfigError
-        The prompt is neither, a message holds an image or the like, or the tokenizer has no
-        chat template.
+        The prompt is neither, a message holds an image or the like, the tokenizer has no chat
+        template, or it refuses the messages (two users in a row, a system message).
     """
     if isinstance(prompt, str):
         return Rendered(prompt, not _starts_with_bos(prompt, tokenizer))
     messages: Sequence[Message] = prompt
-    if not isinstance(messages, Sequence) or not all(
-        isinstance(message, Mapping) and "role" in message and "content" in message
-        for message in messages
-    ):
-        raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+    _check_messages(messages)
     if not messages:
         raise ConfigError("the prompt has no message")
     for part in (part for message in messages for part in _parts(message["content"])):
@@ -59,6 +56,14 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
                 f"a message's content of type {part['type']!r} is not read: give its text"
             )
     return Rendered(_apply_template(messages, tokenizer), add_special_tokens=False)
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(message, Mapping) and "role" in message and "content" in message
+        for message in messages
+    ):
+        raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
 
 
 def _parts(content: object) -> Sequence[object]:
@@ -96,6 +101,7 @@ def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokeni
     """
     if isinstance(template, str):
         return _until_field(template)[0]
+    _check_messages(template)
     messages: list[dict[str, Any]] = []
     for message in template:
         text, found = _until_field(str(message["content"]))
@@ -158,9 +164,14 @@ def _apply_template(
             "tokenizer.chat_template."
         )
     plain = [dict(message) for message in messages]
-    return str(
-        tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **given)
-    )
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                plain, tokenize=False, add_generation_prompt=True, **given
+            )
+        )
+    except TemplateError as error:
+        raise ConfigError(f"the chat template does not take these messages: {error}") from error
 
 
 def _starts_with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
