@@ -12,7 +12,7 @@ from typing import ParamSpec, Self, TypeVar
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.errors import ClosedError
-from ragkv.repair import Repaired
+from ragkv.repaired import Repaired
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000

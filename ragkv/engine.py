@@ -28,7 +28,8 @@ from ragkv.errors import ClosedError, ConfigError, ModelInUseError
 from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
-from ragkv.repair import Attempt, Repaired, Repairer, without_lost
+from ragkv.repair import Attempt, Repairer, without_lost
+from ragkv.repaired import Repaired
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
 from ragkv.select.ahead import Ahead
@@ -330,6 +331,8 @@ class RagKV:
     def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method_of(config)
+        if "calibrated_for" in overrides:
+            check_calibration(config, self._loaded)
         return config
 
     @property

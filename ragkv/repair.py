@@ -6,12 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache
 
@@ -22,26 +21,22 @@ from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
-from ragkv.model.load import LoadedModel
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
-from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.recompute.drift import Drift
+from ragkv.prompt.tokens import tokenize
 from ragkv.recompute.forward import observed_forward, subset_as_first_call, subset_forward
-from ragkv.recompute.sparse import SparseRows
-from ragkv.report import ChunkUse, Clock, Miss, ReuseReport
-from ragkv.select import Method, Scene, method_of
-from ragkv.select.ahead import Ahead
+from ragkv.repaired import Repaired
+from ragkv.report import Clock, Miss
+from ragkv.select import Scene, method_of
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import Choice, choose, takes_all
+from ragkv.select.choose import choose, takes_all
 from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.layout import Layout, Origin, exact_prefix, lay_out
+from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
 from ragkv.store.arriving import ArrivingKV, LostEntryError, ReadAhead
 from ragkv.store.base import Opened
-from ragkv.trace import Trace
 
 _log = logging.getLogger(__name__)
 _SPARE_ROWS = 256
@@ -50,116 +45,6 @@ _HEAD_DIFFERS = (
     "tokens agree): answers are closer to full prefill if sink= (or sink_from=) is given the "
     "prompt template's head."
 )
-
-
-@dataclass(slots=True, eq=False)
-class Repaired:
-    """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full.
-
-    ``found`` counts the known chunks in it, None where nobody looked.
-    """
-
-    text: str
-    ids: IntArray
-    offsets: IntArray
-    layout: Layout | None = None
-    cache: SplicedCache | None = None
-    choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
-    drift: Drift | None = None
-    sparse: SparseRows | None = None
-    ahead: Ahead | None = None
-    misses: list[Miss] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    found: int | None = None
-
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """Positions to compute, sorted: the chosen and the fresh, the prompt's last included."""
-        fresh = self.layout.fresh if self.layout is not None else np.arange(len(self.ids))
-        return np.union1d(fresh, self.choice.positions)
-
-    @property
-    def origin(self) -> npt.NDArray[np.uint8]:
-        """``[tokens]`` an :class:`Origin` each, after the choice."""
-        if self.layout is None:
-            return np.full(len(self.ids), Origin.FRESH, dtype=np.uint8)
-        origin = self.layout.origin.copy()
-        origin[self.choice.positions] = Origin.RECOMPUTED
-        return origin
-
-    def plan(
-        self, layout: Layout, method: Method, loaded: LoadedModel, *, ahead: bool = True
-    ) -> None:
-        """Prepare what the method does besides computing rows in one pass."""
-        rows = self.rows
-        if not (self.origin == Origin.CACHED).any():  # all is computed
-            return
-        if method.drift:
-            self.drift = Drift(layout, rows, loaded)
-        if method.sparse is not None and loaded.device.type == "cpu":
-            self.sparse = SparseRows(layout, rows, method.sparse, loaded)
-        if ahead and method.lookup is not None and self.choice.scores is not None:
-            self.ahead = Ahead(layout, rows, self.choice.scores, method.lookup)
-
-    def miss(self, text: str, reason: str) -> None:
-        """Count a chunk that cannot, or should not, be used."""
-        self.misses.append(Miss(text[:80], reason))
-        if reason == "slower":
-            self.late.append(text)
-        elif reason != "expired":  # only precompute() renews it
-            self.missed.append(text)
-
-    def report(
-        self, config: ReuseConfig, clock: Clock, first_token_at: float, completion_tokens: int = 0
-    ) -> ReuseReport:
-        """Account for every token and for every second up to the first token."""
-        origin = self.origin
-        sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
-        ttft = first_token_at - clock.started
-        rest = ttft - sum(clock.steps.values())
-        method = method_of(config)
-        return ReuseReport(
-            method=method.name,
-            prompt_tokens=len(self.ids),
-            sink_tokens=sink,
-            reused_tokens=reused,
-            recomputed_tokens=recomputed,
-            fresh_tokens=fresh,
-            recompute_ratio=config.recompute_ratio,
-            effective_ratio=recomputed / max(1, reused + recomputed),
-            choice=self.choice.reason,
-            ttft_s=ttft,
-            steps={**clock.steps, "first_token": rest},
-            chunks=self._uses(origin),
-            misses=tuple(self.misses),
-            positions=origin.tobytes(),
-            warnings=tuple(self.warnings),
-            completion_tokens=completion_tokens,
-            ahead_tokens=0 if self.ahead is None else self.ahead.repaired,
-            trace=Trace(self.text, self.offsets, self._scores(), attention=method.mass),
-        )
-
-    def _scores(self) -> npt.NDArray[np.float32]:
-        """``[tokens]``: what the cached tokens were ranked by, NaN elsewhere."""
-        scores = np.full(len(self.ids), np.nan, dtype=np.float32)
-        if self.layout is not None and self.choice.scores is not None:
-            scores[self.layout.cached] = self.choice.scores
-        return scores
-
-    def _uses(self, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-        placed = self.layout.placed if self.layout is not None else ()
-        return tuple(
-            ChunkUse(
-                piece.entry.text,
-                piece.start,
-                piece.end,
-                reused=int((origin[piece.slots] == Origin.CACHED).sum()),
-                recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
-            )
-            for piece in placed
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,6 +119,7 @@ class Repairer:
             return ready
         with clock.step("splice"):
             layout = lay_out(tokens, sink.ids, found)
+            ready.miss_unaligned(layout, found)
             if method.reuse == "prefix":
                 layout = exact_prefix(layout)
             if not layout.sink and not layout.placed:

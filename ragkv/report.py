@@ -18,8 +18,9 @@ class Miss:
 
     ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
     ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``unreadable``,
-    ``expired``, ``slower``, ``positions``, ``duplicate-prefix``. ``slower`` is no fault:
-    loading the chunk would have taken longer than computing it.
+    ``expired``, ``slower``, ``positions``, ``unaligned``. ``slower`` is no fault: loading the
+    chunk would have taken longer than computing it; nor is ``unaligned``: in this prompt all
+    of its characters are in tokens with others around it.
     """
 
     chunk: str

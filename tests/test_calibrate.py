@@ -228,7 +228,9 @@ def test_a_profile_gives_back_what_was_measured_for_its_model_alone(make_engine,
     make_engine(reuse=config)
     with pytest.raises(ConfigError, match="calibrated for another model"):
         make_engine("qwen2", reuse=config)
-    make_engine("qwen2", reuse=ReuseConfig.from_profile(path, calibrated_for=None))
+    other = make_engine("qwen2", reuse=ReuseConfig.from_profile(path, calibrated_for=None))
+    with pytest.raises(ConfigError, match="calibrated for another model"):
+        other.generate("Words", calibrated_for=config.calibrated_for)
 
 
 def test_a_method_made_of_pieces_is_calibrated_but_no_profile_can_name_it(make_engine, tmp_path):

@@ -86,6 +86,18 @@ def test_what_the_models_generation_config_says_of_the_work(
     assert drawn(engine, "full") == drawn(make_engine(), "full")
 
 
+def test_a_chunk_without_a_token_of_the_prompts_is_a_miss(make_engine: Make) -> None:
+    engine = make_engine()
+    stars = "*" * 18
+    assert len(engine.tokenizer(stars)["input_ids"]) == 1
+    engine.precompute([stars, *CHUNKS[1:]])
+    for text in ("\n".join([CHUNKS[0], *CHUNKS[1:]]), CHUNKS[0]):
+        assert stars in text
+        report = engine.prefill(text, recompute_ratio=0.0).report
+        assert [(miss.chunk, miss.reason) for miss in report.misses] == [(stars, "unaligned")]
+        assert stars not in [use.text for use in report.chunks]
+
+
 def assert_exact(engine: RagKV) -> None:
     """One chunk behind the sink is a full prefill, by the weights as they are now."""
     out = engine.prefill(ONE, recompute_ratio=0.0)
