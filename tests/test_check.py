@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, Olmo2Config, OPTCon
 from ragkv import RagKV
 from ragkv.errors import UnsupportedModelError
 from ragkv.evaluate.check import check_model
-from ragkv.model.rotary import RotaryTables, Table
+from ragkv.model.rotary import RopeKind, RotaryTables, Table
 
 Make = Callable[..., RagKV]
 
@@ -34,7 +34,7 @@ def test_a_wrong_rotary_table_is_found_out(
     engine = make_engine()
     right = RotaryTables.at
 
-    def shifted(self: RotaryTables, kind: str, positions: torch.Tensor) -> Table:
+    def shifted(self: RotaryTables, kind: RopeKind, positions: torch.Tensor) -> Table:
         return right(self, kind, positions * 2)
 
     monkeypatch.setattr(RotaryTables, "at", shifted)
@@ -68,8 +68,11 @@ def test_an_unknown_family_that_shares_the_mechanisms_simply_works() -> None:
         assert out.report.reused_tokens > 100
 
 
-def test_an_unknown_family_that_rotates_otherwise_is_refused() -> None:
-    """Cohere interleaves the rotated channels: its keys would be moved wrongly."""
+def test_an_unknown_family_that_rotates_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cohere turns neighbouring channels: were that not known, its keys would be moved wrongly."""
+    monkeypatch.setattr("ragkv.model.turning.TURNS", ("halves", "still"))
     with pytest.raises(UnsupportedModelError, match="keys can be moved"):
         RagKV(family("cohere"), tiny_tokenizer(), store=":memory:")
     with RagKV(

@@ -26,7 +26,7 @@ def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int)
     rotary = engine.model.model.rotary_emb
     architecture = engine.loaded.architecture
     assert architecture is not None
-    kind = [architecture.rope_kinds[layer]]
+    kind = [architecture.rope_kinds[layer].table]
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         kind = []
     cos, sin = (part[0, 0] for part in rotary(keys, torch.tensor([[place]]), *kind))

@@ -8,7 +8,7 @@ from tiny import FAMILIES, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv.model.architecture import backbone_of, describe
-from ragkv.model.rotary import RotaryTables, add_rotated, rotate, unrotate
+from ragkv.model.rotary import RotaryTables, Table, add_rotated, rotate, unrotate
 
 
 def cached_keys(model: torch.nn.Module, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -43,16 +43,20 @@ def test_placing_equals_rotating_by_the_difference(family: str) -> None:
         keys = torch.randn(2, 32, size + 3, generator=torch.Generator().manual_seed(2))
         cached = rotate(keys, rotary.at(kind, old))
         placed = rotate(keys, rotary.at(kind, new))
-        cos, sin = rotary.at(kind, new - old)
+        cos, sin, _ = rotary.at(kind, new - old)
         scale = (cos.square() + sin.square()).sqrt()
-        shifted = rotate(cached, (cos / scale, sin / scale))
+        shifted = rotate(cached, Table(cos / scale, sin / scale))
         torch.testing.assert_close(placed, shifted, atol=2e-5, rtol=2e-5)
 
 
+ADJACENT = pytest.mark.parametrize("adjacent", [False, True], ids=["halves", "adjacent"])
+
+
+@ADJACENT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_unrotate_undoes_rotate(dtype: torch.dtype) -> None:
+def test_unrotate_undoes_rotate(dtype: torch.dtype, adjacent: bool) -> None:
     angle = torch.rand(12, 4) * 6
-    table = (angle.cos() * 1.3, angle.sin() * 1.3)
+    table = Table(angle.cos() * 1.3, angle.sin() * 1.3, adjacent)
     keys = torch.randn(3, 12, 11).to(dtype)
     back = unrotate(rotate(keys, table), table)
     bound = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
@@ -61,14 +65,17 @@ def test_unrotate_undoes_rotate(dtype: torch.dtype) -> None:
     assert torch.equal(back[..., 8:], keys[..., 8:])
 
 
+@ADJACENT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [8, 6], ids=["whole", "partial"])
-def test_what_is_added_rotated_is_what_rotate_gives(dtype: torch.dtype, channels: int) -> None:
+def test_what_is_added_rotated_is_what_rotate_gives(
+    dtype: torch.dtype, channels: int, adjacent: bool
+) -> None:
     """In place, also where the target is a part of something larger."""
     torch.manual_seed(0)
     moves, whole = torch.randn(2, 5, 8), torch.randn(2, 9, 8).to(dtype)
     angles = torch.randn(5, channels // 2)
-    table = angles.cos(), angles.sin()
+    table = Table(angles.cos(), angles.sin(), adjacent)
     expected = whole.clone()
     expected[:, 2:7] += rotate(moves, table)
     add_rotated(whole[:, 2:7], moves, table)

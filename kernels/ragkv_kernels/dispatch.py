@@ -145,6 +145,7 @@ def restore(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
     grid: Grid,
 ) -> None:
     """Decode rows of layers, rotate their keys, and write both into the buffer.
@@ -157,7 +158,7 @@ def restore(
     data
         ``[layers, bytes]`` uint8: layers of ``tokens`` tokens, as :mod:`ragkv_kernels.grid`
         lays them out; copied unless each begins at a multiple of 16 bytes.
-    keys, values, rows, slots, table
+    keys, values, rows, slots, table, adjacent
         As in :func:`move`.
 
     Raises
@@ -169,7 +170,8 @@ def restore(
     run = twins.restore
     if _runs("restore", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.restore import restore as run
-    run(data, tokens, keys, values, rows=rows, slots=slots, table=table, grid=grid)
+    where = {"rows": rows, "slots": slots, "table": table, "adjacent": adjacent}
+    run(data, tokens, keys, values, **where, grid=grid)
 
 
 def move(
@@ -180,6 +182,7 @@ def move(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
 ) -> None:
     """Rotate rows of layers' keys, and write them and their values into the buffer.
 
@@ -195,7 +198,9 @@ def move(
         ``[n]`` int64: row ``rows[i]`` of each layer goes to ``slots[i]``; no slot twice.
     table
         cos and sin at each slot's position, each ``[slots, rotary_dim / 2]`` float32 with the
-        last slot among them, rotate-half convention; channels from ``rotary_dim`` on do not turn.
+        last slot among them; channels from ``rotary_dim`` on do not turn.
+    adjacent
+        Whether a channel turns with its neighbour; else with the one ``rotary_dim / 2`` on.
 
     Raises
     ------
@@ -209,7 +214,7 @@ def move(
     run = twins.move
     if _runs("restore", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.restore import move as run
-    run(cached, keys, values, rows=rows, slots=slots, table=table)
+    run(cached, keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
 
 
 def encode(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
 
 from ragkv.decode.full import full_prefill
 from ragkv.engine import RagKV
-from ragkv.model.architecture import backbone_of, config_of
+from ragkv.model.architecture import config_of
 from ragkv.model.load import LoadedModel
-from ragkv.model.rotary import RotaryTables, rotate, unrotate
+from ragkv.model.rotary import rotate, unrotate
+from ragkv.model.turning import KeysInPlaces
 from ragkv.prompt.tokens import IntArray
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
@@ -87,45 +86,26 @@ def _kinds(kv: RagKV) -> str:
     return f"{config.model_type}, {config.num_hidden_layers} layers, {kv.model.dtype}"
 
 
-@torch.no_grad()
 def _moving(kv: RagKV) -> CheckRow:
-    """Keys computed at one place and moved are the keys computed at the other.
-
-    Rotary attention sees differences of positions alone, so the same tokens further on
-    have the same keys in every layer, up to the rotation: the model is the reference.
-    """
+    """Keys computed at one place and moved are the keys computed at the other."""
     loaded = kv.loaded
     architecture, rotary = loaded.architecture, loaded.rotary
     if architecture is None or rotary is None:
         return CheckRow("keys can be moved", holds=False, detail=loaded.unsupported)
-    ids = torch.arange(40, 56, device=loaded.device)[None]
-    plain = []
-    for first in (0, 37, 150):
-        positions = torch.arange(first, first + ids.shape[1], device=loaded.device)
-        cache = DynamicCache()
-        loaded.model(ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
-        layers: list[Any] = cache.layers
-        plain.append(
-            [
-                unrotate(layer.keys, rotary.at(kind, positions)).float()
-                for layer, kind in zip(layers, architecture.rope_kinds, strict=True)
-            ]
-        )
-    worst = max(
-        float((moved - keys).abs().max() / keys.std())
-        for others in plain[1:]
-        for keys, moved in zip(plain[0], others, strict=True)
-    )
+    seen = KeysInPlaces(loaded.model)
+    kinds = enumerate(architecture.rope_kinds)
+    worst = max(seen.apart(layer, kind, rotary) for layer, kind in kinds)
     holds = worst < 10 * _TOLERANCE.get(kv.model.dtype, 3e-1)
     return CheckRow("keys can be moved", holds, f"{worst:.1e} standard deviations apart")
 
 
 def _rotation(kv: RagKV) -> CheckRow:
     """Un-rotating and rotating again changes nothing but rounding."""
-    rotary = RotaryTables(backbone_of(kv.model).rotary_emb)
-    kinds = set(getattr(config_of(kv.model), "layer_types", None) or [""])
+    architecture, rotary = kv.loaded.architecture, kv.loaded.rotary
+    if architecture is None or rotary is None:
+        return CheckRow("rotation can be undone", holds=False, detail=kv.unsupported_reason)
     worst = 0.0
-    for kind in kinds:
+    for kind in set(architecture.rope_kinds):
         table = rotary.at(kind, torch.arange(64, device=kv.model.device))
         keys = torch.randn(64, table[0].shape[-1] * 2, device=kv.model.device)
         worst = max(worst, float((unrotate(rotate(keys, table), table) - keys).abs().max()))

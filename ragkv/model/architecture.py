@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ragkv.errors import UnsupportedModelError
+from ragkv.model.rotary import RopeKind
 
 VERIFIED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3"})
 """Model types whose exactness the test suite proves; others are checked when loaded."""
@@ -34,7 +35,7 @@ class Architecture:
         Per layer: sliding window in tokens (a query sees this many keys, itself
         included), or None for full attention.
     rope_kinds
-        Per layer: name of its rotary table; ``""`` where the model has one table.
+        Per layer: how its keys turn.
     position_limit
         First position at which the rotary table changes (longrope), or None.
     """
@@ -43,7 +44,7 @@ class Architecture:
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    rope_kinds: tuple[str, ...]
+    rope_kinds: tuple[RopeKind, ...]
     position_limit: int | None = None
 
     @property
@@ -90,7 +91,7 @@ def describe(model: PreTrainedModel) -> Architecture:
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         windows=tuple(window if kind == SLIDING else None for kind in kinds),
-        rope_kinds=tuple(kind if per_kind else "" for kind in kinds),
+        rope_kinds=tuple(RopeKind(kind if per_kind else "") for kind in kinds),
         position_limit=limit,
     )
 

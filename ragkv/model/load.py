@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
 from ragkv.model.streams import wait_for
+from ragkv.model.turning import turns_of
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +160,14 @@ def _refuse_changes(
                 f"another {name} than that of the LoadedModel given: leave it out, or give the "
                 "transformers model and its tokenizer"
             )
+
+
+def with_turns(loaded: LoadedModel) -> LoadedModel:
+    """Return the model with how its layers turn their keys as it was found out, not as is usual."""
+    if loaded.architecture is None or loaded.rotary is None:
+        return loaded
+    kinds = turns_of(loaded.model, loaded.architecture, loaded.rotary)
+    return replace(loaded, architecture=replace(loaded.architecture, rope_kinds=kinds))
 
 
 def served_in_full(

@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
-Table = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin, each ``[tokens, rotary_dim / 2]`` float32, attention scaling included."""
+Turn = Literal["halves", "adjacent", "backwards", "still"]
+"""Which channels of a key turn together, and which way.
+
+``halves``: a channel and the one half of the rotary dimensions further on (Llama and most
+others). ``adjacent``: each with its neighbour (GPT-J, Cohere, GLM). ``backwards``: halves, by the
+negative angle (nanochat). ``still``: the layer knows no positions (NoPE: SmolLM3, EXAONE 4).
+"""
+TURNS: tuple[Turn, ...] = ("halves", "adjacent", "backwards", "still")
+
+
+class RopeKind(NamedTuple):
+    """How a layer's keys turn: by which of the model's tables, ``""`` where it has one, and how."""
+
+    table: str = ""
+    turn: Turn = "halves"
+
+
+class Table(NamedTuple):
+    """cos and sin, each ``[tokens, rotary_dim / 2]`` float32, attention scaling included.
+
+    ``adjacent`` channels turn together, or else the two halves.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    adjacent: bool = False
+
+    def at(self, rows: torch.Tensor) -> Table:
+        """Return the table of some of the tokens ``[rows]``."""
+        return Table(self.cos[rows], self.sin[rows], self.adjacent)
+
+    @property
+    def channels(self) -> tuple[slice, slice]:
+        """The channels that turn, each with the one at its place in the other."""
+        half = self.cos.shape[-1]
+        if self.adjacent:
+            return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        return slice(half), slice(half, 2 * half)
 
 
 class RotaryTables:
-    """cos and sin by layer kind, taken from the model's rotary module.
+    """cos and sin by kind of layer, taken from the model's rotary module.
 
     Parameters
     ----------
@@ -26,19 +64,36 @@ class RotaryTables:
         self._rotary = rotary
         self._by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
 
-    def at(self, kind: str, positions: torch.Tensor) -> Table:
+    def at(self, kind: RopeKind, positions: torch.Tensor) -> Table:
         """Return the table of one kind at ``positions`` ``[tokens]``.
 
-        The two halves of the model's tables are equal (rotate-half convention);
-        the first is returned.
+        The model's tables have each number twice; once is enough.
         """
-        probe = torch.empty(0, dtype=torch.float32, device=positions.device)
-        arguments = (kind,) if self._by_kind else ()
-        cos, sin = self._rotary(probe, positions[None], *arguments)
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half].float(), sin[0, :, :half].float()
+        if kind.turn == "still":
+            ones = torch.ones(len(positions), 1, device=positions.device)
+            return Table(ones, torch.zeros_like(ones))
+        cos, sin = self._of_model(kind.table, positions)
+        if kind.turn == "adjacent" and self._twice_in_a_row:
+            cos, sin = cos[:, ::2], sin[:, ::2]
+        else:
+            half = cos.shape[-1] // 2
+            cos, sin = cos[:, :half], sin[:, :half]
+        return Table(cos, -sin if kind.turn == "backwards" else sin, kind.turn == "adjacent")
 
-    def tables(self, kinds: Iterable[str], positions: torch.Tensor) -> dict[str, Table]:
+    def _of_model(self, table: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's own tables, ``[tokens, rotary_dim]`` float32."""
+        probe = torch.empty(0, dtype=torch.float32, device=positions.device)
+        cos, sin = self._rotary(probe, positions[None], *([table] if self._by_kind else []))
+        return cos[0].float(), sin[0].float()
+
+    @cached_property
+    def _twice_in_a_row(self) -> bool:
+        """Whether the model's table repeats each number at once (Cohere), not by halves (GLM)."""
+        device = next(self._rotary.buffers()).device
+        sin = self._of_model("", torch.ones(1, dtype=torch.long, device=device))[1][0]
+        return torch.equal(sin[::2], sin[1::2])
+
+    def tables(self, kinds: Iterable[RopeKind], positions: torch.Tensor) -> dict[RopeKind, Table]:
         """Return the tables of several kinds at the same positions."""
         return {kind: self.at(kind, positions) for kind in dict.fromkeys(kinds)}
 
@@ -48,13 +103,12 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
 
     Only the first ``rotary_dim`` channels turn (Phi-3's partial rotary).
     """
-    cos, sin = table
-    half = cos.shape[-1]
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    a, b = table.channels
+    first, second = x[..., a].float(), x[..., b].float()
     out = torch.empty_like(x)
-    out[..., :half] = first * cos - second * sin
-    out[..., half : 2 * half] = second * cos + first * sin
-    out[..., 2 * half :] = x[..., 2 * half :]
+    out[..., a] = first * table.cos - second * table.sin
+    out[..., b] = second * table.cos + first * table.sin
+    out[..., b.stop :] = x[..., b.stop :]
     return out
 
 
@@ -65,16 +119,14 @@ def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
         add_rotated(wide, x, table)
         to.copy_(wide)
         return
-    cos, sin = table
-    half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    to[..., :half].addcmul_(first, cos).addcmul_(second, sin, value=-1)
-    to[..., half : 2 * half].addcmul_(second, cos).addcmul_(first, sin)
-    to[..., 2 * half :] += x[..., 2 * half :]
+    a, b = table.channels
+    first, second = x[..., a], x[..., b]
+    to[..., a].addcmul_(first, table.cos).addcmul_(second, table.sin, value=-1)
+    to[..., b].addcmul_(second, table.cos).addcmul_(first, table.sin)
+    to[..., b.stop :] += x[..., b.stop :]
 
 
 def unrotate(x: torch.Tensor, table: Table) -> torch.Tensor:
     """Undo :func:`rotate`, attention scaling included."""
-    cos, sin = table
-    scale = cos.square() + sin.square()
-    return rotate(x, (cos / scale, -sin / scale))
+    scale = table.cos.square() + table.sin.square()
+    return rotate(x, Table(table.cos / scale, -table.sin / scale, table.adjacent))

@@ -86,8 +86,8 @@ class Drift:
             return
         keys, values = (part[:, : self._end] for part in rows)
         table = self._tables[self._kinds[layer]]
-        here = table[0][self._here], table[1][self._here]
-        moved_keys = self._bounded(unrotate(self._moved(keys, fresh[0]), here))
+        moved = self._moved(keys, fresh[0])
+        moved_keys = self._bounded(unrotate(moved, table.at(self._here)))
         moved_values = self._bounded(self._moved(values, fresh[1]))
         moved = torch.cat([moved_keys, moved_values])
         expected = self._weights.times(moved.transpose(0, 1).flatten(1))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
 from ragkv.chunk.kv import CodedLayers, LayeredKV
-from ragkv.model.rotary import Table
+from ragkv.model.rotary import RopeKind, Table
 from ragkv.model.streams import side_stream
 from ragkv.store.codecs import codec_of
 from ragkv.store.codecs.grid import GridCodec
@@ -21,8 +22,8 @@ def put_on_device(
     moves: Sequence[Move],
     layers: slice,
     target: tuple[torch.Tensor, torch.Tensor],
-    kinds: Sequence[str],
-    tables: Mapping[str, Table],
+    kinds: Sequence[RopeKind],
+    tables: Mapping[RopeKind, Table],
 ) -> None:
     """Copy, decode and rotate rows of some layers on the device's side stream.
 
@@ -37,7 +38,7 @@ def put_on_device(
     kinds
         The rotary kind of each of these layers.
     tables
-        By kind: cos and sin, each ``[slots, rotary_dim / 2]``.
+        By kind, with a row for each of the buffer's slots.
     """
     copies = side_stream(target[0].device)
     for entry, rows, slots in moves:
@@ -48,7 +49,9 @@ def put_on_device(
             for run, kind in _runs(kinds):
                 into = target[0][run], target[1][run]
                 parts = [part[run] for part in here]
-                _write(entry, coded, parts, into, (rows, slots, tables[kind]))
+                cos, sin, adjacent = tables[kind]
+                where = {"rows": rows, "slots": slots, "table": (cos, sin), "adjacent": adjacent}
+                _write(entry, coded, parts, into, where)
 
 
 def _write(
@@ -56,27 +59,24 @@ def _write(
     coded: CodedLayers | None,
     parts: Sequence[torch.Tensor],
     into: tuple[torch.Tensor, torch.Tensor],
-    where: tuple[torch.Tensor, torch.Tensor, Table],
+    where: Mapping[str, Any],
 ) -> None:
     """Write layers that turn alike: keys and values, or what a codec made of them."""
     import ragkv_kernels
 
-    rows, slots, table = where
     tokens = len(entry.token_ids)
     if coded is not None:
         codec, data = codec_of(coded.codec), parts[0][:, : coded.size]
         if isinstance(codec, GridCodec):
             grid = codec.for_kernels()
-            ragkv_kernels.restore(
-                data, tokens, *into, rows=rows, slots=slots, table=table, grid=grid
-            )
+            ragkv_kernels.restore(data, tokens, *into, **where, grid=grid)
             return
         _, heads, _, width = into[0].shape
         parts = data.view(into[0].dtype).view(len(data), 2, heads, tokens, width).unbind(1)
-    ragkv_kernels.move((parts[0], parts[1]), *into, rows=rows, slots=slots, table=table)
+    ragkv_kernels.move((parts[0], parts[1]), *into, **where)
 
 
-def _runs(kinds: Sequence[str]) -> Iterator[tuple[slice, str]]:
+def _runs(kinds: Sequence[RopeKind]) -> Iterator[tuple[slice, RopeKind]]:
     """Yield neighbouring layers of one kind."""
     start = 0
     for kind, layers in groupby(kinds):

@@ -12,7 +12,7 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.load import LoadedModel
-from ragkv.model.rotary import Table, rotate
+from ragkv.model.rotary import RopeKind, Table, rotate
 from ragkv.model.streams import side_stream
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
@@ -100,8 +100,8 @@ def _put(
     moves: Sequence[tuple[LayeredKV, _Index, _Index]],
     layers: slice,
     target: tuple[torch.Tensor, torch.Tensor],
-    kinds: Sequence[str],
-    tables: Mapping[str, Table],
+    kinds: Sequence[RopeKind],
+    tables: Mapping[RopeKind, Table],
 ) -> None:
     """Copy rows of some layers where they belong, then rotate all keys there."""
     for entry, rows, slots in moves:
@@ -109,7 +109,7 @@ def _put(
             into[:, :, slots] = cached[:, :, rows].to(into.device)
     for keys, kind in zip(target[0], kinds, strict=True):
         table = tables[kind]
-        keys[:, : len(table[0])] = rotate(keys[:, : len(table[0])], table)
+        keys[:, : len(table.cos)] = rotate(keys[:, : len(table.cos)], table)
 
 
 def _clear(part: torch.Tensor, positions: _Index) -> None:

@@ -136,12 +136,12 @@ def test_the_store_codecs_make_the_same_bytes(side, device, name, shape):
         grid.key_group,
         grid.value_group,
     )
-    from ragkv.model.rotary import unrotate
+    from ragkv.model.rotary import Table, unrotate
 
     keys, values, table = draw(*shape)
     parts = [part.to(device) for part in (keys, values, *table)]
     made = operation(side, "encode")(*parts[:2], tuple(parts[2:]), grid=grid)
-    data = b"".join(codec.encode(unrotate(parts[0], tuple(parts[2:])), parts[1]))
+    data = b"".join(codec.encode(unrotate(parts[0], Table(*parts[2:])), parts[1]))
     assert made.data.cpu().numpy().tobytes() == data
     still = torch.ones(shape[1], 1, device=device), torch.zeros(shape[1], 1, device=device)
     rows = torch.arange(shape[1], device=device)
@@ -255,6 +255,22 @@ def test_rows_are_moved_to_their_slots(side, device, heads, tokens, width, half,
     keys, values = torch.stack([cached[0], cached[1]], dim=3).to(device).unbind(3)
     operation(side, "move")((keys, values), *buffer, rows=rows, slots=slots, table=by_slot)
     assert_moved(buffer, [part.double().numpy() for part in cached], given, table)
+
+
+@SHAPES
+def test_neighbours_turn_together(side, device, heads, tokens, width, half):
+    """As halves do, were the channels in another order."""
+    keys, values, _ = draw(3 * heads, tokens, width, torch.float32, half)
+    cached = [part.view(3, heads, tokens, width) for part in (keys, values)]
+    (rows, slots, by_slot), table = moves(tokens, half, device)
+    buffer = empty_buffer(3, heads, width, torch.float32, device)
+    where = {"rows": rows, "slots": slots, "table": by_slot, "adjacent": True}
+    operation(side, "move")([part.to(device) for part in cached], *buffer, **where)
+    channels = torch.arange(width)
+    order = torch.cat([channels[: 2 * half : 2], channels[1 : 2 * half : 2], channels[2 * half :]])
+    buffer = torch.stack([buffer[0][..., order], buffer[1]])
+    cached[0] = cached[0][..., order]
+    assert_moved(buffer, [part.double().numpy() for part in cached], (rows, slots, by_slot), table)
 
 
 def test_no_rows_write_nothing(side, device):

@@ -80,7 +80,7 @@ def _encode_keys(
     here = (inside < span) & (token < tokens)
     exists = pair < HEAD_DIM // 2
     mask = here[:, None] & exists[None, :]
-    first, second = pair_of(pair, half, HEAD_DIM)
+    first, second = pair_of(pair, half, HEAD_DIM, False)
 
     turns = mask & (pair < half)[None, :]
     c = tl.load(cos + token[:, None] * cos_row + pair[None, :] * cos_pair, mask=turns, other=1.0)

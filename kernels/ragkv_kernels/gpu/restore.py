@@ -12,11 +12,11 @@ _TOKENS = 32
 
 
 @triton.jit
-def pair_of(pair, half, HEAD_DIM: tl.constexpr):
+def pair_of(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr):
     """Return the two channels of a pair: those that turn together, then the rest by twos."""
     turns = pair < half
-    first = tl.where(turns, pair, pair + half)
-    second = tl.where(turns, pair + half, pair + HEAD_DIM // 2)
+    first = tl.where(turns, pair * 2 if ADJACENT else pair, pair + half)
+    second = tl.where(turns, pair * 2 + 1 if ADJACENT else pair + half, pair + HEAD_DIM // 2)
     return first, second
 
 
@@ -81,6 +81,7 @@ def _restore(
     value_span,
     LEVELS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ADJACENT: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
@@ -92,7 +93,7 @@ def _restore(
     mask = here[:, None] & (pair < HEAD_DIM // 2)[None, :]
     row = tl.load(rows + index, mask=here, other=0)
     slot = tl.load(slots + index, mask=here, other=0)
-    first, second = pair_of(pair, half, HEAD_DIM)
+    first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
     kind = keys.dtype.element_ty
 
     from_keys += layer * from_keys_layer
@@ -149,6 +150,7 @@ def restore(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
     grid: Grid,
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
@@ -161,7 +163,7 @@ def restore(
     _launch(
         (*grids, data.stride(0), data, keys_at, *layout, data, values_at, *layout),
         (keys, values),
-        (rows, slots, table),
+        (rows, slots, table, adjacent),
         (tokens, *spans),
         grid.levels,
     )
@@ -175,23 +177,26 @@ def move(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
 ) -> None:
     """See :func:`ragkv_kernels.move`."""
     from_keys, from_values = cached
     sources = from_keys, 0, *from_keys.stride(), from_values, 0, *from_values.stride()
     no_grids = (from_keys,) * 4
-    _launch((*no_grids, 0, *sources), (keys, values), (rows, slots, table), (1, 1, 1, 1), 0)
+    _launch(
+        (*no_grids, 0, *sources), (keys, values), (rows, slots, table, adjacent), (1, 1, 1, 1), 0
+    )
 
 
 def _launch(
     sources: tuple[object, ...],
     targets: tuple[torch.Tensor, torch.Tensor],
-    moves: tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
+    moves: tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor], bool],
     spans: tuple[int, ...],
     levels: int,
 ) -> None:
     keys, values = targets
-    rows, slots, (cos, sin) = moves
+    rows, slots, (cos, sin), adjacent = moves
     layers, heads, _, width = keys.shape
     if not len(rows) or not layers:
         return
@@ -213,6 +218,7 @@ def _launch(
             *spans,
             LEVELS=levels,
             HEAD_DIM=width,
+            ADJACENT=adjacent,
             BLOCK_P=triton.next_power_of_2(width // 2),
             BLOCK_T=_TOKENS,
             enable_fp_fusion=False,

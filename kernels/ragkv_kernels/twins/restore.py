@@ -16,12 +16,13 @@ def restore(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
     grid: Grid,
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
     _, heads, _, width = keys.shape
     decoded = (part.to(keys.dtype) for part in _decode(data, (heads, tokens, width), grid))
-    move(tuple(decoded), keys, values, rows=rows, slots=slots, table=table)
+    move(tuple(decoded), keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
 
 
 def move(
@@ -32,19 +33,27 @@ def move(
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
 ) -> None:
     """See :func:`ragkv_kernels.move`."""
     cos, sin = (part[slots] for part in table)
     from_keys, from_values = cached
-    keys[:, :, slots] = rotate(from_keys[:, :, rows].float(), cos, sin).to(keys.dtype)
+    turned = rotate(from_keys[:, :, rows].float(), cos, sin, adjacent=adjacent)
+    keys[:, :, slots] = turned.to(keys.dtype)
     values[:, :, slots] = from_values[:, :, rows]
 
 
-def rotate(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(
+    keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, adjacent: bool = False
+) -> torch.Tensor:
     """Rotate float32 keys ``[..., tokens, head_dim]`` by ``[tokens, rotary_dim / 2]``."""
-    half = cos.shape[1]
-    first, second, rest = keys.split([half, half, keys.shape[-1] - 2 * half], dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+    width = 2 * cos.shape[1]
+    pairs = keys[..., :width].unflatten(-1, (-1, 2) if adjacent else (2, -1))
+    first, second = pairs.unbind(-1 if adjacent else -2)
+    turned = torch.stack(
+        [first * cos - second * sin, second * cos + first * sin], dim=-1 if adjacent else -2
+    )
+    return torch.cat([turned.flatten(-2), keys[..., width:]], dim=-1)
 
 
 def _decode(
