@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from tiny import SIZE, some_chunks, tiny_tokenizer
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from ragkv import RagKV, StoreConfig
+from ragkv.model.load import load_model, with_turns
 from ragkv.select import method_names
 
 QUESTION = "\n\nWhat does the text say?"
@@ -49,6 +51,12 @@ def made(family: str) -> PreTrainedModel:
 
 def prompt_of(chunks: list[str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": "\n\n".join(chunks) + QUESTION}]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_what_is_usual_is_found_out_too(family: str) -> None:
+    loaded = load_model(tiny.tiny_model(family), tiny_tokenizer())
+    assert with_turns(loaded).architecture == loaded.architecture
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -63,6 +62,7 @@ class RotaryTables:
     def __init__(self, rotary: nn.Module) -> None:
         self._rotary = rotary
         self._by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+        self._in_a_row: dict[str, bool] = {}
 
     def at(self, kind: RopeKind, positions: torch.Tensor) -> Table:
         """Return the table of one kind at ``positions`` ``[tokens]``.
@@ -73,7 +73,7 @@ class RotaryTables:
             ones = torch.ones(len(positions), 1, device=positions.device)
             return Table(ones, torch.zeros_like(ones))
         cos, sin = self._of_model(kind.table, positions)
-        if kind.turn == "adjacent" and self._twice_in_a_row:
+        if kind.turn == "adjacent" and self._twice_in_a_row(kind.table):
             cos, sin = cos[:, ::2], sin[:, ::2]
         else:
             half = cos.shape[-1] // 2
@@ -86,12 +86,13 @@ class RotaryTables:
         cos, sin = self._rotary(probe, positions[None], *([table] if self._by_kind else []))
         return cos[0].float(), sin[0].float()
 
-    @cached_property
-    def _twice_in_a_row(self) -> bool:
+    def _twice_in_a_row(self, table: str) -> bool:
         """Whether the model's table repeats each number at once (Cohere), not by halves (GLM)."""
-        device = next(self._rotary.buffers()).device
-        sin = self._of_model("", torch.ones(1, dtype=torch.long, device=device))[1][0]
-        return torch.equal(sin[::2], sin[1::2])
+        if table not in self._in_a_row:
+            device = next(self._rotary.buffers()).device
+            sin = self._of_model(table, torch.ones(1, dtype=torch.long, device=device))[1][0]
+            self._in_a_row[table] = torch.equal(sin[::2], sin[1::2])
+        return self._in_a_row[table]
 
     def tables(self, kinds: Iterable[RopeKind], positions: torch.Tensor) -> dict[RopeKind, Table]:
         """Return the tables of several kinds at the same positions."""
