@@ -328,6 +328,11 @@ class DecodeConfig:
         Sample among this many most probable tokens; 0 is all.
     stop_token_ids
         Tokens that end the answer, besides the model's own end-of-sequence tokens.
+    cache_implementation
+        ``"static"`` decodes over a cache of fixed shape, whose steps transformers compiles: on
+        a GPU, into CUDA graphs. It is kept beside the buffer that prompts use, a second KV of up
+        to twice the longest prompt and answer, and nothing is repaired while the answer is drawn.
+        ``None``: the model's steps run over that buffer.
     """
 
     max_new_tokens: int = 256
@@ -337,6 +342,7 @@ class DecodeConfig:
     seed: int | None = None
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
+    cache_implementation: Literal["static"] | None = None
 
     def __post_init__(self) -> None:
         _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -357,6 +363,10 @@ class DecodeConfig:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _check_whole("a stop token", token, 0, 2**31)
+        if self.cache_implementation not in (None, "static"):
+            raise ConfigError(
+                f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from ragkv.auxiliaries import Auxiliaries
 from ragkv.background import Background, Calls
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.corpus import Corpus, Sink
+from ragkv.decode import static
 from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
@@ -207,15 +208,18 @@ class RagKV:
         seed: int | None = None,
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
+        cache_implementation: Literal["static"] | None = None,
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
 
-        ``overrides`` are fields of ReuseConfig, for this call alone.
+        The settings are those of :class:`ragkv.config.DecodeConfig`; ``overrides`` are fields of
+        ReuseConfig, for this call alone.
         """
         clock = Clock()
-        config = self._configured(overrides)
-        decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
+        drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
+        decode = DecodeConfig(*drawing, cache_implementation)
+        config = self._configured(overrides, decode)
         with self._calls:
             return self._complete(prompt, config, decode, clock)
 
@@ -230,12 +234,14 @@ class RagKV:
         seed: int | None = None,
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
+        cache_implementation: Literal["static"] | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
-        config = self._configured(overrides)
-        decode = DecodeConfig(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
+        drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
+        decode = DecodeConfig(*drawing, cache_implementation)
+        config = self._configured(overrides, decode)
         held = partial(getattr, self._lock, "is_mine")
         return self._calls.hand_on(
             lambda speak, cancelled: self._complete(
@@ -328,12 +334,14 @@ class RagKV:
             return self._corpus.sink(chat_head(self.tokenizer))
         return self._corpus.sink(undated(config.sink, self.tokenizer))
 
-    def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
+    def _configured(
+        self, overrides: dict[str, Any], decode: DecodeConfig | None = None
+    ) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method_of(config)
         if "calibrated_for" in overrides:
             check_calibration(config, self._loaded)
-        return config
+        return config if decode is None else static.steps_alone(config, decode)
 
     @property
     def loaded(self) -> LoadedModel:
@@ -390,6 +398,7 @@ class RagKV:
         self._calls.close()
         self._background.close()
         self._loaded.workspace.release()
+        static.release(self.model)
         self._store.close()
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
+from ragkv.decode.static import decoded_over
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.load import LoadedModel
 
@@ -149,26 +150,33 @@ def draw(
     sample = None
     if config.seed is not None and config.temperature > 0:
         sample = partial(_sample, listener, _Seeded(config.seed))
-    out = generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        past_key_values=cache,
-        generation_config=_generation_config(loaded, config),
-        stopping_criteria=StoppingCriteriaList([stop]),
-        **_left_out(loaded),
-        streamer=listener,
-        custom_generate=sample,
-    )
+    with decoded_over(loaded, cache, config, len(ids)) as over:
+        out = generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=over,
+            generation_config=_generation_config(loaded, config),
+            stopping_criteria=StoppingCriteriaList([stop]),
+            **_left_out(loaded, config),
+            streamer=listener,
+            custom_generate=sample,
+        )
     return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
 
 
-def _left_out(loaded: LoadedModel) -> dict[str, None]:
+def _left_out(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:
     """Name what the model's generation configuration has and a request must not take.
 
-    What is None in a request's configuration transformers takes from the model's.
+    What is None in a request's configuration transformers takes from the model's. A model
+    without reuse gets its static cache from transformers.
     """
     own = loaded.model.generation_config
-    return {name: None for name in _LEFT_OUT if getattr(own, name, None) is not None}
+    out: dict[str, str | None] = {
+        name: None for name in _LEFT_OUT if getattr(own, name, None) is not None
+    }
+    if config.cache_implementation is not None and loaded.architecture is None:
+        out["cache_implementation"] = config.cache_implementation
+    return out
 
 
 def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:

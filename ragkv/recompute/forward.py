@@ -88,7 +88,7 @@ def subset_as_first_call(
 
     For transformers' ``generate``, whose first call would compute the prompt's last
     token over the cache: so the repair gives the first token's logits, and that token
-    is not computed twice. The calls after it are ordinary.
+    is not computed twice. The calls after it are ordinary, and have no hooks of this.
 
     Parameters
     ----------
@@ -99,7 +99,6 @@ def subset_as_first_call(
     drift, sparse
         As in :func:`subset_forward`.
     """
-    begun = False
 
     @contextmanager
     def stepping() -> Iterator[dict[str, Any]]:
@@ -109,15 +108,10 @@ def subset_as_first_call(
         ):
             yield arguments
             loaded.wait()
+        hooks.close()
 
-    def instead(_: dict[str, Any]) -> AbstractContextManager[dict[str, Any]] | None:
-        nonlocal begun
-        if begun:
-            return None
-        begun = True
-        return stepping()
-
-    with passes_instead(loaded, cache, instead):
+    with ExitStack() as hooks:
+        hooks.enter_context(passes_instead(loaded, cache, lambda _: stepping()))
         yield
 
 
