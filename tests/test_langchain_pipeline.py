@@ -17,6 +17,7 @@ from langchain_ragkv import ChatRagKV, RagKVPipeline
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline
+from transformers.cache_utils import StaticCache
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
@@ -262,3 +263,23 @@ def test_other_tasks_are_refused():
     made.task = "summarization"
     with pytest.raises(ValidationError, match="serves text-generation"):
         swapped(made)
+
+
+def test_a_pipelines_static_cache_is_kept():
+    made, used = pipe(cache_implementation="static"), []
+    hook = made.model.register_forward_hook(lambda _, __, out: used.append(out.past_key_values))
+    llm = swapped(made)
+    text = llm.invoke(prompt())
+    assert isinstance(used[-1], StaticCache)
+    assert text == swapped().invoke(prompt())
+    assert not isinstance(used[-1], StaticCache)
+    swapped().invoke(prompt(), cache_implementation="static")
+    assert isinstance(used[-1], StaticCache)
+    chat = ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine())
+    chat.invoke([("human", prompt())])
+    assert isinstance(used[-1], StaticCache)
+    chat.invoke([("human", prompt())], cache_implementation=None)
+    assert not isinstance(used[-1], StaticCache)
+    hook.remove()
+    with pytest.raises(ValidationError, match="cache_implementation"):
+        swapped(pipe(cache_implementation="quantized"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -57,6 +57,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
     """Texts at which an answer ends; it does not contain them. Those of the pipeline of
     ``llm`` end it, too."""
+    cache_implementation: Literal["static"] | None = None
+    """``"static"`` decodes over a cache of fixed shape: CUDA graphs on a GPU, and a second KV
+    (see ragkv's DecodeConfig)."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError; the clock is
     looked at whenever text comes."""
@@ -125,6 +128,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
+            "cache_implementation": settings.cache_implementation,
         }
         if isinstance(self.llm, ChunkReuse):
             own |= {"method": self.llm.method, "recompute_ratio": self.llm.recompute_ratio}
@@ -213,7 +217,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         """One call's settings: the fields, with the call's own on top."""
         given = {name: value for name, value in given.items() if name != "stream"}
         timeout = given.pop("timeout", self.timeout)
-        names = ("temperature", "max_tokens", "top_p", "top_k", "seed")
+        names = ("temperature", "max_tokens", "top_p", "top_k", "seed", "cache_implementation")
         own = {name: given.pop(name, getattr(self, name)) for name in names}
         limits = (own["max_tokens"], self.max_tokens)
         limit = next((limit for limit in limits if limit is not None), None)
@@ -226,6 +230,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "top_k": own["top_k"] or 0,
             "seed": own["seed"],
+            "cache_implementation": own["cache_implementation"],
             "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
             **self._overrides(given),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers import GenerationConfig, Pipeline
 from transformers.pipelines.text_generation import ReturnType
@@ -24,6 +24,7 @@ _NEUTRAL = {
     "no_repeat_ngram_size": 0,
     "typical_p": 1.0,
     "stop_strings": None,
+    "cache_implementation": "static",  # the engine has that, too
 }
 
 
@@ -39,6 +40,8 @@ class PipelineSettings:
         Whether the prompt is part of the text that is returned.
     stop_strings
         Texts that end the answer *and belong to it*, as transformers has them.
+    cache_implementation
+        ``"static"`` where the model's steps run over a static cache, else None.
     decoding
         Keyword arguments of the tokenizer's ``decode``.
     unsupported
@@ -53,6 +56,7 @@ class PipelineSettings:
     stop_strings: tuple[str, ...]
     full_text: bool
     decoding: dict[str, Any]
+    cache_implementation: Literal["static"] | None
     unsupported: tuple[str, ...]
 
     def answer_limit(self, prompt_tokens: int) -> int:
@@ -101,6 +105,7 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
         full_text=after.get("return_type", ReturnType.FULL_TEXT) is ReturnType.FULL_TEXT,
         decoding={name: after[name] for name in _DECODING if name in after},
+        cache_implementation="static" if wanted.get("cache_implementation") == "static" else None,
         unsupported=tuple(sorted(set(unsupported))),
     )
 

@@ -160,6 +160,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             "top_p": settings.top_p,
             "top_k": settings.top_k,
             "stop": (*settings.stop_strings, *(stop or ())),
+            "cache_implementation": settings.cache_implementation,
             **self._overrides(changes),
         }
 

@@ -64,6 +64,18 @@ def test_answers_are_those_of_the_cpu(
     assert reused[0] == reused[1]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_steps_over_a_static_cache(make_engine: Make, family: str) -> None:
+    tokens = []
+    for device, over in (("cpu", None), (DEVICE, "static"), (DEVICE, "static")):
+        engine = make_engine(family, device=device)
+        engine.precompute(CHUNKS)
+        settings = {"max_new_tokens": 8, "repair_ahead": False, "cache_implementation": over}
+        answers = [engine.generate(PROMPT, method=name, **settings) for name in ("query", "full")]
+        tokens.append([answer.token_ids for answer in answers])
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
 TIERS = {
     "device": {},
     "memory": {"device_bytes": 0},

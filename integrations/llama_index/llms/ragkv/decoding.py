@@ -10,7 +10,15 @@ from ragkv import RagKV
 from ragkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_DECODE = ("max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+_DECODE = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop",
+    "seed",
+    "cache_implementation",
+)
 _WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
 _SAMPLING_ONLY = ("top_k", "min_p", "typical_p")
 _IGNORED = ("pad_token_id",)
