@@ -20,6 +20,7 @@ from ragkv import DecodeConfig, RagKV
 from ragkv.decode import static
 from ragkv.decode.generate import draw
 from ragkv.errors import ConfigError
+from ragkv.model.load import LoadedModel
 from ragkv.select import method_names
 
 Make = Callable[..., RagKV]
@@ -360,6 +361,69 @@ def test_what_was_compiled_does_not_hold_the_cache(compiled: Callable[..., RagKV
         engine.generate(PROMPT, **ALONE, **OVER)
     assert graphs() == 1
     assert_shared_and_freed(engines)
+
+
+def test_graphs_that_are_replayed_where_they_were_captured(
+    compiled: Callable[..., RagKV],
+) -> None:
+    """What stands for a CUDA graph here keeps what it was first called with, as that does."""
+    engine = compiled()
+    captures = []
+
+    def capturing(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        memory: list[torch.Tensor] = []
+        given_out: list[torch.Tensor] = []
+        layers = kept(engine).layers
+        lasting = {p.data_ptr() for p in engine.model.parameters()}
+        lasting |= {part.data_ptr() for layer in layers for part in (layer.keys, layer.values)}
+        lasting |= {layer.cumulative_length.data_ptr() for layer in layers}
+        captures.append(graph)
+
+        def replay(*given: torch.Tensor) -> list[torch.Tensor]:
+            if not memory:
+                memory.extend(x if x.data_ptr() in lasting else x.clone() for x in given)
+            for ours, theirs in zip(memory, given, strict=True):
+                if ours.data_ptr() not in lasting:
+                    ours.copy_(theirs)
+            out = graph.forward(*memory)
+            if not given_out:
+                given_out.extend(part.clone() for part in out)
+            for ours, new in zip(given_out, out, strict=True):
+                ours.copy_(new)
+            return list(given_out)
+
+        return replay
+
+    for chunks in (CHUNKS[:1], CHUNKS, CHUNKS[2:], CHUNKS):
+        for method in ("query", "full"):
+            settings = {"method": method, **ALONE}
+            expected = engine.generate(prompt_of(*chunks), **settings).token_ids
+            compile_all(engine.model, capturing)
+            found = engine.generate(prompt_of(*chunks), **settings, **OVER).token_ids
+            assert found == expected
+    assert len(captures) == 1
+
+
+def test_who_decides_how_steps_are_compiled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph for each length, as layers with a window would have it, is none."""
+    plain, windowed = make("llama"), make("gemma3")
+    assert static.compiled_how(windowed.loaded, None) is None
+    monkeypatch.setattr(LoadedModel, "device", torch.device("cuda"))
+    assert static.compiled_how(plain.loaded, None) is None
+    chosen = static.compiled_how(windowed.loaded, None)
+    assert chosen is not None
+    assert chosen.mode == "default"
+    own = CompileConfig(dynamic=True)
+    assert static.compiled_how(windowed.loaded, own) is own
+    monkeypatch.undo()
+
+
+def test_disable_compile_is_heeded(compiled: Callable[..., RagKV]) -> None:
+    engine = compiled()
+    engine.model.generation_config.disable_compile = True
+    expected = engine.generate(PROMPT, **ALONE).token_ids
+    assert engine.generate(PROMPT, **ALONE, **OVER).token_ids == expected
+    assert graphs() == 0
 
 
 def test_a_thread_of_each_answer_compiles_nothing_again(compiled: Callable[..., RagKV]) -> None:

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
-from ragkv.decode.static import decoded_over
+from ragkv.decode.static import compiled_how, decoded_over
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.load import LoadedModel
 
@@ -196,6 +196,8 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         use_cache=True,
         return_dict_in_generate=False,
     )
+    if config.cache_implementation is not None:
+        base.compile_config = compiled_how(loaded, base.compile_config)
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
     base.eos_token_id = [*ends, *config.stop_token_ids] or None

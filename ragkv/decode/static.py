@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache
 
 from ragkv.config import DecodeConfig, ReuseConfig
@@ -58,6 +58,18 @@ def steps_alone(config: ReuseConfig, decode: DecodeConfig) -> ReuseConfig:
             "leave cache_implementation out"
         )
     return config.override(repair_ahead=False)
+
+
+def compiled_how(loaded: LoadedModel, own: CompileConfig | None) -> CompileConfig | None:
+    """Return ``own``; where it is None and CUDA graphs would do harm, a way without them.
+
+    None leaves it to transformers. Its layers with a window count rows in numbers of Python's,
+    and torch captures a graph for each number: for each step anew.
+    """
+    windows = loaded.architecture is not None and any(loaded.architecture.windows)
+    if own is None and windows and loaded.device.type == "cuda":
+        return CompileConfig(mode="default")
+    return own
 
 
 def release(model: PreTrainedModel) -> None:
