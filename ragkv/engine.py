@@ -25,7 +25,7 @@ from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlap import overlapping
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ClosedError, ConfigError, ModelInUseError
+from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
@@ -176,7 +176,7 @@ class RagKV:
         ModelInUseError
             The calling thread itself holds the model, which that work may wait for.
         """
-        self._refuse_own_turn()
+        self._lock.refuse_mine()
         with suppress(ClosedError), self._calls:
             self._background.wait()
 
@@ -218,8 +218,7 @@ class RagKV:
         """
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, cache_implementation)
-        config = self._configured(overrides, decode)
+        config, decode = self._drawing(overrides, *drawing, cache_implementation)
         with self._calls:
             return self._complete(prompt, config, decode, clock)
 
@@ -240,8 +239,7 @@ class RagKV:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, cache_implementation)
-        config = self._configured(overrides, decode)
+        config, decode = self._drawing(overrides, *drawing, cache_implementation)
         held = partial(getattr, self._lock, "is_mine")
         return self._calls.hand_on(
             lambda speak, cancelled: self._complete(
@@ -291,13 +289,6 @@ class RagKV:
         """
         return self._lock
 
-    def _refuse_own_turn(self) -> None:
-        if self._lock.is_mine:
-            raise ModelInUseError(
-                "This thread holds the model, for which others wait: call it outside of "
-                "`with kv.turn():` and `with prefilled.decoding():`."
-            )
-
     @contextmanager
     def _turn(self, clock: Clock) -> Iterator[None]:
         """Wait for the model; one request uses it at a time."""
@@ -334,14 +325,16 @@ class RagKV:
             return self._corpus.sink(chat_head(self.tokenizer))
         return self._corpus.sink(undated(config.sink, self.tokenizer))
 
-    def _configured(
-        self, overrides: dict[str, Any], decode: DecodeConfig | None = None
-    ) -> ReuseConfig:
+    def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method_of(config)
         if "calibrated_for" in overrides:
             check_calibration(config, self._loaded)
-        return config if decode is None else static.steps_alone(config, decode)
+        return config
+
+    def _drawing(self, overrides: dict[str, Any], *given: Any) -> tuple[ReuseConfig, DecodeConfig]:
+        config, decode = self._configured(overrides), DecodeConfig(*given)
+        return static.steps_alone(config, decode), decode
 
     @property
     def loaded(self) -> LoadedModel:
@@ -384,8 +377,7 @@ class RagKV:
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.
 
-        Calls after it raise :class:`ragkv.errors.ClosedError`. In a fork of the process that made
-        the engine it does nothing.
+        Calls after it raise :class:`ragkv.errors.ClosedError`. In a forked process it does nothing.
 
         Raises
         ------
@@ -394,7 +386,7 @@ class RagKV:
         """
         if self._calls.forked:
             return
-        self._refuse_own_turn()
+        self._lock.refuse_mine()
         self._calls.close()
         self._background.close()
         self._loaded.workspace.release()

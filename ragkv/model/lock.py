@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
+from ragkv.errors import ModelInUseError
 from ragkv.model.architecture import config_of
 
 _SOFT = 1
@@ -56,6 +57,14 @@ class ModelLock:
     def is_mine(self) -> bool:
         """Whether the calling thread uses the model."""
         return self._owner == threading.get_ident()
+
+    def refuse_mine(self) -> None:
+        """Raise ModelInUseError where the calling thread is about to wait for itself."""
+        if self.is_mine:
+            raise ModelInUseError(
+                "This thread holds the model, for which others wait: call it outside of "
+                "`with kv.turn():` and `with prefilled.decoding():`."
+            )
 
     @contextmanager
     def behind_others(self) -> Iterator[None]:
