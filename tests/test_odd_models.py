@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     RwkvConfig,
+    StableLmConfig,
 )
 
 from ragkv import RagKV
@@ -103,6 +104,17 @@ def persimmon(**more: Any) -> PreTrainedModel:
 def test_heads_that_are_not_grouped() -> None:
     with RagKV(persimmon(), tiny_tokenizer(), store=":memory:") as engine:
         assert engine.loaded.architecture.kv_heads == 4
+        assert_exact(engine)
+
+
+def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
+    with RagKV(made(StableLmConfig(**SIZE)), tiny_tokenizer(), store=":memory:") as engine:
+        assert_exact(engine)
+        prompt = "\n\n".join(some_chunks(3)) + QUESTION
+        assert engine.prefill(prompt, recompute_ratio=0.2).report.recomputed_tokens > 20
+        engine.precompute(some_chunks(3), method="ape")
+        with pytest.raises(UnsupportedModelError, match="another"):
+            engine.generate(prompt, method="ape", max_new_tokens=3)
         assert_exact(engine)
 
 

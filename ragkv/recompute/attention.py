@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
-from ragkv.recompute.beside import ordinary, own_pass, switched
+from ragkv.recompute.beside import described_by_own, ordinary, own_pass, switched
 from ragkv.recompute.overlap import attend_overlapping
 from ragkv.recompute.rows import Rows, attend
 from ragkv.recompute.sparse import SparseRows
@@ -52,6 +52,7 @@ def _attention_function(
     **given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Entry point that transformers calls under ragkv's name; a pass has no use for masks."""
+    ragkv_pass = ragkv_pass or described_by_own(module)
     if ragkv_pass is None:
         return ordinary(before, module, query, key, value, attention_mask, **given)
     scaling: float = given["scaling"]
@@ -88,17 +89,17 @@ def _attention_function(
 
 
 @contextmanager
-def subset_attention(model: PreTrainedModel) -> Iterator[None]:
+def subset_attention(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
     """Switch the model to ragkv's attention, and back when the block ends.
 
-    The model's lock must be held. Calls without a :class:`Pass` stay what they are, in
-    whichever thread.
+    The model's lock must be held. Other threads' calls stay what they are. Those of this thread
+    are passes: each says which (``ragkv_pass=``), or all are ``one``.
     """
     config = backbone_of(model).config
     before = config._attn_implementation
     config._attn_implementation = switched(before, _attention_function)
     try:
-        with own_pass(config):
+        with own_pass(config, one):
             yield
     finally:
         config._attn_implementation = before

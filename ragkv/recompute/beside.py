@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
-from ragkv.errors import ModelInUseError
+from ragkv.errors import ModelInUseError, UnsupportedModelError
 
 NAME = "ragkv"
 _SERVED = ("sdpa", "eager")
@@ -30,10 +30,10 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class _Here(threading.local):
-    """The configurations of the models whose pass runs in this thread."""
+    """The passes that run in this thread, each with its model's configuration."""
 
     def __init__(self) -> None:
-        self.configs: list[PreTrainedConfig] = []
+        self.passes: list[tuple[PreTrainedConfig, Any]] = []
 
 
 _here = _Here()
@@ -56,13 +56,40 @@ def switched(before: str | None, attention: Attention) -> str:
 
 
 @contextmanager
-def own_pass(config: PreTrainedConfig) -> Iterator[None]:
-    """Make no masks for the calls of the block: the rows' own positions limit what they see."""
-    _here.configs.append(config)
+def own_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
+    """Make no masks for the calls of the block: the rows' own positions limit what they see.
+
+    Parameters
+    ----------
+    described
+        What :func:`described_by_own` returns in the block.
+    """
+    _here.passes.append((config, described))
     try:
         yield
     finally:
-        _here.configs.pop()
+        _here.passes.pop()
+
+
+def described_by_own(module: torch.nn.Module) -> Any:
+    """Return what the pass that runs over a layer in this thread is; None is an ordinary call.
+
+    For layers that do not hand on what their model is called with (StableLM, Nemotron).
+
+    Raises
+    ------
+    UnsupportedModelError
+        Such a pass runs, and only those layers could have said which rows it has.
+    """
+    for config, described in _here.passes:
+        if config is getattr(module, "config", None):
+            if described is None:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} is not handed what its model is called with, which "
+                    "this method needs: use another, or method='full'."
+                )
+            return described
+    return None
 
 
 def ordinary(
@@ -88,7 +115,7 @@ def ordinary(
 
 def _mask(*args: Any, before: str | None, config: PreTrainedConfig, **given: Any) -> Any:
     """Make an ordinary call's mask, and none for a pass."""
-    if any(config is own for own in _here.configs):
+    if any(config is own for own, _ in _here.passes):
         return None
     if before not in _SERVED:
         raise ModelInUseError(_IN_USE.format(before=before))

@@ -183,23 +183,18 @@ def subset_call(
     chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
     positions = where if overlap is None else overlap.at(where)
+    one = Pass(computed, loaded.architecture.windows, observer, overlap, sparse, last_row_ends=True)
     cache.write_at(where, drift, length=len(ids))
+    model = loaded.model
     try:
-        with subset_attention(loaded.model), last_row_ends(loaded.model), by_onednn(loaded.model):
+        with subset_attention(model, one), last_row_ends(model), by_onednn(model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
                 "logits_to_keep": 1,
-                "ragkv_pass": Pass(
-                    computed,
-                    loaded.architecture.windows,
-                    observer,
-                    overlap,
-                    sparse,
-                    last_row_ends=True,
-                ),
+                "ragkv_pass": one,
             }
     finally:
         cache.write_at(None)
