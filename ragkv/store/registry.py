@@ -35,6 +35,7 @@ from ragkv.store.names import (
 
 Item = TypeVar("Item")
 _BATCH = 256
+_TOLD = 16
 KEPT_CHANGES = 1000
 """Newest changes that are never removed."""
 
@@ -56,6 +57,7 @@ class Registry:
         self._owner = {"format": LAYOUT, "namespace": namespace}
         self._lock = threading.RLock()  # for rows that are read and then written
         self._last_change = 0  # there are at least as many
+        self._told: dict[int, bytes] = {}  # newest changes, as they were told
         self._check_owner()
 
     def row(self, digest: str) -> TextRow | None:
@@ -182,13 +184,12 @@ class Registry:
     # ---- the log
 
     def changes(self, since: int) -> tuple[int, list[Change]]:
-        """Return the newest change's number, and the changes after ``since``, oldest first."""
-        # the number last seen is read again: where it is gone, the place was emptied
-        keys = list(self._log(since - 1))
-        if not keys:
-            return self.changes(0) if since > 0 else (0, [])
-        values = self._backend.get_many(key for key in keys if change_of(key) > since)
-        return change_of(keys[-1]), [Change.parse(value) for value in values]
+        """Return the newest change's number, and the changes after ``since``, oldest first.
+
+        Of a place that was emptied since they are all that there are.
+        """
+        newest, changes, _ = self._changes(since)
+        return newest, changes
 
     def deletions(self, since: int, known: Iterable[str]) -> list[str]:
         """Return the digests of the texts that were deleted after ``since``.
@@ -196,14 +197,34 @@ class Registry:
         Where changes after that were removed, or the place was emptied, those of ``known``
         that have no row any more are among them, and all that came since.
         """
-        newest, changes = self.changes(since)
+        _, changes, emptied = self._changes(since)
         gone = [change.digest for change in changes if change.text is None]
-        if newest < since or since < self._cleared():
+        if emptied or since < self._cleared():
             came = [digest_of_text(change.text) for change in changes if change.text is not None]
             others = set(known).difference(came)
             there = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
             gone += [*came, *others.difference(there)]
         return list(dict.fromkeys(gone))
+
+    def _changes(self, since: int) -> tuple[int, list[Change], bool]:
+        """Return as :meth:`changes`, and whether the place was emptied after ``since``."""
+        # the change last seen is read again: where it is gone, or another, the place was emptied
+        keys = list(self._log(since - 1))
+        if keys == [log_key(since)]:
+            return since, [], False
+        if not keys:
+            return (*self.changes(0), True) if since > 0 else (0, [], False)
+        values = [bytes(value or b"") for value in self._backend.get_many(keys)]
+        if change_of(keys[0]) == since:
+            if values[0] not in (self._told.get(since, values[0]), b""):  # b"": its text went
+                return (*self.changes(0), True)
+            del keys[0], values[0]
+        newest = change_of(keys[-1])
+        with self._lock:
+            self._told[newest] = values[-1]
+            while len(self._told) > _TOLD:
+                del self._told[next(iter(self._told))]
+        return newest, [Change.parse(value) for value in values], False
 
     def clear_log(self, kept: int = KEPT_CHANGES) -> None:
         """Remove changes that say nothing, but not the newest ``kept``.

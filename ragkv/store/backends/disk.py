@@ -1,6 +1,7 @@
 """A folder: diskcache as the index, one file for each large value.
 
-``index/`` holds a row for every key (:mod:`ragkv.store.index`), ``kv/ab/`` the files.
+``index/`` holds a row for every key (:mod:`ragkv.store.index`), ``kv/ab/`` the files, and
+``reserve`` room for the index to forget with on a full disk.
 A file is written once, under a name of its own, and never changed; which of them is a
 key's value, the key's row says. So a value is replaced by one commit of the index. Files
 are renamed to their names inside the index's write transaction, so that no process takes
@@ -28,6 +29,7 @@ from ragkv.store.index import Index, Rows
 INLINE_BYTES = 4096
 """Values up to this length lie in the index."""
 
+_RESERVE_BYTES = 1 << 17
 _SUFFIX = ".safetensors"
 _OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 """Folder and name of a value's file: what others keep there stays."""
@@ -63,6 +65,7 @@ class DiskBackend(Backend):
         self.budget = budget
         self.read_only = read_only
         self._files = self.folder / "kv"
+        self._reserve = self.folder / "reserve"
         self._index = Index(self.folder / "index", read_only=read_only)
         try:
             with files.store_errors(self.folder):
@@ -105,13 +108,29 @@ class DiskBackend(Backend):
         return self._look(key) is None and self._put(key, parts, absent=True)
 
     def delete(self, key: str) -> bool:
-        """Remove a value's file, then its row: what was deleted never comes back."""
+        """Remove a value's file, then its row: what was deleted never comes back.
+
+        Without a byte left on the file system the index cannot be written, not even to
+        forget: then the reserve makes room.
+        """
+        try:
+            return self._delete(key)
+        except StoreFullError as full:
+            try:
+                self._reserve.unlink()
+            except OSError:
+                raise full from None
+            return self._delete(key)
+
+    def _delete(self, key: str) -> bool:
         with files.store_errors(self.folder), self._index.transaction() as rows:
             row = _parse(rows.get(check_key(key)))
             if row is not None and row.value is None:
                 self._path(key, row).unlink(missing_ok=True)
             self._account(rows, row, None)
             rows.delete(key)
+        if row is not None and row.value is None:
+            self._keep_reserve()
         return row is not None
 
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
@@ -160,6 +179,7 @@ class DiskBackend(Backend):
                 return self._enter(key, _Row(nbytes, b"".join(parts)), None, absent=absent)
             row = _Row(nbytes, None, secrets.token_hex(8))
             self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
+            self._keep_reserve()
             temporary = files.write_temporary(self._path(key, row).parent, parts)
             try:
                 return self._enter(key, row, temporary, absent=absent)
@@ -168,6 +188,13 @@ class DiskBackend(Backend):
                 raise
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def _keep_reserve(self) -> None:
+        with suppress(OSError):
+            if not self._reserve.exists():
+                # random: a file system that compresses would keep nothing for zeros
+                made = files.write_temporary(self.folder, [os.urandom(_RESERVE_BYTES)])
+                made.replace(self._reserve)
 
     def _enter(self, key: str, row: _Row, temporary: Path | None, *, absent: bool) -> bool:
         """Make a row the key's, and then its file, which is written and synced, the value."""
