@@ -16,6 +16,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.config import CODECS, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import DiskStore
+from ragkv.store.archive import export_store
 from ragkv.store.codecs import codec_of
 from ragkv.store.codecs.grid import LARGEST, GridCodec
 from ragkv.store.format import decode, encode
@@ -327,6 +328,8 @@ def test_a_codec_without_its_package(monkeypatch, tmp_path):
     StoreConfig(codec="int8")
     assert store.get("text", fingerprint).reason == "codec"
     assert verify(store, heal=True).healed == 0
+    with pytest.raises(MissingDependencyError, match="zstd"):  # an archive without it would lack it
+        export_store(store, tmp_path / "all.tar")
     monkeypatch.undo()
     assert store.get("text", fingerprint).entry is not None  # nothing was lost
     store.close()

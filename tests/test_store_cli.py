@@ -106,6 +106,22 @@ def test_gc(folder):
     assert "0 chunks removed" in run("gc", "--store", folder).stdout
 
 
+@pytest.mark.parametrize("command", [["gc"], ["verify", "--heal"], ["stats"], ["export", "a.tar"]])
+def test_a_mistyped_folder_is_not_made(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*command, "--store", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "no store at" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_leaves_alone_what_is_no_file(folder, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "and no file" in run("export", pipe, "--store", folder).stderr
+    assert pipe.is_fifo()
+
+
 def test_export_and_import(folder, tmp_path):
     done = run_json("export", tmp_path / "a.tar", "--store", folder)
     assert done["entries"] == 4

@@ -54,8 +54,9 @@ def test_settings_that_do_not_fit(url: str) -> None:
         open_store(StoreConfig(url, disk_bytes=10))
     with pytest.raises(ConfigError, match="as a string"):
         open_store(Path(url))
-    with pytest.raises(ConfigError, match="unknown store"):
-        open_store("https://somewhere")
+    for unknown in ("https://somewhere", "redis+ssl://somewhere"):
+        with pytest.raises(ConfigError, match="unknown store"):
+            open_store(unknown)
 
 
 @pytest.mark.parametrize(("url", "package"), [("redis://h", "redis"), ("s3://b", "obstore.store")])

@@ -131,7 +131,7 @@ def import_command(
     """Put the entries of an exported file into a store; what is there already stays."""
     from ragkv.store.archive import import_store
 
-    with closing(_open(store, namespace, encrypt)) as opened:
+    with closing(_open(store, namespace, encrypt, new=True)) as opened:
         done = import_store(opened, file)
     _report(
         asdict(done),
@@ -158,7 +158,7 @@ def migrate(
     if folder is None:
         raise ConfigError("earlier versions of ragkv kept stores in folders alone")
     done = migrate_folder(
-        namespace_folder(folder, namespace), lambda: _open(store, namespace, encrypt)
+        namespace_folder(folder, namespace), lambda: _open(store, namespace, encrypt, new=True)
     )
     _report(
         asdict(done),
@@ -210,18 +210,24 @@ def bench(
         _say("Cold is not measured: the store has no files whose pages could be dropped.")
 
 
-def _open(store: str | None, namespace: str, encrypt: bool, *, reading: bool = False) -> BlobStore:
-    """Open a store without tiers above it.
+def _open(
+    store: str | None, namespace: str, encrypt: bool, *, reading: bool = False, new: bool = False
+) -> BlobStore:
+    """Open a store without tiers above it; one that is not there is made where it may be ``new``.
 
     ``reading``: change nothing. Opening a folder for writing may still mend what a crash
-    has left; one that is not there, or may not be written, is opened read-only.
+    has left; one that may not be written is opened read-only.
     """
     from ragkv.config import StoreConfig
+    from ragkv.errors import StoreError
     from ragkv.store import folder_of, open_blobs
     from ragkv.store.disk import namespace_folder
 
-    folder = folder_of(store)
-    mends = folder is not None and os.access(namespace_folder(folder, namespace), os.W_OK)
+    root = folder_of(store)
+    folder = None if root is None else namespace_folder(root, namespace)
+    if folder is not None and not (reading or new or folder.is_dir()):
+        raise StoreError(f"there is no store at {root} with the namespace {namespace!r}")
+    mends = folder is not None and os.access(folder, os.W_OK)
     config = StoreConfig(store, read_only=reading and not mends, encrypt=encrypt)
     return open_blobs(config, namespace)
 

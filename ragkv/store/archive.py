@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from ragkv.errors import StoreError
+from ragkv.errors import MissingDependencyError, StoreError
 from ragkv.store import names
 from ragkv.store.backends.base import Blob
 from ragkv.store.base import KEPT, EntryInfo
@@ -61,7 +61,11 @@ def export_store(store: BlobStore, path: Path) -> Carried:
     ------
     StoreError
         The store cannot be read or the file not written; nothing of it is left.
+    MissingDependencyError
+        Entries are in a codec whose package is not installed.
     """
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is there, and no file: name one that may be written")
     carried = Carried()
     infos = sorted(store.entries(), key=lambda info: (_digest(info), info.fingerprint))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -169,7 +173,9 @@ def _whole(blob: Blob, key: str) -> Header | None:
     """Return the entry's header if it is this key's entry and every byte of it holds."""
     try:
         header, _ = read_header(memoryview(blob))
-    except RefusedEntryError:
+    except RefusedEntryError as refused:
+        if refused.reason == "codec":
+            raise MissingDependencyError(f"{key} cannot be checked: {refused}") from refused
         return None
     digests = names.digest_of_text(header.text), names.digest_of_fingerprint(header.fingerprint)
     if names.entry_key(*digests) != key:

@@ -60,7 +60,7 @@ def open_folder(
     """Open a namespace's folder; the arguments are those of :class:`DiskStore`."""
     folder = namespace_folder(path, namespace)
     if read_only and not folder.parent.is_dir():
-        raise StoreError(f"there is no store at {folder.parent} to be opened read_only")
+        raise StoreError(f"there is no store at {folder.parent}")
     return DiskBackend(folder, budget=budget, read_only=read_only)
 
 

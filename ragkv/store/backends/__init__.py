@@ -8,7 +8,7 @@ from pathlib import Path
 from ragkv.errors import ConfigError
 from ragkv.store.backends.base import Backend
 
-_URL = re.compile("([a-z][a-z0-9]+)://", re.IGNORECASE)
+_URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "s3")
 
 
