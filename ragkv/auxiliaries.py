@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ragkv.accept import verified
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.model.embedded import EMBEDDED
@@ -32,7 +33,8 @@ class Auxiliaries:
         """Return the corpus of the configured auxiliary model, and its sink."""
         name = config.auxiliary_model or EMBEDDED
         if name not in self._corpora:
-            self._corpora[name] = self._make(load_model(name, None, device="cpu"))
+            loaded = verified(load_model(name, None, device="cpu"), "raise")
+            self._corpora[name] = self._make(loaded)
         corpus = self._corpora[name]
         return corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
 

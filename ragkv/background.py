@@ -12,7 +12,7 @@ from typing import ParamSpec, Self, TypeVar
 from ragkv.config import ReuseConfig
 from ragkv.corpus import Corpus, Sink
 from ragkv.errors import ClosedError
-from ragkv.repaired import Repaired
+from ragkv.prepared import Prepared
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -79,11 +79,12 @@ class Calls:
             self.__exit__()
             raise
 
-    def close(self) -> None:
-        """Refuse calls from now on, and return when the last has ended."""
+    def close(self) -> bool:
+        """Refuse calls from now on; return when the last has ended, and whether that was news."""
         with self._changed:
-            self._closed = True
+            was_open, self._closed = not self._closed, True
             self._changed.wait_for(lambda: not self._under_way)
+        return was_open
 
 
 class Background:
@@ -110,8 +111,12 @@ class Background:
         with self._naming:
             return list(self._named)
 
-    def fetch(self, texts: Sequence[str], sink: Sink) -> None:
-        """Start to load chunks that the next prompts will hold; remember those not stored."""
+    def fetch(self, texts: Sequence[str], sink_of: Callable[[], Sink]) -> None:
+        """Start to load chunks that the next prompts will hold; remember those not stored.
+
+        ``sink_of`` may have to wait for the model; ConfigError where it is in training mode.
+        """
+        self._corpus.usable_fingerprint()
         named = [text.strip() for text in texts]
         with self._naming:
             self._last_named = named
@@ -120,9 +125,10 @@ class Background:
                 self._named[text] = None
             while len(self._named) > MOST_NAMED:
                 del self._named[next(iter(self._named))]
-        self._begin(self._fetch, named, sink)
+        self._begin(self._fetch, named, sink_of)
 
-    def _fetch(self, named: Sequence[str], sink: Sink) -> None:
+    def _fetch(self, named: Sequence[str], sink_of: Callable[[], Sink]) -> None:
+        sink = sink_of()
         self._corpus.fetch(named, sink)
         self._forget(text for text in named if self._corpus.contains(text, sink))
 
@@ -131,7 +137,7 @@ class Background:
             with self._naming:
                 self._named.pop(text, None)
 
-    def look_for_named(self, ready: Repaired) -> None:
+    def look_for_named(self, ready: Prepared) -> None:
         """Warn where no chunk was found, and lines of what was named before stand in the prompt."""
         with self._naming:
             named, self._last_named = self._last_named, ()
@@ -145,13 +151,13 @@ class Background:
                 self._warned = True
                 _log.warning(message)
 
-    def after(self, ready: Repaired, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
+    def after(self, ready: Prepared, config: ReuseConfig, sink_of: Callable[..., Sink]) -> None:
         """Encode what a prompt needed and the store did not have."""
         if ready.late:  # in memory by the next time, and the speed measured again
             self._begin(self._corpus.fetch, ready.late, sink_of(config))
         missed = [*ready.missed, *(text for text in self.named if text in ready.text)]
-        self._forget(missed)
         if missed and config.on_miss == "store" and self._keeps:
+            self._forget(missed)
             self._begin(self._corpus.heal, missed, sink_of(config))
 
     def _begin(

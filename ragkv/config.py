@@ -1,4 +1,4 @@
-"""The settings: three frozen dataclasses, checked when they are made."""
+"""The settings: frozen dataclasses, checked when they are made."""
 
 from __future__ import annotations
 

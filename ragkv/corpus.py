@@ -77,7 +77,7 @@ class Corpus:
 
     def sink(self, text: str) -> Sink:
         """Return the sink of that text, encoding it on first use, and when weights changed."""
-        bare = self._bare_fingerprint()
+        bare = self.usable_fingerprint()
         with self._sinks_lock:
             sink = self._sinks.pop(text, None)
             if sink is not None:
@@ -95,7 +95,7 @@ class Corpus:
                     del self._sinks[next(iter(self._sinks))]
         return sink
 
-    def _bare_fingerprint(self) -> Fingerprint:
+    def usable_fingerprint(self) -> Fingerprint:
         """Return :attr:`fingerprint`, unless caches would be no good."""
         if self.loaded.model.training:
             raise ConfigError(
@@ -114,12 +114,13 @@ class Corpus:
             _log.info("the weights of %s may have changed", loaded.name)
             with self._sinks_lock:
                 self._sinks.clear()
-            self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer)
+            kinds = () if loaded.architecture is None else loaded.architecture.rope_kinds
+            self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer, kinds)
             self._state = state
         return self._fingerprint
 
     def _require_unchanged(self, sink: Sink) -> None:
-        if self._bare_fingerprint().weights != sink.fingerprint.weights:
+        if self.usable_fingerprint().weights != sink.fingerprint.weights:
             raise ConfigError(
                 "the model's weights changed while chunks were encoded: encode them again"
             )
@@ -262,10 +263,12 @@ class Corpus:
         if document is not None or expires_in is not None:
             there = partial(self.store.hold, document=document, expires_at=expires_at)
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
+        chunks = [self._tokenized(text, sink) for text in missing]
+        chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         bar = tqdm(
             total=len(wanted),
-            initial=len(wanted) - len(missing),
+            initial=len(wanted) - len(chunks),
             desc="precompute",
             unit="chunk",
             disable=not show_progress,
@@ -287,9 +290,7 @@ class Corpus:
 
         with bar, ThreadPoolExecutor(1, thread_name_prefix="ragkv-write") as writer:
             writing = _begin(writer, partial(write, []))
-            batches = encode_chunks(
-                [self._tokenized(text, sink) for text in missing], sink.rows, self.loaded
-            )
+            batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
                 with self._lock.behind_others():
                     began = time.perf_counter()
@@ -304,9 +305,9 @@ class Corpus:
                 writing = _begin(writer, partial(write, batch))
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(
-            new=len(missing),
+            new=len(chunks),
             existing=len(wanted) - len(missing),
-            skipped=len(unique) - len(wanted),
+            skipped=len(unique) - len(wanted) + len(missing) - len(chunks),
             tokens=tokens,
             bytes=written,
             seconds=time.perf_counter() - started,

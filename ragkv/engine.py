@@ -28,9 +28,9 @@ from ragkv.decode.text import TextPieces
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import LoadedModel, load_model, pretrained
 from ragkv.model.lock import lock_of
+from ragkv.prepared import Prepared
 from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
 from ragkv.repair import Attempt, Repairer, without_lost
-from ragkv.repaired import Repaired
 from ragkv.report import Clock, PrecomputeReport
 from ragkv.select import method_of
 from ragkv.select.ahead import Ahead
@@ -88,7 +88,7 @@ class RagKV:
         )
         if not isinstance(model, LoadedModel) and self.supported:
             self._loaded = verified(self._loaded, on_unsupported)
-        check_calibration(reuse, self._loaded)
+        check_calibration(reuse, self._loaded.name, self._loaded.fingerprint)
         self._lock = lock_of(self._loaded.model)
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
@@ -98,6 +98,7 @@ class RagKV:
         self._auxiliaries = Auxiliaries(self._corpus, make)
         self._repairer = Repairer(self._corpus, self._auxiliaries.scorer)
         self._calls = Calls()
+        self._lock.join()
         self._background = Background(self._corpus, keeps=self.supported and not self._read_only)
 
     # ---- ingestion
@@ -127,15 +128,14 @@ class RagKV:
         StoreFullError
             The disk or quota is full; what was stored before remains.
         """
-        config = self._configured(overrides)
+        config, chunks = self._configured(overrides), listed(texts)
         if not self.supported:
             return PrecomputeReport()
-        chunks = listed(texts)
-        corpora = [(self._corpus, self._sink(config))]
-        if method_of(config).auxiliary:
-            corpora.append(self._auxiliaries.corpus(config))
         given: dict[str, Any] = {"document": document, "expires_in": expires_in}
         with self._calls:
+            corpora = [(self._corpus, self._sink(config))]
+            if method_of(config).auxiliary:
+                corpora.append(self._auxiliaries.corpus(config))
             reports = [
                 corpus.encode(chunks, sink, show_progress=show_progress, **given)
                 for corpus, sink in corpora
@@ -166,7 +166,8 @@ class RagKV:
         """
         with self._calls:
             if self.supported:
-                self._background.fetch(listed(texts), self._sink(self._configured(overrides)))
+                sink_of = partial(self._sink, self._configured(overrides))
+                self._background.fetch(listed(texts), sink_of)
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
@@ -188,7 +189,7 @@ class RagKV:
         config = self._configured(overrides)
         with self._calls:
             with self._turn(clock):
-                ready, logits, cache = self._repairer.repair(prompt, config, self._sink, clock)
+                ready, logits, cache = self._repairer.prefill(prompt, config, self._sink, clock)
                 self._background.look_for_named(ready)
                 report = ready.report(config, clock, time.perf_counter())
             self._background.after(ready, config, self._sink)
@@ -218,9 +219,9 @@ class RagKV:
         """
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        config, decode = self._drawing(overrides, *drawing, cache_implementation)
+        settings = self._drawing(overrides, *drawing, cache_implementation)
         with self._calls:
-            return self._complete(prompt, config, decode, clock)
+            return self._complete(prompt, settings, clock)
 
     def stream(
         self,
@@ -239,28 +240,24 @@ class RagKV:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        config, decode = self._drawing(overrides, *drawing, cache_implementation)
-        held = partial(getattr, self._lock, "is_mine")
+        settings = self._drawing(overrides, *drawing, cache_implementation)
         return self._calls.hand_on(
-            lambda speak, cancelled: self._complete(
-                prompt, config, decode, clock, speak=speak, cancelled=cancelled
-            ),
-            lambda run: CompletionStream(run, held=held),
+            partial(self._complete, prompt, settings, clock),
+            partial(CompletionStream, held=partial(getattr, self._lock, "is_mine")),
         )
 
     def _complete(
         self,
         prompt: Prompt,
-        config: ReuseConfig,
-        decode: DecodeConfig,
+        settings: tuple[ReuseConfig, DecodeConfig],
         clock: Clock,
-        *,
         speak: Speak = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Completion:
+        config, decode = settings
         pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
 
-        def answer(attempt: Attempt) -> tuple[Repaired, Drawn]:
+        def answer(attempt: Attempt) -> tuple[Prepared, Drawn]:
             ready = self._repairer.prepare(prompt, config, self._sink, clock, attempt)
             with self._repairer.recomputing_first(ready, clock):
                 return ready, draw(
@@ -287,7 +284,8 @@ class RagKV:
 
         Calls beside ragkv's are right, too, but both are slower then.
         """
-        return self._lock
+        with self._calls:
+            return self._lock
 
     @contextmanager
     def _turn(self, clock: Clock) -> Iterator[None]:
@@ -328,8 +326,8 @@ class RagKV:
     def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method_of(config)
-        if "calibrated_for" in overrides:
-            check_calibration(config, self._loaded)
+        if "calibrated_for" in overrides and self.supported:
+            check_calibration(config, self._loaded.name, self._corpus.fingerprint)
         return config
 
     def _drawing(self, overrides: dict[str, Any], *given: Any) -> tuple[ReuseConfig, DecodeConfig]:
@@ -387,11 +385,13 @@ class RagKV:
         if self._calls.forked:
             return
         self._lock.refuse_mine()
-        self._calls.close()
-        self._background.close()
-        self._loaded.workspace.release()
-        static.release(self.model)
-        self._store.close()
+        if self._calls.close():
+            self._background.close()
+            with self._lock:
+                if self._lock.leave():
+                    self._loaded.workspace.release()
+                    static.release(self.model)
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self

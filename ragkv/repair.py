@@ -21,11 +21,11 @@ from ragkv.decode.ahead import repairing_ahead
 from ragkv.decode.full import full_prefill
 from ragkv.decode.overlap import overlapping
 from ragkv.errors import ConfigError, PromptTooLongError
+from ragkv.prepared import Prepared
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import tokenize
 from ragkv.recompute.forward import observed_forward, subset_as_first_call, subset_forward
-from ragkv.repaired import Repaired
 from ragkv.report import Clock, Miss
 from ragkv.select import Scene, method_of
 from ragkv.select.auxiliary import Auxiliary
@@ -79,7 +79,7 @@ class Repairer:
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
         attempt: Attempt,
-    ) -> Repaired:
+    ) -> Prepared:
         """Find, load, splice and select; nothing is recomputed yet.
 
         Chunks may still arrive until the attempt ends.
@@ -101,7 +101,7 @@ class Repairer:
                     f"a prompt of {len(tokens)} tokens, and the model knows {known} positions: "
                     "retrieve fewer or shorter chunks"
                 )
-            ready = Repaired(rendered.text, tokens.ids, tokens.offsets)
+            ready = Prepared(rendered.text, tokens.ids, tokens.offsets)
             if method.reuse == "none" or self._loaded.architecture is None:
                 return ready
             spans = self._corpus.find(rendered.text)
@@ -115,7 +115,7 @@ class Repairer:
                 attempt.arriving.callback(ReadAhead(coming, decoded=here).stop)
         limit = self._loaded.architecture.position_limit
         if not found or (limit is not None and len(tokens) > limit):
-            ready.misses += [Miss(span.text[:80], "positions") for span in spans if found]
+            ready.misses += [Miss(entry.text[:80], "positions") for entry, _, _ in found]
             return ready
         with clock.step("splice"):
             layout = lay_out(tokens, sink.ids, found)
@@ -152,13 +152,13 @@ class Repairer:
                 ready.plan(layout, method, self._loaded, ahead=config.repair_ahead)
         return ready
 
-    def repair(
+    def prefill(
         self,
         prompt: Prompt,
         config: ReuseConfig,
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
-    ) -> tuple[Repaired, torch.Tensor, Cache]:
+    ) -> tuple[Prepared, torch.Tensor, Cache]:
         """Prepare a prompt and compute what is to be computed: all, where nothing was spliced.
 
         Returns
@@ -167,7 +167,7 @@ class Repairer:
             The prompt, the next token's logits ``[vocab]``, and the cache of the whole prompt.
         """
 
-        def repair(attempt: Attempt) -> tuple[Repaired, torch.Tensor, Cache]:
+        def prefilled(attempt: Attempt) -> tuple[Prepared, torch.Tensor, Cache]:
             ready = self.prepare(prompt, config, sink_of, clock, attempt)
             if ready.cache is None:
                 began = time.perf_counter()
@@ -187,16 +187,16 @@ class Repairer:
                 self._loaded.wait()
             return ready, logits, ready.cache
 
-        return without_lost(repair)
+        return without_lost(prefilled)
 
     @contextmanager
-    def _recomputing(self, ready: Repaired, clock: Clock) -> Iterator[None]:
+    def _recomputing(self, ready: Prepared, clock: Clock) -> Iterator[None]:
         with clock.step("recompute"):
             yield
         self._corpus.computed(len(ready.rows), clock.steps["recompute"])
 
     @contextmanager
-    def recomputing_first(self, ready: Repaired, clock: Clock) -> Iterator[None]:
+    def recomputing_first(self, ready: Prepared, clock: Clock) -> Iterator[None]:
         """Compute the same tokens inside the first step of the generation in the block.
 
         The steps after it repair what the answer may copy, where the method does so.
@@ -225,7 +225,7 @@ class Repairer:
         self,
         spans: Sequence[Span],
         sink: Sink,
-        ready: Repaired,
+        ready: Prepared,
         config: ReuseConfig,
         lost: Mapping[str, str],
     ) -> list[tuple[LayeredKV, int, int]]:
@@ -260,7 +260,7 @@ class Repairer:
         where = cache.copy() if on_copy else cache
         observed_forward(self._loaded, layout.ids, chosen, where, observer)
 
-    def _warn_of_head(self, layout: Layout, sink: Sink, ready: Repaired) -> None:
+    def _warn_of_head(self, layout: Layout, sink: Sink, ready: Prepared) -> None:
         """Say that the prompt's head is not the sink; once in the log."""
         if layout.sink < len(sink.ids):
             message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink.ids))
@@ -273,12 +273,12 @@ class Repairer:
 Result = TypeVar("Result")
 
 
-def without_lost(repair: Callable[[Attempt], Result]) -> Result:
-    """Attempt a repair; where an entry turns out to be lost, again without it."""
+def without_lost(made: Callable[[Attempt], Result]) -> Result:
+    """Attempt something; where an entry turns out to be lost, again without it."""
     lost: dict[str, str] = {}
     while True:
         try:
             with ExitStack() as arriving:
-                return repair(Attempt(lost, arriving))
+                return made(Attempt(lost, arriving))
         except LostEntryError as error:
             lost[error.text] = error.reason

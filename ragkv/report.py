@@ -14,10 +14,10 @@ from ragkv.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A chunk that stood in the prompt, or was named, and could not be reused.
+    """A known chunk that stood in the prompt and could not be reused.
 
     ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
-    ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``unreadable``,
+    ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``codec``, ``unreadable``,
     ``expired``, ``slower``, ``positions``, ``unaligned``. ``slower`` is no fault: loading the
     chunk would have taken longer than computing it; nor is ``unaligned``: in this prompt all
     of its characters are in tokens with others around it.
@@ -65,7 +65,7 @@ class ReuseReport:
     ttft_s
         Seconds from the call to the first token's logits or text, everything inside.
     steps
-        Seconds by step: find, load, splice, select, recompute, first_token.
+        Seconds by step: wait, find, load, splice, select, recompute, first_token.
     ahead_tokens
         Chunk tokens that were computed again behind the first token, while the answer was
         drawn; they are not among ``recomputed_tokens``.

@@ -59,6 +59,8 @@ def made(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.normal_(0, 0.1)
+            elif parameter.is_floating_point():  # norms and gates at 1 or 0 would hide themselves
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model
 
 

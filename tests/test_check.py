@@ -10,8 +10,8 @@ from tiny import SIZE, some_chunks, tiny_tokenizer
 from transformers import AutoModelForCausalLM, CohereConfig, Olmo2Config, OPTConfig
 
 from ragkv import RagKV
+from ragkv.check import check_model
 from ragkv.errors import UnsupportedModelError
-from ragkv.evaluate.check import check_model
 from ragkv.model.rotary import RopeKind, RotaryTables, Table
 
 Make = Callable[..., RagKV]

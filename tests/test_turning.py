@@ -15,14 +15,18 @@ from transformers import (
     CohereConfig,
     Exaone4Config,
     Glm4Config,
+    LlamaConfig,
+    LlamaForCausalLM,
     NanoChatConfig,
     PreTrainedConfig,
     PreTrainedModel,
     SmolLM3Config,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ragkv import RagKV, StoreConfig
-from ragkv.model.load import load_model, with_turns
+from ragkv.errors import UnsupportedModelError
+from ragkv.model.load import load_model
 from ragkv.select import method_names
 
 QUESTION = "\n\nWhat does the text say?"
@@ -54,9 +58,62 @@ def prompt_of(chunks: list[str]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_what_is_usual_is_found_out_too(family: str) -> None:
-    loaded = load_model(tiny.tiny_model(family), tiny_tokenizer())
-    assert with_turns(loaded).architecture == loaded.architecture
+def test_what_is_usual_is_found_out_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.tiny_model(family)
+    listed = load_model(model, tiny_tokenizer())
+    monkeypatch.setattr("ragkv.model.load.is_verified", lambda _: False)
+    found = load_model(model, tiny_tokenizer())
+    assert (found.architecture, found.fingerprint) == (listed.architecture, listed.fingerprint)
+
+
+def test_another_idea_of_how_keys_turn_is_another_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Entries keep keys turned back: those turned back otherwise must not be found."""
+    found = load_model(made("cohere"), tiny_tokenizer())
+    monkeypatch.setattr("ragkv.model.turning.TURNS", ("halves",))
+    other = load_model(made("cohere"), tiny_tokenizer())
+    assert found.fingerprint.weights == other.fingerprint.weights
+    assert found.fingerprint.digest != other.fingerprint.digest
+
+
+def test_an_auxiliary_model_is_examined_too(tmp_path: Path) -> None:
+    """Its chunks are in the same store, where the model may be an engine's own later."""
+    made("cohere").save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    chunks, store = some_chunks(2), tmp_path / "store"
+    with RagKV(tiny.tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.precompute(chunks, method="cacheclip", auxiliary_model=str(tmp_path / "model"))
+    with RagKV(tmp_path / "model", store=store) as engine:
+        assert engine.precompute(chunks).existing == 2
+        out = engine.prefill(prompt_of(chunks[:1]), recompute_ratio=0.0)
+        assert out.report.reused_tokens > 80
+        with torch.no_grad():
+            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
+        assert float((out.logits - full).abs().max() / full.std()) < 2e-4
+
+
+class ScaledKeys(LlamaForCausalLM):
+    """As remote code may be: of a listed type, with attention of its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.__class__ = _ScaledAttention
+
+
+class _ScaledAttention(LlamaAttention):
+    def forward(self, hidden_states: torch.Tensor, **given: Any) -> Any:
+        positions = given["position_ids"] if "position_ids" in given else torch.zeros(1, 1)
+        scale = 1 + 0.01 * positions[..., None].to(hidden_states.dtype)
+        return super().forward(hidden_states * scale, **given)
+
+
+def test_code_that_is_not_transformers_own_is_examined_whatever_its_type() -> None:
+    torch.manual_seed(0)
+    model = ScaledKeys(LlamaConfig(**SIZE)).eval()
+    with pytest.raises(UnsupportedModelError, match="keys can be moved"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -24,8 +24,9 @@ _NEUTRAL = {
     "no_repeat_ngram_size": 0,
     "typical_p": 1.0,
     "stop_strings": None,
-    "cache_implementation": "static",  # the engine has that, too
 }
+_TAKEN = {"cache_implementation": "static"}
+"""What the engine does as the pipeline would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +127,5 @@ def _unsupported(wanted: dict[str, Any], own: GenerationConfig, *, sampling: boo
         for name, value in wanted.items()
         if name not in passed_over
         and value != getattr(own, name, None)
-        and value != _NEUTRAL.get(name)
+        and value not in (_NEUTRAL.get(name), _TAKEN.get(name))
     ]

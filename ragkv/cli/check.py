@@ -23,7 +23,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run the invariants on the model; exit code 1 if one does not hold that must."""
-    from ragkv.evaluate.check import check_model
+    from ragkv.check import check_model
 
     with open_engine(
         model, store=MEMORY, namespace="check", on_unsupported="full", device=device, dtype=dtype

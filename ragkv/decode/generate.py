@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
-from ragkv.decode.static import compiled_how, decoded_over
+from ragkv.decode.static import compiled_how, decoded_over, within
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.load import LoadedModel
 
@@ -138,6 +138,7 @@ def draw(
         raise RuntimeError(
             f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
         )
+    config = within(loaded, config, len(ids))
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = _Listener(on_token)
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))

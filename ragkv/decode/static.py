@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,17 @@ def _room(loaded: LoadedModel, rows: int) -> int:
     room = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
     known = loaded.positions
     return room if known is None else max(rows, min(room, known))
+
+
+def within(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
+    """Return ``config``, with no more tokens to draw than a static cache of the model can hold.
+
+    It has rows for all of them from the start, and for positions that the model knows.
+    """
+    known = loaded.positions
+    if config.cache_implementation is None or known is None:
+        return config
+    return replace(config, max_new_tokens=max(1, min(config.max_new_tokens, known - tokens)))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ragkv.errors import UnsupportedModelError
 from ragkv.model.rotary import RopeKind
 
 VERIFIED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3"})
-"""Model types whose exactness the test suite proves; others are checked when loaded."""
+"""Types of transformers' own models whose exactness the test suite proves."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _NO_WINDOW = frozenset({"llama"})
@@ -62,6 +62,17 @@ def config_of(model: PreTrainedModel) -> PretrainedConfig:
     """Return the decoder stack's configuration: a part of the model's where it reads images too."""
     config: PretrainedConfig = getattr(backbone_of(model), "config", model.config)
     return config
+
+
+def is_verified(model: PreTrainedModel) -> bool:
+    """Whether the test suite has such models; others are examined when they are loaded.
+
+    A model whose code is not transformers' own is another, whatever its type says.
+    """
+    backbone = backbone_of(model)
+    parts = (model, backbone, *(layer.self_attn for layer in backbone.layers[:1]))
+    ours = all(type(part).__module__.startswith("transformers.models.") for part in parts)
+    return ours and config_of(model).model_type in VERIFIED
 
 
 def describe(model: PreTrainedModel) -> Architecture:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
@@ -12,6 +13,7 @@ from blake3 import blake3
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.model.architecture import backbone_of, config_of
+from ragkv.model.rotary import RopeKind
 
 _DECIDES_NOTHING = frozenset(
     {
@@ -90,8 +92,15 @@ def digest_of(value: object) -> str:
     return blake3(text.encode()).hexdigest(length=16)
 
 
-def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fingerprint:
-    """Take the fingerprint of a loaded model, without a sink."""
+def fingerprint_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    kinds: Sequence[RopeKind] = (),
+) -> Fingerprint:
+    """Take the fingerprint of a loaded model, without a sink.
+
+    ``kinds`` are its layers': entries keep keys as they are turned back.
+    """
     config = json.loads(config_of(model).to_json_string(use_diff=False))
     attention = {
         name: value
@@ -102,6 +111,9 @@ def fingerprint_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         f"{name} {_narrowest(buffer)}"
         for name, buffer in sorted(backbone_of(model).rotary_emb.named_buffers())
     ]
+    turns = [kind.turn for kind in kinds]
+    if set(turns) - {"halves"}:
+        attention["turns"] = turns
     return Fingerprint(
         weights=_weights_digest(model),
         tokenizer=blake3(_definition(tokenizer).encode()).hexdigest(length=16),

@@ -19,6 +19,7 @@ from transformers import (
 
 from ragkv.errors import (
     ConfigError,
+    ModelInUseError,
     ModelNotFoundError,
     UnsupportedModelError,
     UnsupportedTokenizerError,
@@ -28,10 +29,12 @@ from ragkv.model.architecture import (
     backbone_of,
     config_of,
     describe,
+    is_verified,
     known_positions,
 )
 from ragkv.model.embedded import EMBEDDED, embedded_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
+from ragkv.model.lock import lock_of
 from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
 from ragkv.model.streams import wait_for
@@ -111,13 +114,13 @@ def load_model(
     ConfigError
         Device or dtype cannot be used, or model or tokenizer are of another type.
     """
+    if on_unsupported not in ("raise", "full"):
+        raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer must be a transformers tokenizer, not {tokenizer!r}")
     if isinstance(model, LoadedModel):
         _refuse_changes(model, tokenizer, device, dtype)
         return model
-    if on_unsupported not in ("raise", "full"):
-        raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
     check_device(device)
     loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
     if device is not None:
@@ -129,13 +132,13 @@ def load_model(
                 f"{type(tokens).__name__} cannot say which characters a token covers. Load the "
                 "model's fast tokenizer, or use on_unsupported='full'."
             )
-        architecture = describe(loaded)
+        architecture = _examined(loaded, describe(loaded))
     except UnsupportedModelError as reason:
         if on_unsupported == "raise":
             raise
         return served_in_full(loaded, tokens, name, str(reason))
     rotary = RotaryTables(backbone_of(loaded).rotary_emb)
-    fingerprint = fingerprint_of(loaded, tokens)
+    fingerprint = fingerprint_of(loaded, tokens, architecture.rope_kinds)
     state = state_of(loaded)
     return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
 
@@ -162,12 +165,19 @@ def _refuse_changes(
             )
 
 
-def with_turns(loaded: LoadedModel) -> LoadedModel:
-    """Return the model with how its layers turn their keys as it was found out, not as is usual."""
-    if loaded.architecture is None or loaded.rotary is None:
-        return loaded
-    kinds = turns_of(loaded.model, loaded.architecture, loaded.rotary)
-    return replace(loaded, architecture=replace(loaded.architecture, rope_kinds=kinds))
+def _examined(model: PreTrainedModel, architecture: Architecture) -> Architecture:
+    """Return the architecture with how the layers turn their keys: found out, or as is usual."""
+    if is_verified(model):
+        return architecture
+    with lock_of(model), torch.autocast(model.device.type, enabled=False):
+        try:
+            kinds = turns_of(model, architecture, RotaryTables(backbone_of(model).rotary_emb))
+        except (torch.OutOfMemoryError, ModelInUseError):
+            raise
+        except Exception as error:  # noqa: BLE001  the check that follows names what is wrong
+            _log.info("how %s turns its keys is not known: %r", type(model).__name__, error)
+            return architecture
+    return replace(architecture, rope_kinds=kinds)
 
 
 def served_in_full(

@@ -38,6 +38,7 @@ class ModelLock:
         self._depth = 0
         self._owner: int | None = None
         self._turns = threading.Condition()
+        self._users = 0
         self._asked = self._served = 0
 
     def acquire(self) -> None:
@@ -52,6 +53,17 @@ class ModelLock:
                 self._turns.notify_all()
         self._depth += 1
         self._owner = threading.get_ident()
+
+    def join(self) -> None:
+        """Count one more engine over the model."""
+        with self._turns:
+            self._users += 1
+
+    def leave(self) -> bool:
+        """Count one less; return whether that was the last."""
+        with self._turns:
+            self._users -= 1
+            return not self._users
 
     @property
     def is_mine(self) -> bool:
@@ -98,6 +110,17 @@ class ModelLock:
 
 _locks: dict[int, ModelLock] = {}
 _finding = threading.Lock()
+
+
+def _anew() -> None:
+    """Forget, in a fork, locks whose holders are not in it."""
+    global _finding  # noqa: PLW0603  it may be held, too
+    _locks.clear()
+    _finding = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_anew)
 
 
 def lock_of(model: PreTrainedModel) -> ModelLock:

@@ -49,7 +49,7 @@ def turns_of(
 ) -> tuple[RopeKind, ...]:
     """Return how each layer's keys turn: as they come closest when they are turned back.
 
-    Whether that is close enough, :func:`ragkv.evaluate.check.verify_model` says.
+    Whether that is close enough, :func:`ragkv.check.verify_model` says.
     """
     seen = KeysInPlaces(model)
     return tuple(

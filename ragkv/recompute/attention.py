@@ -21,6 +21,9 @@ from ragkv.recompute.sparse import SparseRows
 from ragkv.select.observe import LayerCall, Observer
 from ragkv.splice.overlap import Overlap
 
+_CHANGES_SCORES = ("softcap", "s_aux", "sinks", "block_indices", "position_bias")
+"""What attention may be given besides windows; a pass knows none of it."""
+
 
 @dataclass(slots=True, eq=False)
 class Pass:
@@ -57,6 +60,12 @@ def _attention_function(
         return ordinary(before, module, query, key, value, attention_mask, **given)
     scaling: float = given["scaling"]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    unknown = [name for name in _CHANGES_SCORES if given.get(name) is not None]
+    if attention_mask is not None or unknown:
+        raise UnsupportedModelError(
+            f"Layer {layer} attends with {', '.join(unknown) or 'a mask of its own'}, of which "
+            "ragkv's passes know nothing: load the model with on_unsupported='full'."
+        )
     window = ragkv_pass.windows[layer]
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(

@@ -81,7 +81,7 @@ def described_by_own(module: torch.nn.Module) -> Any:
     UnsupportedModelError
         Such a pass runs, and only those layers could have said which rows it has.
     """
-    for config, described in _here.passes:
+    for config, described in reversed(_here.passes):
         if config is getattr(module, "config", None):
             if described is None:
                 raise UnsupportedModelError(

@@ -151,7 +151,7 @@ def passes_instead(
             running.close()
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
-    leave = loaded.model.register_forward_hook(after, with_kwargs=True)
+    leave = loaded.model.register_forward_hook(after, with_kwargs=True, always_call=True)
     with running:
         try:
             yield

@@ -14,9 +14,9 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV
 from ragkv.bench.measure import Plan
 from ragkv.bench.run import bench_ttft
+from ragkv.check import check_model
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, UnsupportedModelError
-from ragkv.evaluate.check import check_model
 from ragkv.select import method_names
 from ragkv.store.codecs import CODECS, codec_of
 from ragkv.store.codecs.grid import GridCodec

@@ -16,7 +16,7 @@ async def iterate_in_thread(
 ) -> AsyncGenerator[T, None]:
     """Yield what a generator yields; all of it runs in one thread of its own.
 
-    One thread, because torch's inference mode belongs to the thread that entered it.
+    One thread, because torch's gradient modes and the model's lock belong to a thread.
     Leaving early closes the generator, in that thread too.
     """
     loop = asyncio.get_running_loop()

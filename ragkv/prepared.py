@@ -24,7 +24,7 @@ from ragkv.trace import Trace
 
 
 @dataclass(slots=True, eq=False)
-class Repaired:
+class Prepared:
     """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full.
 
     ``found`` counts the known chunks in it, None where nobody looked.
