@@ -95,7 +95,7 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
     asking = ["ask", "What?", "--path", texts, "--chunk-tokens", "150", "--max-new-tokens", "1"]
     assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["reused_tokens"]
     assert not run_json(*asking, *same, "--dtype", "float32")["report"]["reused_tokens"]
-    assert "must be a torch dtype" in run(*asking, *same, "--dtype", "none").stderr
+    assert "dtype must be one that" in run(*asking, *same, "--dtype", "none").stderr
     checked = run("check", "--model", model, "--device", "nowhere")
     assert checked.exit_code == 2
     assert "device must be one that torch can use" in checked.stderr
@@ -123,7 +123,7 @@ def test_check_says_what_holds(model):
 
 
 def test_check_fails_where_something_does_not_hold(model, monkeypatch):
-    from ragkv.evaluate import check
+    from ragkv import check
 
     rows = [
         check.CheckRow("this", holds=True, detail="[fine]"),
