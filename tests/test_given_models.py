@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import LINEAR, SIZE, YARN, some_chunks, tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from ragkv import RagKV
-from ragkv.errors import ConfigError, ModelNotFoundError, RagKVError
+from ragkv.errors import ConfigError, ModelNotFoundError, RagKVError, UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of
 from ragkv.model.load import load_model
+from ragkv.model.lock import lock_of
 
 
 def opened(*args: Any, **given: Any) -> RagKV:
@@ -74,6 +76,32 @@ def test_what_a_described_model_cannot_heed_is_refused(given: dict[str, Any]) ->
     with pytest.raises(ConfigError, match=f"{next(iter(given))}"):
         opened(loaded, **given)
     assert opened(loaded, loaded.tokenizer, device="cpu", dtype="float32").supported
+
+
+def test_a_model_that_is_refused_stays_as_it_was() -> None:
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=600)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UnsupportedModelError):
+        opened(model, tiny_tokenizer(), dtype="bfloat16")
+    assert model.dtype == torch.float32
+    full = opened(model, tiny_tokenizer(), dtype="bfloat16", on_unsupported="full")
+    assert full.model.dtype == torch.bfloat16
+
+
+def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:
+    model, changed = tiny_model(), threading.Event()
+
+    def change() -> None:
+        opened(model, tiny_tokenizer(), dtype="bfloat16")
+        changed.set()
+
+    with lock_of(model):
+        thread = threading.Thread(target=change)
+        thread.start()
+        assert not changed.wait(0.2)
+        assert model.dtype == torch.float32
+    thread.join()
+    assert model.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool"])

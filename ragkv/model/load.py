@@ -123,8 +123,10 @@ def load_model(
         return model
     check_device(device)
     loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
+    other = dtype_of(dtype) if loaded is model else None  # what is loaded here has it
     if device is not None:
-        loaded.to(device)  # type: ignore[arg-type]
+        with lock_of(loaded):
+            loaded.to(device)  # type: ignore[arg-type]
     loaded.train(mode=False)
     try:
         if not tokens.is_fast:
@@ -132,11 +134,14 @@ def load_model(
                 f"{type(tokens).__name__} cannot say which characters a token covers. Load the "
                 "model's fast tokenizer, or use on_unsupported='full'."
             )
-        architecture = _examined(loaded, describe(loaded))
+        architecture = describe(loaded)
     except UnsupportedModelError as reason:
         if on_unsupported == "raise":
             raise
+        _cast(loaded, other)
         return served_in_full(loaded, tokens, name, str(reason))
+    _cast(loaded, other)
+    architecture = _examined(loaded, architecture)
     rotary = RotaryTables(backbone_of(loaded).rotary_emb)
     fingerprint = fingerprint_of(loaded, tokens, architecture.rope_kinds)
     state = state_of(loaded)
@@ -204,27 +209,28 @@ def _resolve(
         raise ConfigError(f"model must be a name, a folder or a transformers model, not {model!r}")
     if tokenizer is None:
         raise ConfigError("A loaded model needs its tokenizer: RagKV(model, tokenizer).")
-    if dtype is not None:
-        _cast(model, dtype)
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
 
 
-def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Change a model's dtype to what loading it in that dtype gives.
+def _cast(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Change a model's dtype to what loading it in that dtype gives; None leaves it.
 
     ``to`` alone rounds what no file has, too: the rotary frequencies, and with them all positions.
     """
+    if dtype is None:
+        return
     kept = [
         (part, name, part.get_buffer(name))
         for part in model.modules()
         for name in part._non_persistent_buffers_set  # noqa: SLF001  nothing public says which
     ]
-    try:
-        model.to(dtype)  # type: ignore[arg-type]
-    except ValueError as error:  # quantised
-        raise ConfigError(f"this model cannot be made {dtype}: {error}") from error
-    for part, name, buffer in kept:
-        setattr(part, name, buffer)
+    with lock_of(model):
+        try:
+            model.to(dtype)  # type: ignore[arg-type]
+        except ValueError as error:  # quantised
+            raise ConfigError(f"this model cannot be made {dtype}: {error}") from error
+        for part, name, buffer in kept:
+            setattr(part, name, buffer)
 
 
 def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
