@@ -34,7 +34,7 @@ def test_hits_and_seconds_are_counted() -> None:
 def test_a_trace_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(
-        '{"t": 0.5, "chunks": [{"id": "a", "tokens": 7}, {"id": "b", "share": 0.5}]}\n\n["b", 3]\n'
+        '{"t": 0.5, "chunks": [{"id": "a", "tokens": 7}, {"id": "b", "share": 0.5}]}\n\n["b", 3, "b"]\n'
     )
     assert read_trace(path) == [[Wanted(0, 7), Wanted(1, 400, 0.5)], [Wanted(1), Wanted(2)]]
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from store_entries import FINGERPRINT, make_entry
@@ -235,3 +236,40 @@ def test_a_chunk_that_very_many_documents_hold_is_exported_and_imported(tmp_path
 )
 def test_messages_about_a_server_show_no_password(url: str) -> None:
     assert _without_password(url) == "redis://host:1/0"
+
+
+def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting() -> None:
+    below = MemoryStore(1 << 20)
+    below.put(make_entry("a"), FINGERPRINT)
+    code, line = TieredStore.get.__code__, 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> object:
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        left -= event == "line"
+        if event == "line" and not left:
+            raise KeyboardInterrupt
+        return interrupt
+
+    while True:
+        line += 1
+        left, store = line, TieredStore(MemoryStore(1 << 20), below)
+        sys.settrace(interrupt)
+        try:
+            store.get("a", FINGERPRINT)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        for again in (store.get, store.open):
+            found: list[object] = []
+            thread = threading.Thread(
+                target=lambda look=again: found.append(look("a", FINGERPRINT).entry), daemon=True
+            )
+            thread.start()
+            thread.join(5)
+            assert found, f"waits for what was interrupted at line {line}"
+            assert found[0] is not None
+    assert line > 10

@@ -6,7 +6,7 @@ A trace is a JSONL file with one request a line, in the order of time::
 
 ``t`` (seconds) is not used, ``tokens`` is 400 where it is missing, and a chunk may carry
 ``"share"``, the share of it that had to be recomputed (Cache-Craft's CFO). A line may also be
-just a list of ids.
+just a list of ids. A chunk that a request has twice counts once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def read_trace(path: str | Path) -> list[Request]:
         try:
             found = json.loads(line)
             chunks = found["chunks"] if isinstance(found, dict) else found
-            requests.append([_wanted(chunk, numbers) for chunk in chunks])
+            wanted = [_wanted(chunk, numbers) for chunk in chunks]
+            requests.append(list({each.chunk: each for each in wanted}.values()))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(
                 f"{path}, line {number}, is no request: {error!r}. It must be "

@@ -73,32 +73,29 @@ class TieredStore(StoreOver):
         lookup = self._in_tiers(text, fingerprint)
         if lookup is not None:
             return lookup
-        key = (text, fingerprint)
-        with self._lock:
-            running = self._loading.get(key)
-            if running is None:
-                mine = self._loading[key] = Future()
-        if running is not None:  # a prefetch, most often
-            return running.result()
-        try:
+        key, mine = (text, fingerprint), Future[Lookup]()
+        running = mine
+        try:  # an interrupt comes at any place
+            running = self._loading.setdefault(key, mine)
+            if running is not mine and not running.done():  # a prefetch, most often
+                return running.result()
             lookup = self._load(text, fingerprint)
             mine.set_result(lookup)
         except BaseException as error:
-            if not mine.done():  # an interrupt comes at any place
+            if not mine.done():
                 mine.set_exception(error)
             raise
         finally:
-            with self._lock:
-                del self._loading[key]
+            if running.done() and self._loading.get(key) is running:
+                self._loading.pop(key, None)
         return lookup
 
     def open(self, text: str, fingerprint: Fingerprint) -> Opened:
         """Return the entry from a tier, or as it arrives from below; then the tiers get it."""
         lookup = self._in_tiers(text, fingerprint)
         if lookup is None:
-            with self._lock:
-                running = self._loading.get((text, fingerprint))
-            lookup = None if running is None else running.result()
+            running = self._loading.get((text, fingerprint))
+            lookup = None if running is None or running.done() else running.result()
         if lookup is not None:
             return Opened(lookup.entry, lookup.reason, lookup.expires_at)
         deletions = self._deletions
