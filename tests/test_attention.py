@@ -6,13 +6,25 @@ import numpy as np
 import pytest
 import torch
 
+from ragkv.model.scores import Scores
 from ragkv.recompute.rows import Rows, attend
 
 pytestmark = pytest.mark.usefixtures("whose_products")
+HOW = {
+    "softmax": None,
+    "capped": Scores(softcap=1.5),
+    "sinks": Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
+    "both": Scores(0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
+}
 
 
 def dense(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: list[int], window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: list[int],
+    window: int | None,
+    how: Scores | None = None,
 ) -> torch.Tensor:
     """Row by row, key by key, in float64: nothing shared with the tested code."""
     batch, heads, _, size = query.shape
@@ -24,7 +36,12 @@ def dense(
                 first = 0 if window is None else max(0, position - window + 1)
                 seen = list(range(first, position + 1))
                 keys = key[b, h // group, seen].double()
-                weights = torch.softmax(keys @ query[b, h, i].double() * size**-0.5, dim=0)
+                scores = keys @ query[b, h, i].double() * size**-0.5
+                if how is not None and how.softcap is not None:
+                    scores = how.softcap * torch.tanh(scores / how.softcap)
+                weights = torch.exp(scores)
+                sink = 0 if how is None or how.sinks is None else torch.exp(how.sinks[h].double())
+                weights /= weights.sum() + sink
                 out[b, h, i] = weights @ value[b, h // group, seen].double()
     return out
 
@@ -38,16 +55,17 @@ def dense(
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
 )
+@pytest.mark.parametrize("how", HOW)
 def test_rows_see_exactly_their_keys(
-    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int
+    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int, how: str
 ) -> None:
     torch.manual_seed(0)
     query = torch.randn(batch, heads, len(rows), 16)
     key, value = torch.randn(2, batch, kv_heads, 30, 16)
-    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 16**-0.5)
-    torch.testing.assert_close(
-        ours.double(), dense(query, key, value, rows, window), atol=1e-5, rtol=1e-5
-    )
+    where = Rows.on("cpu", np.array(rows)), window
+    ours = attend(query, key, value, *where, 16**-0.5, how=HOW[how])
+    expected = dense(query, key, value, rows, window, HOW[how])
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])

@@ -146,9 +146,9 @@ def test_a_pass_refuses_what_would_change_its_scores(
     engine = make_engine()
     engine.precompute(CHUNKS)
     layer = engine.model.model.layers[1].self_attn
-    own = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda *args, **given: own(*args, **given, softcap=30.0))
-    with pytest.raises(UnsupportedModelError, match="Layer 1 attends with softcap"):
+    own, bias = layer.forward, {"position_bias": torch.zeros(1)}
+    monkeypatch.setattr(layer, "forward", lambda *args, **given: own(*args, **given, **bias))
+    with pytest.raises(UnsupportedModelError, match="Layer 1 attends with position_bias"):
         engine.prefill(PROMPT, recompute_ratio=0.2)
 
 

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
 from ragkv.answer import Prefilled
+from ragkv.model.scores import Scores
 from ragkv.recompute.rows import Rows, attend
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
@@ -32,9 +33,10 @@ from ragkv.select.rules.cachecraft import context_impact
 from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
+SINKS = Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
 CHUNKS = [tiny.some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3"]
+FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
 """All have four heads over two KV heads; the last two have windows of 48 tokens."""
 
 
@@ -250,31 +252,32 @@ def test_attention_sums_go_in_blocks(
 
 @pytest.mark.usefixtures("whose_products")
 @pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("how", [None, Scores(1.5), SINKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
-    window: int | None, dtype: torch.dtype
+    window: int | None, dtype: torch.dtype, how: Scores | None
 ) -> None:
     """What the query pays serves the attention itself, too: K is read once."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
     key, value = (torch.randn(1, 2, 17, 8, generator=generator).to(dtype) for _ in range(2))
     rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
-    call = LayerCall(0, query, key, value, rows, window, 0.4)
+    call = LayerCall(0, query, key, value, rows, window, 0.4, how)
     with pytest.raises(ValueError, match="nobody has looked"):
         call.attended()
     paid = attention_of_query(call, 3)
-    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4)
+    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4, how)
     assert torch.equal(paid, attention_of_query(alone, 3))
-    expected = attend(
-        query.float(), key.float(), value.float(), Rows(rows.numpy(), rows), window, 0.4
-    )
+    wide = query.float(), key.float(), value.float()
+    expected = attend(*wide, Rows(rows.numpy(), rows), window, 0.4, how=how)
     assert call.attended().dtype == dtype
     torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
 
 
+@pytest.mark.parametrize("how", [None, SINKS])
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_kernel_sees_what_is_seen_without_it(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
+    monkeypatch: pytest.MonkeyPatch, window: int | None, how: Scores | None
 ) -> None:
     """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
     generator = torch.Generator().manual_seed(0)
@@ -287,24 +290,26 @@ def test_a_kernel_sees_what_is_seen_without_it(
         partial(attention_of_last_rows, count=9),
         attention_received,
     ]
-    expected = [look(LayerCall(0, query, key, value, rows, window, 0.4)) for look in looks]
-    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4)
+    given = query, key, value, rows, window, 0.4, how
+    expected = [look(LayerCall(0, *given)) for look in looks]
+    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, how=how)
     monkeypatch.setattr("ragkv.select.observe.suits_kernels", lambda *_: True)
     for look, wanted in zip(looks, expected, strict=True):
-        call = LayerCall(0, query, key, value, rows, window, 0.4)
+        call = LayerCall(0, *given)
         torch.testing.assert_close(look(call), wanted, atol=1e-6, rtol=1e-5)
         assert call.is_computed
         torch.testing.assert_close(call.attended(), plain, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["mistral-window", "gpt-oss"])
 @pytest.mark.parametrize("name", ["query", "h2o"])
 def test_kernels_choose_what_is_chosen_without_them(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str, family: str
 ) -> None:
-    expected = run(make_engine, name, "mistral-window")
+    expected = run(make_engine, name, family)
     for room in ("select.observe", "recompute.rows"):
         monkeypatch.setattr(f"ragkv.{room}.suits_kernels", lambda *_: True)
-    found = run(make_engine, name, "mistral-window")
+    found = run(make_engine, name, family)
     assert recomputed(found) == recomputed(expected)
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(found.out.logits, expected.out.logits, atol=1e-5, rtol=1e-4)

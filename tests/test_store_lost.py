@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -264,12 +265,7 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting() -> None:
         finally:
             sys.settrace(None)
         for again in (store.get, store.open):
-            found: list[object] = []
-            thread = threading.Thread(
-                target=lambda look=again: found.append(look("a", FINGERPRINT).entry), daemon=True
-            )
-            thread.start()
-            thread.join(5)
-            assert found, f"waits for what was interrupted at line {line}"
-            assert found[0] is not None
+            with ThreadPoolExecutor(1) as pool:
+                looking = pool.submit(again, "a", FINGERPRINT)
+                assert looking.result(timeout=5).entry is not None, line
     assert line > 10

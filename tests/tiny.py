@@ -10,7 +10,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -82,7 +84,17 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "phi3": (Phi3Config, {"partial_rotary_factor": 0.5, "sliding_window": None}),
+    "gemma2": (
+        Gemma2Config,
+        {"sliding_window": 48, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0},
+    ),
+    "gpt-oss": (
+        GptOssConfig,
+        {"sliding_window": 48, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
 }
+EAGER_ALONE = ("gemma2", "gpt-oss")
+"""transformers' ``sdpa`` knows neither caps nor sinks of a model's own."""
 
 
 def tiny_model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
@@ -90,11 +102,14 @@ def tiny_model(family: str = "llama", attention: str = "sdpa", seed: int = 0) ->
     config_class, changes = FAMILIES[family]
     config = config_class(**{**SIZE, **changes})
     torch.manual_seed(seed)
+    attention = "eager" if family in EAGER_ALONE else attention
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
                 parameter.normal_(0, 0.15)
+            elif name.endswith("sinks"):
+                parameter.normal_(3, 1)
     return model.eval()
 
 

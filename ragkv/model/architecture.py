@@ -11,7 +11,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.rotary import RopeKind
 
-VERIFIED = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3"})
+VERIFIED = frozenset(
+    {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3"}
+)
 """Types of transformers' own models whose exactness the test suite proves."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -182,10 +184,6 @@ def _refuse_foreign_mechanisms(model: PreTrainedModel, config: PretrainedConfig)
         raise _unsupported("layers without attention (recurrent or convolutional)")
     if getattr(config, "num_kv_shared_layers", 0):
         raise _unsupported("layers that share one another's keys and values")
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise _unsupported("soft-capped attention scores")
-    if any(getattr(layer.self_attn, "sinks", None) is not None for layer in layers):
-        raise _unsupported("learned attention sinks")
     if getattr(config, "use_bidirectional_attention", False) or not getattr(
         config, "is_causal", True
     ):

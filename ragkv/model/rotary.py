@@ -62,22 +62,19 @@ class RotaryTables:
     def __init__(self, rotary: nn.Module) -> None:
         self._rotary = rotary
         self._by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
-        self._in_a_row: dict[str, bool] = {}
+        self._columns: dict[str, slice] = {}
 
     def at(self, kind: RopeKind, positions: torch.Tensor) -> Table:
         """Return the table of one kind at ``positions`` ``[tokens]``.
 
-        The model's tables have each number twice; once is enough.
+        Most models' tables have each number twice; once is enough.
         """
         if kind.turn == "still":
             ones = torch.ones(len(positions), 1, device=positions.device)
             return Table(ones, torch.zeros_like(ones))
         cos, sin = self._of_model(kind.table, positions)
-        if kind.turn == "adjacent" and self._twice_in_a_row(kind.table):
-            cos, sin = cos[:, ::2], sin[:, ::2]
-        else:
-            half = cos.shape[-1] // 2
-            cos, sin = cos[:, :half], sin[:, :half]
+        once = self._once(kind.table, positions.device)
+        cos, sin = cos[:, once], sin[:, once]
         return Table(cos, -sin if kind.turn == "backwards" else sin, kind.turn == "adjacent")
 
     def _of_model(self, table: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,13 +83,22 @@ class RotaryTables:
         cos, sin = self._rotary(probe, positions[None], *([table] if self._by_kind else []))
         return cos[0].float(), sin[0].float()
 
-    def _twice_in_a_row(self, table: str) -> bool:
-        """Whether the model's table repeats each number at once (Cohere), not by halves (GLM)."""
-        if table not in self._in_a_row:
-            device = next(self._rotary.buffers()).device
-            sin = self._of_model(table, torch.ones(1, dtype=torch.long, device=device))[1][0]
-            self._in_a_row[table] = torch.equal(sin[::2], sin[1::2])
-        return self._in_a_row[table]
+    def _once(self, table: str, device: torch.device) -> slice:
+        """Return which columns of a table have each number once.
+
+        Numbers come twice by halves (Llama), twice in a row (Cohere), or once (gpt-oss).
+        """
+        if table not in self._columns:
+            one = torch.ones(1, dtype=torch.long, device=device)
+            sin = self._of_model(table, one)[1][0].tolist()
+            half = len(sin) // 2
+            if sin[:half] == sin[half:]:
+                self._columns[table] = slice(half)
+            elif sin[::2] == sin[1::2]:
+                self._columns[table] = slice(0, None, 2)
+            else:
+                self._columns[table] = slice(None)
+        return self._columns[table]
 
     def tables(self, kinds: Iterable[RopeKind], positions: torch.Tensor) -> dict[RopeKind, Table]:
         """Return the tables of several kinds at the same positions."""

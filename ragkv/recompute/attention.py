@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
+from ragkv.model.scores import Scores
 from ragkv.recompute.beside import described_by_own, ordinary, own_pass, switched
 from ragkv.recompute.overlap import attend_overlapping
 from ragkv.recompute.rows import Rows, attend
@@ -21,8 +22,8 @@ from ragkv.recompute.sparse import SparseRows
 from ragkv.select.observe import LayerCall, Observer
 from ragkv.splice.overlap import Overlap
 
-_CHANGES_SCORES = ("softcap", "s_aux", "sinks", "block_indices", "position_bias")
-"""What attention may be given besides windows; a pass knows none of it."""
+_CHANGES_SCORES = ("sinks", "block_indices", "position_bias")
+"""What attention may be given besides; a pass knows none of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,7 @@ def _attention_function(
             f"Layer {layer} attends with {', '.join(unknown) or 'a mask of its own'}, of which "
             "ragkv's passes know nothing: load the model with on_unsupported='full'."
         )
-    window = ragkv_pass.windows[layer]
+    window, how = ragkv_pass.windows[layer], Scores.given(**given)
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
@@ -74,7 +75,7 @@ def _attention_function(
         )
     if ragkv_pass.observer is not None:
         asking, masks = ragkv_pass.rows.positions, ragkv_pass.masks
-        call = LayerCall(layer, query, key, value, asking, window, scaling, masks)
+        call = LayerCall(layer, query, key, value, asking, window, scaling, how, masks)
         ragkv_pass.observer(call)
         if call.is_computed:
             return call.attended().transpose(1, 2).contiguous(), None
@@ -86,12 +87,16 @@ def _attention_function(
         rows = Rows(rows.places[unused:], rows.positions[unused:])
     if overlap is not None:
         out = attend_overlapping(
-            query, key, value, rows.positions, overlap=overlap, window=window, scaling=scaling
+            *(query, key, value, rows.positions),
+            overlap=overlap,
+            window=window,
+            scaling=scaling,
+            how=how,
         )
     elif sparse is not None and layer >= sparse.first_layer and window is None:
-        out = sparse.attend(query, key, value, scaling)
+        out = sparse.attend(query, key, value, scaling, how=how)
     else:
-        out = attend(query, key, value, rows, window, scaling)
+        out = attend(query, key, value, rows, window, scaling, how=how)
     if unused:
         out = functional.pad(out, (0, 0, unused, 0))
     return out.transpose(1, 2).contiguous(), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ragkv.model.scores import Scores
 from ragkv.splice.overlap import Overlap, Parallel
 
 _ROW_BLOCK = 128
@@ -18,6 +19,7 @@ def attend_overlapping(
     overlap: Overlap,
     window: int | None,
     scaling: float,
+    how: Scores | None = None,
 ) -> torch.Tensor:
     """Let each row see what :meth:`Overlap.hidden` leaves, in float32.
 
@@ -33,6 +35,8 @@ def attend_overlapping(
         ``[rows]`` int64: the query rows' indices.
     window
         See :meth:`Overlap.hidden`.
+    how
+        How scores become weights, where not by a softmax alone.
 
     Returns
     -------
@@ -40,6 +44,7 @@ def attend_overlapping(
         ``[1, heads, rows, head_dim]``, of the query's dtype.
     """
     kv_heads, tokens, size = key.shape[1:]
+    how = how or Scores()
     keys, values = key[0].float(), value[0].float()
     out = torch.empty_like(query)
     for first in range(0, len(rows), _ROW_BLOCK):
@@ -47,12 +52,12 @@ def attend_overlapping(
         asking = query[0, :, block].float() * scaling
         heads, count, _ = asking.shape
         scores = torch.matmul(asking.reshape(kv_heads, -1, size), keys.transpose(1, 2))
-        scores = scores.view(heads, count, tokens)
+        scores = how.capped(scores.view(heads, count, tokens))
         scores.masked_fill_(overlap.hidden(rows[block], tokens, window), float("-inf"))
         context = scores[:, :, overlap.first : overlap.query]
         of_query = (rows[block] >= overlap.query)[:, None]
         context.copy_(torch.where(of_query, temper(context, overlap.parallel), context))
-        weights = torch.softmax(scores, dim=-1).view(kv_heads, -1, tokens)
+        weights = how.weights(scores).view(kv_heads, -1, tokens)
         out[0, :, block] = torch.matmul(weights, values).view(heads, count, size)
     return out
 

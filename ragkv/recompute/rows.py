@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from ragkv.model.kernels import suits_kernels
+from ragkv.model.kernels import attend_by_kernel, suits_kernels
 from ragkv.model.matrices import products, suits_attention
+from ragkv.model.scores import Scores
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 _ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
@@ -107,6 +108,8 @@ def attend(
     rows: Rows,
     window: int | None,
     scaling: float,
+    *,
+    how: Scores | None = None,
 ) -> torch.Tensor:
     """Let query row i see exactly the keys ``rows[i] - window < j <= rows[i]``.
 
@@ -120,6 +123,8 @@ def attend(
         The query rows' positions.
     window
         Keys that a row sees, itself included; None is no limit.
+    how
+        How scores become weights, where not by a softmax alone.
 
     Returns
     -------
@@ -127,19 +132,16 @@ def attend(
         ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
         keys that one of its rows may see. On a GPU a kernel does so where it can.
     """
-    if window is None and len(rows) == key.shape[2]:
+    if how is None and window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-    if len(query) == 1 and suits_kernels(query[0], key[0], value[0]):
-        import ragkv_kernels
-
-        attended: torch.Tensor = ragkv_kernels.attend(
-            query[0], key[0], value[0], rows.positions, window=window, scaling=scaling
-        ).out
-        return attended[None]
+    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], how):
+        tensors = query[0], key[0], value[0], rows.positions
+        return attend_by_kernel(*tensors, window=window, scaling=scaling, how=how).out[None]
     out = torch.empty_like(query)
-    if query.device.type != "cpu":  # with a mask, torch's fast paths know no groups there
+    if how is None and query.device.type != "cpu":
+        # with a mask, torch's fast paths know no groups there
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = attend_under(
@@ -149,6 +151,7 @@ def attend(
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
             scaling,
+            how=how,
         )
     return out
 
@@ -160,11 +163,15 @@ def attend_under(
     key: torch.Tensor,
     value: torch.Tensor,
     scaling: float,
+    *,
+    how: Scores | None = None,
 ) -> torch.Tensor:
     """Let a block of rows see keys under an additive mask, ``[rows, keys]``.
 
     The mask hides none of the first ``plain`` keys. The rest is as in :func:`attend`.
     """
+    if how is not None:
+        return _attend_as(how, mask, query, key, value, scaling)
     if len(query) > 1 or not suits_attention(query):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
@@ -176,6 +183,25 @@ def attend_under(
         torch.softmax(weights, dim=-1, out=weights)
         out.extend(products(weights, values.t()[None]))
     return torch.cat(out).view(query.shape)
+
+
+def _attend_as(
+    how: Scores,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attend in float32, one KV head after another: few models do, and memory is dear."""
+    out, group = torch.empty_like(query), query.shape[1] // key.shape[1]
+    for index in range(key.shape[1]):
+        heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)
+        keys, values = key[:, one].float(), value[:, one].float()
+        scores = torch.matmul(query[:, heads].float() * scaling, keys.transpose(2, 3))
+        weights = how.weights(how.capped(scores) + mask, heads)
+        out[:, heads] = torch.matmul(weights, values)
+    return out
 
 
 def _each_head(part: torch.Tensor, heads: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.model.load import LoadedModel
+from ragkv.model.scores import Scores
 from ragkv.recompute.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
 from ragkv.select.method import Sparse
 from ragkv.splice.layout import Layout
@@ -86,7 +87,13 @@ class SparseRows:
         self._masks: list[torch.Tensor] | None = None
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        *,
+        how: Scores | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.recompute.rows.attend` does.
 
@@ -94,9 +101,8 @@ class SparseRows:
         """
         out = torch.empty_like(query)
         of_others = query.index_select(2, self._others)
-        out.index_copy_(
-            2, self._others, attend(of_others, key, value, self._seeing_all, None, scaling)
-        )
+        of_others = attend(of_others, key, value, self._seeing_all, None, scaling, how=how)
+        out.index_copy_(2, self._others, of_others)
         # what a block sees stands in one piece, near tokens last: the blocks before it, which
         # come after it here, do not see the kept ones whose room these take
         room = [
@@ -112,7 +118,7 @@ class SparseRows:
                 seen[:, :, block.kept : end] = part.index_select(2, block.near)
             asking = limited[:, :, block.first : block.last]
             keys, values = (seen[:, :, :end] for seen in room)
-            asking.copy_(attend_under(mask, block.plain, asking, keys, values, scaling))
+            asking.copy_(attend_under(mask, block.plain, asking, keys, values, scaling, how=how))
         return out.index_copy_(2, self._limited, limited)
 
     def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:

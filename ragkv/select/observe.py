@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
-from ragkv.model.kernels import suits_kernels
+from ragkv.model.kernels import ByKernel, attend_by_kernel, suits_kernels
 from ragkv.model.matrices import products
+from ragkv.model.scores import Scores
 
 _ROW_BLOCK = 256
 """Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""
@@ -37,6 +37,8 @@ class LayerCall:
         Keys that a row sees, itself included; None is no limit.
     scaling
         Factor of the scores before the softmax.
+    how
+        How scores become weights, where not by a softmax alone.
     masks
         What is added to scores, kept for the layers of one pass where its rows are few.
     weights
@@ -53,6 +55,7 @@ class LayerCall:
     rows: torch.Tensor
     window: int | None
     scaling: float
+    how: Scores | None = None
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     weights: tuple[torch.Tensor, ...] = ()
     output: torch.Tensor | None = None
@@ -86,7 +89,7 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        ``[tokens]`` float32; sums to one.
+        ``[tokens]`` float32; sums to one, or less where the model has sinks of its own.
     """
     count = min(count, len(call.rows))
     if (known := _by_kernel(call, watch=count)) is not None:
@@ -153,25 +156,16 @@ def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
     return paid
 
 
-class _Known(NamedTuple):
-    """Each row's log-sum-exp, ``[heads, rows]``, and what keys receive from the watched rows."""
-
-    lse: torch.Tensor
-    received: torch.Tensor
-
-
-def _by_kernel(call: LayerCall, *, watch: int = 0) -> _Known | None:
+def _by_kernel(call: LayerCall, *, watch: int = 0) -> ByKernel | None:
     """Let a kernel attend, and keep its output; None where there is none for these tensors."""
     tensors = call.query[0], call.key[0], call.value[0]
-    if len(call.query) > 1 or not suits_kernels(*tensors):
+    if len(call.query) > 1 or not suits_kernels(*tensors, call.how):
         return None
-    import ragkv_kernels
-
-    made = ragkv_kernels.attend(
-        *tensors, call.rows, window=call.window, scaling=call.scaling, lse=True, watch=watch
+    made = attend_by_kernel(
+        *tensors, call.rows, window=call.window, scaling=call.scaling, how=call.how, watch=watch
     )
     call.output = made.out[None]
-    return _Known(made.lse, made.received)
+    return made
 
 
 def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -188,11 +182,17 @@ def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator
     query = call.query[0, :, block].float()
     key = call.key[0, :, :seen].float()
     low, mask = _mask(call, block, key.shape[1])
+    head = 0
     for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
         part = scores.view(-1, query.shape[1], key.shape[1])
+        if call.how is not None:
+            part = call.how.capped(part)
         part[..., low:] += mask
-        # in place, unless the auxiliary model is being trained
-        yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
+        if call.how is not None:
+            yield call.how.weights(part, slice(head, head + len(part)))
+        else:  # in place, unless the auxiliary model is being trained
+            yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
+        head += len(part)
 
 
 def _mask(call: LayerCall, block: slice, seen: int) -> tuple[int, torch.Tensor]:

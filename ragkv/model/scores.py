@@ -1,0 +1,50 @@
+"""What some models do to attention scores between the product and the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How a layer makes weights of its scores, where that is more than a softmax.
+
+    Attributes
+    ----------
+    softcap
+        Scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they stay.
+    sinks
+        ``[heads]``: learned scores that take part in each row's softmax and carry no value, so
+        that its weights sum to less than one (gpt-oss); None: there are none.
+    """
+
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @classmethod
+    def given(cls, softcap: Any = None, s_aux: Any = None, **_: Any) -> Self | None:
+        """Return what transformers says to an attention function; None is a plain softmax."""
+        return None if softcap is None and s_aux is None else cls(softcap, s_aux)
+
+    def capped(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores under the cap, before any mask."""
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+    def weights(self, scores: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
+        """Return the weights of these heads' scores ``[…, heads, rows, keys]`` float32.
+
+        The scores are capped and masked.
+        """
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)
+        lse = self.with_sinks(torch.logsumexp(scores, dim=-1), heads)
+        return torch.exp(scores - lse[..., None])
+
+    def with_sinks(self, lse: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
+        """Return the log-sum-exp ``[…, heads, rows]`` float32 of keys and sinks together."""
+        if self.sinks is None:
+            return lse
+        return torch.logaddexp(lse, self.sinks[heads, None].to(lse.dtype))
