@@ -178,6 +178,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.raw, (args, kwargs))
+    if func is torch.ops.aten.histc.default:  # of integers, as CUDA counts them
+        args = (args[0].float(), *args[1:])
     on_cpu = {"device": "cpu"} if kwargs.get("device") is not None else {}
     return func(
         *args, **{**kwargs, **on_cpu, **({"pin_memory": False} if "pin_memory" in kwargs else {})}

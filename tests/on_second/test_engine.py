@@ -33,7 +33,8 @@ REUSED = 1
 """In a report's positions."""
 
 WITHOUT_TIES = [("llama", name) for name in method_names()] + [
-    (family, "query") for family in ("qwen2", "qwen3", "gemma3", "phi3", "mistral-window")
+    (family, "query")
+    for family in ("qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "phi3", "mistral-window")
 ]
 
 

@@ -21,7 +21,7 @@ CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt-oss"])
 def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: str) -> None:
     """The host waits for scores, to choose by them, and for the first token: for nothing else."""
     engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
