@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import torch
@@ -83,29 +85,42 @@ class _Running:
 
     pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    begun: bool = False
     completion: Completion | None = None
+    heard: Callable[[], object] = lambda: None
 
     def work(self, run: Run) -> None:
         try:
-            self.completion = run(self.pieces.put, self.cancelled.is_set)
-            self.pieces.put(None)
+            self.completion = run(self._say, self._is_cancelled)
+            self._say(None)
         except Cancelled:
-            self.pieces.put(None)
+            self._say(None)
         except BaseException as error:  # noqa: BLE001  handed to the reader
-            self.pieces.put(error)
+            self._say(error)
+
+    def _say(self, piece: str | BaseException | None) -> None:
+        self.pieces.put(piece)
+        with suppress(RuntimeError):  # the reader's event loop is closed
+            self.heard()
+
+    def _is_cancelled(self) -> bool:
+        """Say so; it is asked first when the model is there."""
+        self.begun = True
+        return self.cancelled.is_set()
 
 
-class CompletionStream(Iterator[str]):
+class CompletionStream(Iterator[str], AsyncIterator[str]):
     """Pieces of an answer's text while it is being generated.
 
-    Iterate over it; ``completion`` holds the whole answer afterwards. Closing it
-    early, leaving its ``with`` block, or letting go of it ends the generation.
+    Iterate over it, with ``for`` or ``async for``; ``completion`` holds the whole answer
+    afterwards. Closing it early, leaving its ``with`` or ``async with`` block, or letting go of
+    it ends the generation.
 
     Parameters
     ----------
     run
         Generates; is given a function that takes text pieces, and one that says
-        whether to end. Runs in a thread of its own.
+        whether to end, which it asks as soon as it has the model. Runs in a thread of its own.
     held
         Says whether the calling thread holds the model, for which ``run`` waits.
     """
@@ -119,26 +134,57 @@ class CompletionStream(Iterator[str]):
         self._thread.start()
 
     def __next__(self) -> str:
-        """Return the next piece.
+        """Return the next piece; raises as :meth:`read` does."""
+        piece = self.read()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def read(self, timeout: float | None = None) -> str | None:
+        """Return the next piece, or None at the end.
 
         Raises
         ------
+        TimeoutError
+            There was none within ``timeout`` seconds; the stream goes on.
         ModelInUseError
             The calling thread itself holds the model, as inside :meth:`ragkv.RagKV.turn`.
         """
         if self._ended:
-            raise StopIteration
+            return None
+        patience = _PATIENCE_S if timeout is None and self._held() else timeout
         try:
-            piece = self._running.pieces.get(timeout=_PATIENCE_S if self._held() else None)
+            return self._taken(self._running.pieces.get(timeout=patience))
         except queue.Empty:
-            raise ModelInUseError(_HELD) from None
+            if timeout is None:
+                raise ModelInUseError(_HELD) from None
+            raise TimeoutError(f"no text within {timeout:g} seconds") from None
+
+    async def __anext__(self) -> str:
+        """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
+        heard = asyncio.Event()
+        self._running.heard = partial(asyncio.get_running_loop().call_soon_threadsafe, heard.set)
+        while not self._ended:
+            heard.clear()
+            with suppress(queue.Empty):
+                piece = self._taken(self._running.pieces.get_nowait())
+                if piece is None:
+                    break
+                return piece
+            try:
+                await asyncio.wait_for(heard.wait(), _PATIENCE_S if self._held() else None)
+            except TimeoutError:
+                raise ModelInUseError(_HELD) from None
+        raise StopAsyncIteration
+
+    def _taken(self, piece: str | BaseException | None) -> str | None:
         if isinstance(piece, str):
             return piece
         self._ended = True
         self._thread.join()
         if piece is not None:
             raise piece
-        raise StopIteration
+        return None
 
     @property
     def completion(self) -> Completion:
@@ -153,15 +199,29 @@ class CompletionStream(Iterator[str]):
             raise RuntimeError("read the stream to its end first")
         return self._running.completion
 
-    def close(self) -> None:
-        """End the generation after the current token; what it gave so far stays."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the generation after the current token; what it gave so far stays.
+
+        Where it still waits for the model, it will not begin. Otherwise this returns when it has
+        ended, or at once without ``wait``.
+        """
         self._running.cancelled.set()
-        if not self._held():  # it ends when the model is free
+        if wait and self._running.begun:
             self._thread.join()
         self._ended = True
+
+    async def aclose(self) -> None:
+        """End the generation like :meth:`close`, and wait for nothing."""
+        self.close(wait=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

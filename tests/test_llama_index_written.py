@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import MetadataMode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVTransform
 from tiny import tiny_model, tiny_tokenizer
@@ -88,3 +90,29 @@ def test_a_postprocessor_needs_its_llm_again(make_engine):
     with pytest.raises(ConfigError, match="llm="):
         RagKVPostprocessor.from_dict(written)
     assert RagKVPostprocessor.from_dict(written, llm=llm).metadata_mode == MetadataMode.NONE
+
+
+def test_functions_that_are_set_later_are_heeded(make_engine):
+    llm = RagKVLLM(kv=make_engine(), max_new_tokens=2)
+    chat = [ChatMessage(content="Say it")]
+    before = llm.chat(chat).raw["usage"]["prompt_tokens"]
+    llm.completion_to_prompt = lambda prompt: f"<<{prompt}>>"
+    wrapped = llm.complete("Say it").raw["usage"]["prompt_tokens"]
+    assert wrapped == llm.complete("<<Say it>>", formatted=True).raw["usage"]["prompt_tokens"]
+    other = llm.model_copy(update={"messages_to_prompt": lambda _: "Say it"})
+    assert other.chat(chat).raw["usage"]["prompt_tokens"] < before
+    assert llm.chat(chat).raw["usage"]["prompt_tokens"] == before
+
+
+def test_what_a_function_writes_is_no_part_of_the_sink(make_engine):
+    days = iter(["2026-11-23", "2026-11-24"])
+    template = PromptTemplate(
+        "Today {date}. Notes: {context_str} {query_str}",
+        function_mappings={"date": lambda **_: next(days)},
+    )
+    llms = [RagKVLLM(kv=make_engine(), sink_from=template) for _ in range(2)]
+    assert [llm.sink for llm in llms] == ["Today "] * 2
+    listed = PromptTemplate(
+        "Notes:\n{context_str}", function_mappings={"context_str": lambda **k: k["context_str"]}
+    )
+    assert RagKVLLM(kv=make_engine(), sink_from=listed).sink == "Notes:\n"

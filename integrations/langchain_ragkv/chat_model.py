@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -11,6 +11,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from transformers import Pipeline
 
 from langchain_ragkv.call import Call
 from langchain_ragkv.generation import PipelineSettings, read_settings
@@ -19,6 +20,7 @@ from langchain_ragkv.messages import convert_messages
 from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.reuse import ChunkReuse
 from ragkv import RagKV
+from ragkv.errors import ConfigError
 
 _DEFAULT_MAX_TOKENS = 256
 
@@ -61,8 +63,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """``"static"`` decodes over a cache of fixed shape: CUDA graphs on a GPU, and a second KV
     (see ragkv's DecodeConfig)."""
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which an answer is given up with a TimeoutError; the clock is
-    looked at whenever text comes."""
+    """Seconds after which an answer is given up with a TimeoutError, time spent waiting for the
+    model included."""
     max_retries: int = 2
     """Taken for LangChain's sake: the model runs in this process, nothing is resent."""
     streaming: bool = False
@@ -113,6 +115,11 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             return self._engine(self.model_id, device=self.device, dtype=self.dtype)
         if isinstance(self.llm, ChunkReuse):
             return self.llm.kv
+        if not isinstance(getattr(self.llm, "pipeline", None), Pipeline):
+            raise ConfigError(
+                "llm must be a HuggingFacePipeline or a RagKVPipeline, not "
+                f"{type(self.llm).__name__}: give model_id=... or kv=... for a model alone"
+            )
         return self._engine(self.llm.pipeline.model, self.llm.pipeline.tokenizer)
 
     @model_validator(mode="after")
@@ -136,6 +143,13 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             if getattr(self, name) is None:
                 setattr(self, name, value)
         return self
+
+    def bind_tools(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: answers are text."""
+        raise NotImplementedError(
+            "ChatRagKV calls no tools, its answers are text: describe tools in the prompt and "
+            "parse the answer, or give the agent another model and this one to the retrieval chain."
+        )
 
     @property
     def model_name(self) -> str:

@@ -12,8 +12,9 @@ from ragkv.errors import ConfigError
 _GENERATION = ("max_new_tokens", "do_sample")
 _ENGINE = ("store", "device", "dtype")
 _ENGINE_AND_MODEL = ("namespace", "on_unsupported")
-_SAMPLING_TEMPERATURE = 0.7
-"""What transformers' text-generation pipeline samples at where no temperature is given."""
+_SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 50}
+"""How transformers' text-generation pipeline samples where neither the model's generation
+configuration nor anybody else says."""
 
 
 def model_fields(
@@ -40,32 +41,36 @@ def model_fields(
         loading["device_map"] = device_map
     generation = dict(fields.pop("pipeline_kwargs", None) or {})
     generation |= {name: fields.pop(name) for name in _GENERATION if name in fields}
-    fields = _decoding(generation) | fields
+    sampling = generation.pop("do_sample", None)
+    decoding = _decoding(generation)
+    if sampling is False:
+        decoding["temperature"] = 0.0
+    fields = decoding | fields
     if isinstance(fields.get("device"), int):
         fields["device"] = "cpu" if fields["device"] < 0 else f"cuda:{fields['device']}"
     fields["model_id"] = model_id
-    if loading:
+    if loading or sampling:
         engine = {name: fields[name] for name in _ENGINE_AND_MODEL if name in fields}
         engine |= {name: fields.pop(name) for name in _ENGINE if name in fields}
         model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)
         fields["kv"] = RagKV(model, RagKV.pretrained(AutoTokenizer, model_id), **engine)
+        own = model.generation_config
+        for name, usual in _SAMPLING.items() if sampling else ():
+            if fields.get(name) is None:
+                value = getattr(own, name, None)
+                fields[name] = usual if value is None else value
     return fields
 
 
 def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return ``max_tokens``, ``temperature`` and ``top_p`` as far as they were given."""
+    """Return ``max_tokens``, ``temperature``, ``top_p`` and ``top_k`` as far as they were given."""
     left = dict(generation)
     left.pop("return_full_text", None)  # a chat model returns the answer alone
-    sampling = left.pop("do_sample", None)
-    names = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}
+    names = {"max_new_tokens": "max_tokens"} | {name: name for name in _SAMPLING}
     out = {field: left.pop(name) for name, field in names.items() if name in left}
     if left:
         raise ConfigError(
             f"A chat model cannot keep these settings: {', '.join(sorted(left))}. "
-            "There are max_new_tokens, do_sample, temperature and top_p."
+            "There are max_new_tokens, do_sample, temperature, top_p and top_k."
         )
-    if sampling is False:
-        out["temperature"] = 0.0
-    elif sampling:
-        out.setdefault("temperature", _SAMPLING_TEMPERATURE)
     return out

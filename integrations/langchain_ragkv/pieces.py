@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
-
-from langchain_core.runnables import run_in_executor
 
 from ragkv import CompletionStream, RagKV
 
@@ -21,28 +20,24 @@ def pieces(stream: CompletionStream, within: float | None = None) -> Iterator[st
     Raises
     ------
     TimeoutError
-        A token came later than ``within`` seconds after the start.
+        The answer is not there ``within`` seconds after the start.
     """
     clock = _Clock(within)
     try:
-        for piece in stream:
-            clock.check()
+        while (piece := clock.read(stream)) is not None:
             if piece:
                 yield piece
     finally:
-        stream.close()
+        stream.close(wait=not clock.over)
 
 
 async def apieces(stream: CompletionStream, within: float | None = None) -> AsyncIterator[str]:
-    """Yield like :func:`pieces`, waiting off the event loop; a cancelled task ends it, too."""
+    """Yield like :func:`pieces`, without a thread; a cancelled task ends the stream, too."""
     clock = _Clock(within)
-    try:
-        while (piece := await run_in_executor(None, next, stream, None)) is not None:
-            clock.check()
+    async with stream:
+        while (piece := await clock.aread(stream)) is not None:
             if piece:
                 yield piece
-    finally:
-        await run_in_executor(None, stream.close)
 
 
 def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
@@ -69,10 +64,34 @@ def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
 
 
 class _Clock:
-    def __init__(self, timeout: float | None) -> None:
-        self._start = time.monotonic()
-        self._timeout = timeout
+    """Reads a stream until its time is over."""
 
-    def check(self) -> None:
-        if self._timeout is not None and time.monotonic() - self._start > self._timeout:
-            raise TimeoutError(f"The answer took longer than timeout={self._timeout:g} seconds.")
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._late = f"The answer took longer than timeout={timeout} seconds."
+        self.over = False
+
+    def _left(self) -> float | None:
+        if self._end is None:
+            return None
+        left = self._end - time.monotonic()
+        if left <= 0:
+            self.over = True
+            raise TimeoutError(self._late)
+        return left
+
+    def read(self, stream: CompletionStream) -> str | None:
+        left = self._left()
+        try:
+            return stream.read(left)
+        except TimeoutError:
+            self.over = True
+            raise TimeoutError(self._late) from None
+
+    async def aread(self, stream: CompletionStream) -> str | None:
+        left = self._left()
+        try:
+            async with asyncio.timeout(left):
+                return await anext(stream, None)
+        except TimeoutError:
+            raise TimeoutError(self._late) from None

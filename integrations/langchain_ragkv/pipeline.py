@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_huggingface import HuggingFacePipeline
 from pydantic import model_validator
@@ -14,13 +17,16 @@ from transformers import pipeline as make_pipeline
 
 from langchain_ragkv.answer import metadata, usage
 from langchain_ragkv.generation import PipelineSettings, read_settings
-from langchain_ragkv.pieces import in_turn, pieces
+from langchain_ragkv.pieces import apieces, in_turn, pieces
 from langchain_ragkv.reuse import ChunkReuse
 from ragkv import Completion, RagKV
 from ragkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _OURS = ("pipeline_kwargs", "skip_prompt", "stream")
+_OF_RUNS = ("tags", "metadata", "run_name", "run_id")
+_CALL: ContextVar[dict[str, Any]] = ContextVar("ragkv_call", default={})  # noqa: B039  never changed
+"""What the call under way was given, which LangChain leaves out of its cache's keys."""
 
 
 class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
@@ -76,7 +82,22 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**super()._identifying_params, **self._identity, **self._overrides()}
+        settings = {**asdict(read_settings(self.pipeline)), **_CALL.get()}
+        return {**super()._identifying_params, **settings, **self._identity, **self._overrides()}
+
+    def generate(
+        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        """Answer prompts, as LangChain has it."""
+        with _call(kwargs):
+            return super().generate(prompts, stop, *args, **kwargs)
+
+    async def agenerate(
+        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        """Answer prompts, as LangChain has it."""
+        with _call(kwargs):
+            return await super().agenerate(prompts, stop, *args, **kwargs)
 
     def _generate(
         self,
@@ -93,12 +114,30 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         for prompt in prompts:
             arguments = self._arguments(prompt, settings, stop, kwargs)
             completion = self.kv.generate(prompt, **arguments)
-            text = completion.text if stop else self._decode(completion, settings)
-            if settings.full_text and not kwargs.get("skip_prompt", False):
-                text = prompt + text
-            generations.append(
-                [Generation(text=text, generation_info=self._info(completion, arguments))]
-            )
+            text = self._text(prompt, completion, settings, stop, kwargs)
+            info = self._info(completion, arguments)
+            generations.append([Generation(text=text, generation_info=info)])
+        return LLMResult(generations=generations, llm_output={"model_name": self.kv.model_name})
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        settings = self._settings(kwargs)
+        if settings.unsupported:
+            return await super()._agenerate(prompts, stop, run_manager, **kwargs)
+        generations = []
+        for prompt in prompts:
+            arguments = self._arguments(prompt, settings, stop, kwargs)
+            stream = self.kv.stream(prompt, **arguments)
+            async for _ in apieces(stream):
+                pass
+            text = self._text(prompt, stream.completion, settings, stop, kwargs)
+            info = self._info(stream.completion, arguments)
+            generations.append([Generation(text=text, generation_info=info)])
         return LLMResult(generations=generations, llm_output={"model_name": self.kv.model_name})
 
     def _stream(
@@ -119,6 +158,24 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        settings = self._settings(kwargs)
+        chunks = (
+            super()._astream(prompt, stop, **kwargs)
+            if settings.unsupported
+            else self._achunks(prompt, settings, stop, kwargs)
+        )
+        async for chunk in chunks:
+            if run_manager:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
     def _chunks(
         self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
     ) -> Iterator[GenerationChunk]:
@@ -130,9 +187,22 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         for piece in pieces(stream):
             given += len(piece)
             yield GenerationChunk(text=piece)
-        completion = stream.completion
-        stop_string = "" if stop else self._decode(completion, settings)[given:]
-        yield GenerationChunk(text=stop_string, generation_info=self._info(completion, arguments))
+        text = "" if stop else self._decode(stream.completion, settings)[given:]
+        yield GenerationChunk(text=text, generation_info=self._info(stream.completion, arguments))
+
+    async def _achunks(
+        self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
+    ) -> AsyncIterator[GenerationChunk]:
+        arguments = self._arguments(prompt, settings, stop, call)
+        if not call.get("skip_prompt", True):
+            yield GenerationChunk(text=prompt)
+        stream = self.kv.stream(prompt, **arguments)
+        given = 0
+        async for piece in apieces(stream):
+            given += len(piece)
+            yield GenerationChunk(text=piece)
+        text = "" if stop else self._decode(stream.completion, settings)[given:]
+        yield GenerationChunk(text=text, generation_info=self._info(stream.completion, arguments))
 
     def _settings(self, call: dict[str, Any]) -> PipelineSettings:
         settings = read_settings(self.pipeline, call.get("pipeline_kwargs"))
@@ -164,6 +234,19 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             **self._overrides(changes),
         }
 
+    def _text(
+        self,
+        prompt: str,
+        completion: Completion,
+        settings: PipelineSettings,
+        stop: list[str] | None,
+        call: dict[str, Any],
+    ) -> str:
+        """Return what the pipeline would: with the prompt, unless told otherwise."""
+        text = completion.text if stop else self._decode(completion, settings)
+        with_prompt = settings.full_text and not call.get("skip_prompt", False)
+        return prompt + text if with_prompt else text
+
     def _decode(self, completion: Completion, settings: PipelineSettings) -> str:
         """Return the text as the pipeline decodes it: with the stop string at its end."""
         how = {"skip_special_tokens": True, **settings.decoding}
@@ -172,3 +255,13 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     def _info(self, completion: Completion, arguments: dict[str, Any]) -> dict[str, Any]:
         self._keep(completion.report)
         return {**metadata(completion, self.kv, arguments), "usage_metadata": usage(completion)}
+
+
+@contextmanager
+def _call(given: dict[str, Any]) -> Iterator[None]:
+    """Let a call's own settings be a part of what identifies its answers."""
+    token = _CALL.set({name: given[name] for name in given if name not in _OF_RUNS})
+    try:
+        yield
+    finally:
+        _CALL.reset(token)

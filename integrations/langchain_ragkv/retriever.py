@@ -12,8 +12,10 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import patch_config
+from pydantic import ConfigDict, Field, model_validator
 
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.reuse import ChunkReuse, unwrapped
@@ -36,15 +38,21 @@ class RagKVRetriever(BaseRetriever):
     """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
     kv: RagKV | None = Field(default=None, exclude=True, repr=False)
     """Its engine, where there is no such model."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Fields of :class:`ragkv.ReuseConfig` that its calls will have, such as ``sink``; those that
+    are bound to ``llm`` are among them."""
     k: int | None = Field(default=None, ge=1)
     """How many documents to return; None is what ``retriever`` does by itself."""
     document_prompt: BasePromptTemplate[str] | None = None
     """How the chain renders a document; None is ``page_content`` alone."""
 
-    @field_validator("llm", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _unwrap(cls, llm: Any) -> ChunkReuse | None:
-        return None if llm is None else unwrapped(llm)
+    def _unwrap(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("llm") is None:
+            return values
+        llm, bound = unwrapped(values["llm"])
+        return {**values, "llm": llm, "overrides": {**bound, **values.get("overrides", {})}}
 
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
@@ -52,12 +60,30 @@ class RagKVRetriever(BaseRetriever):
             raise ConfigError("RagKVRetriever needs either llm=... or kv=...")
         return self
 
+    def invoke(
+        self,
+        input: str,  # noqa: A002  LangChain's
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Retrieve, with the whole configuration, as ``retriever`` would alone."""
+        return super().invoke(input, config, **kwargs, run_config=ensure_config(config))
+
+    async def ainvoke(
+        self,
+        input: str,  # noqa: A002  LangChain's
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Retrieve, with the whole configuration, as ``retriever`` would alone."""
+        return await super().ainvoke(input, config, **kwargs, run_config=ensure_config(config))
+
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         k = kwargs.pop("k", self.k)
-        retriever, kwargs = self._limited(k, kwargs)
-        config = RunnableConfig(callbacks=run_manager.get_child())
+        config = patch_config(kwargs.pop("run_config", None), callbacks=run_manager.get_child())
+        retriever, kwargs = _limited(self.retriever, k, kwargs)
         found = retriever.invoke(query, config, **kwargs)[:k]
         self._prefetch(found)
         return found
@@ -66,8 +92,8 @@ class RagKVRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         k = kwargs.pop("k", self.k)
-        retriever, kwargs = self._limited(k, kwargs)
-        config = RunnableConfig(callbacks=run_manager.get_child())
+        config = patch_config(kwargs.pop("run_config", None), callbacks=run_manager.get_child())
+        retriever, kwargs = _limited(self.retriever, k, kwargs)
         found = (await retriever.ainvoke(query, config, **kwargs))[:k]
         await run_in_executor(None, self._prefetch, found)
         return found
@@ -75,20 +101,33 @@ class RagKVRetriever(BaseRetriever):
     def _prefetch(self, documents: list[Document]) -> None:
         texts = chunk_texts(documents, self.document_prompt)
         if self.llm is not None:
-            self.llm.prefetch(texts)
+            self.llm.prefetch(texts, **self.overrides)
         elif self.kv is not None:
-            self.kv.prefetch(texts)
+            self.kv.prefetch(texts, **self.overrides)
 
-    def _limited(
-        self, k: int | None, kwargs: dict[str, Any]
-    ) -> tuple[Runnable[str, list[Document]], dict[str, Any]]:
-        """Have the retriever itself return ``k`` documents, in the way that it knows."""
-        retriever = self.retriever
-        if k is None or not isinstance(retriever, BaseRetriever):
-            return retriever, kwargs
-        if "k" in type(retriever).model_fields:
-            return retriever.model_copy(update={"k": k}), kwargs
-        takes = inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
-        if "k" in takes or any(each.kind is each.VAR_KEYWORD for each in takes.values()):
-            kwargs = {**kwargs, "k": k}
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the settings; the engine, and a model over one, are shared."""
+        memo = {} if memo is None else memo
+        for shared in (self.llm, self.kv):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+
+Found = Runnable[str, list[Document]]
+
+
+def _limited(
+    retriever: Found, k: int | None, kwargs: dict[str, Any]
+) -> tuple[Found, dict[str, Any]]:
+    """Have a retriever itself return ``k`` documents, in the way that it knows."""
+    if k is not None and isinstance(retriever, RunnableBindingBase):
+        bound, kwargs = _limited(retriever.bound, k, kwargs)
+        return retriever.model_copy(update={"bound": bound}), kwargs
+    if k is None or not isinstance(retriever, BaseRetriever):
         return retriever, kwargs
+    if "k" in type(retriever).model_fields:
+        return retriever.model_copy(update={"k": k}), kwargs
+    takes = inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
+    if "k" in takes or any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+        kwargs = {**kwargs, "k": k}
+    return retriever, kwargs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.prompt_head import prompt_head
-from ragkv import PrecomputeReport, RagKV, ReuseReport, StoreConfig
+from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 
@@ -141,6 +142,7 @@ class ChunkReuse(BaseModel):
         document: str | None = None,
         expires_in: float | None = None,
         show_progress: bool = False,
+        **overrides: Any,
     ) -> PrecomputeReport:
         """Encode and store documents (or texts), once, at ingestion.
 
@@ -151,34 +153,46 @@ class ChunkReuse(BaseModel):
         document, expires_in
             As in :meth:`ragkv.RagKV.precompute`: what these chunks are of, so that an edited
             source leaves none behind, and the seconds that they are kept.
+        **overrides
+            Fields of :class:`ragkv.ReuseConfig`, such as ``sink``, as calls may have them.
         """
         return self.kv.precompute(
             chunk_texts(documents, document_prompt),
             document=document,
             expires_in=expires_in,
             show_progress=show_progress,
-            **self._overrides(),
+            **self._overrides(overrides),
         )
 
-    def prefetch(self, texts: Sequence[str]) -> None:
+    def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Say which chunks the next prompt will hold: their loading starts at once."""
-        self.kv.prefetch(texts, **self._overrides())
+        self.kv.prefetch(texts, **self._overrides(overrides))
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} holds a model and a store, which cannot be pickled: make one "
+            "in each process"
+        )
 
 
-def unwrapped(llm: Any) -> ChunkReuse:
+def unwrapped(llm: Any) -> tuple[ChunkReuse, dict[str, Any]]:
     """Return the model within ``llm.bind(...)``, ``llm.with_config(...)`` and the like.
+
+    Beside it, what is bound of :class:`ragkv.ReuseConfig`'s fields.
 
     Raises
     ------
     ConfigError
         There is no such model in it.
     """
-    inner = llm
+    inner, bound = llm, dict[str, Any]()
     while isinstance(inner, RunnableBindingBase):
+        bound = {**inner.kwargs, **bound}
         inner = inner.bound
     if not isinstance(inner, ChunkReuse):
         raise ConfigError(
             "llm must be the ChatRagKV or RagKVPipeline that will answer, not "
             f"{type(inner).__name__}"
         )
-    return inner
+    reuse = {field.name for field in fields(ReuseConfig)}
+    return inner, {name: bound[name] for name in bound if name in reuse}

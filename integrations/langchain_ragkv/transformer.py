@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
 
 from langchain_ragkv.documents import chunk_texts
 from langchain_ragkv.reuse import ChunkReuse, unwrapped
@@ -41,14 +42,14 @@ class RagKVTransformer(BaseDocumentTransformer):
     def __init__(
         self,
         *,
-        llm: ChunkReuse | None = None,
+        llm: ChunkReuse | Runnable[Any, Any] | None = None,
         kv: RagKV | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool = False,
     ) -> None:
         if (llm is None) == (kv is None):
             raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
-        self._engine = kv if kv is not None else unwrapped(llm)
+        self._engine, self._bound = (kv, {}) if kv is not None else unwrapped(llm)
         self._document_prompt = document_prompt
         self._show_progress = show_progress
 
@@ -59,6 +60,6 @@ class RagKVTransformer(BaseDocumentTransformer):
     ) -> Sequence[Document]:
         """Precompute the documents and return them as they came."""
         texts = chunk_texts(documents, self._document_prompt)
-        report = self._engine.precompute(texts, show_progress=self._show_progress)
+        report = self._engine.precompute(texts, show_progress=self._show_progress, **self._bound)
         _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
         return documents

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
@@ -26,12 +27,11 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments
-from llama_index.llms.ragkv.iteration import iterate_in_thread
 from llama_index.llms.ragkv.prompts import as_dicts, template_head
-from llama_index.llms.ragkv.responses import as_chat, as_completion
+from llama_index.llms.ragkv.responses import aresponses, as_chat, as_completion, responses
 from llama_index.llms.ragkv.source import EngineSource, check_again, check_given, left_out
 
-from ragkv import RagKV, ReuseConfig, ReuseReport
+from ragkv import CompletionStream, RagKV, ReuseConfig, ReuseReport
 from ragkv.select import method_of
 
 Prompt = str | list[dict[str, str]]
@@ -100,8 +100,7 @@ class RagKVLLM(CustomLLM):
     sink: str | None = Field(default=None, description="Text that chunks are encoded behind.")
 
     _source: EngineSource = PrivateAttr()
-    _has_completion_to_prompt: bool = PrivateAttr(default=False)
-    _has_messages_to_prompt: bool = PrivateAttr(default=False)
+    _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
     _last_report: ReuseReport | None = PrivateAttr(default=None)
     _left_out: list[str] = PrivateAttr(default_factory=list)
 
@@ -195,8 +194,10 @@ class RagKVLLM(CustomLLM):
         )
         self._source = source
         self._left_out = unwritten
-        self._has_completion_to_prompt = completion_to_prompt is not None
-        self._has_messages_to_prompt = messages_to_prompt is not None
+        self._usual_functions = (
+            None if completion_to_prompt else self.completion_to_prompt,
+            None if messages_to_prompt else self.messages_to_prompt,
+        )
         if sink_from is not None and sink is None:
             self.sink = template_head(sink_from, self)
         source.reuse = engine.reuse.override(**self.reuse_overrides)
@@ -282,7 +283,7 @@ class RagKVLLM(CustomLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Complete a prompt piece by piece."""
-        return self._stream(self._rendered(prompt, formatted), kwargs)
+        return responses(self._stream(self._rendered(prompt, formatted), kwargs), self._keep)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -292,49 +293,50 @@ class RagKVLLM(CustomLLM):
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer chat messages piece by piece."""
-        return self._stream_chat(self._chat_prompt(messages), kwargs)
+        stream = self._stream(self._chat_prompt(messages), kwargs)
+        return responses(stream, self._keep, as_chat)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Complete a prompt in a thread; the event loop goes on."""
-        return await self._complete_in_thread(self._rendered(prompt, formatted), kwargs)
+        """Complete a prompt; the event loop goes on."""
+        return await self._acomplete(self._rendered(prompt, formatted), kwargs)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Complete a prompt piece by piece in a thread."""
-        text = self._rendered(prompt, formatted)
-        return iterate_in_thread(lambda: self._stream(text, kwargs))
+        """Complete a prompt piece by piece."""
+        return aresponses(self._stream(self._rendered(prompt, formatted), kwargs), self._keep)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer chat messages in a thread; the event loop goes on."""
-        prompt = self._chat_prompt(messages)
-        return as_chat(await self._complete_in_thread(prompt, kwargs))
+        """Answer chat messages; the event loop goes on."""
+        return as_chat(await self._acomplete(self._chat_prompt(messages), kwargs))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """Answer chat messages piece by piece in a thread."""
-        prompt = self._chat_prompt(messages)
-        return iterate_in_thread(lambda: self._stream_chat(prompt, kwargs))
+        """Answer chat messages piece by piece."""
+        stream = self._stream(self._chat_prompt(messages), kwargs)
+        return aresponses(stream, self._keep, as_chat)
 
     def _rendered(self, prompt: str, formatted: bool) -> str:
         if formatted:
             return prompt
         text = self.query_wrapper_prompt.format(query_str=prompt)
-        if self._has_completion_to_prompt and self.completion_to_prompt:
-            return str(self.completion_to_prompt(text))
+        own = self.completion_to_prompt
+        if own and own != self._usual_functions[0]:
+            return str(own(text))
         return f"{self.system_prompt} {text}" if self.system_prompt else text
 
     def _chat_prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
         """Leave the chat template to the engine, which tokenises once."""
-        if self._has_messages_to_prompt or not self.kv.tokenizer.chat_template:
-            return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
+        own = self.messages_to_prompt or self._messages_to_prompt
+        if own != self._usual_functions[1] or not self.kv.tokenizer.chat_template:
+            return str(own(messages))
         return as_dicts(messages)
 
     def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
@@ -354,41 +356,22 @@ class RagKVLLM(CustomLLM):
 
     def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
         completion = self.kv.generate(prompt, **self._arguments(kwargs))
-        self._last_report = completion.report
+        self._keep(completion.report)
         return as_completion(completion)
 
-    async def _complete_in_thread(
-        self, prompt: Prompt, kwargs: dict[str, Any]
-    ) -> CompletionResponse:
+    async def _acomplete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
         """Answer piece by piece, so that a call that is cancelled lets go of the model."""
-        async for response in iterate_in_thread(lambda: self._stream(prompt, kwargs)):
+        async for response in aresponses(self._stream(prompt, kwargs), self._keep):
             last = response
         last.delta = None
         return last
 
-    def _stream(
-        self, prompt: Prompt, kwargs: dict[str, Any]
-    ) -> Generator[CompletionResponse, None, None]:
-        stream = self.kv.stream(prompt, **self._arguments(kwargs))
-        so_far = ""
-        try:
-            for piece in stream:
-                so_far += piece
-                yield CompletionResponse(text=so_far, delta=piece)
-            self._last_report = stream.completion.report
-            yield as_completion(stream.completion, delta="")
-        finally:
-            stream.close()
+    def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Callable[[], CompletionStream]:
+        """Return what begins an answer: with the first response that is asked for."""
+        return partial(self.kv.stream, prompt, **self._arguments(kwargs))
 
-    def _stream_chat(
-        self, prompt: Prompt, kwargs: dict[str, Any]
-    ) -> Generator[ChatResponse, None, None]:
-        pieces = self._stream(prompt, kwargs)
-        try:
-            for response in pieces:
-                yield as_chat(response)
-        finally:
-            pieces.close()
+    def _keep(self, report: ReuseReport) -> None:
+        self._last_report = report
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; the model itself is loaded again on first use."""

@@ -25,7 +25,8 @@ _NOT_TEXT = ("image", "audio", "video", "document", "citable")
 def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
     """Return what ``llm`` writes before the first text that changes from call to call.
 
-    That is the context, or the query where it comes first. Fields that ``partial_format``
+    That is the context, or the query where it comes first, or what a function of the template's
+    (``function_mappings``) writes, such as a date. Fields that ``partial_format``
     has filled are text, as are those that query engines leave as they are. System prompt,
     query wrapper and ``completion_to_prompt`` (or, for a chat model, the chat template) are
     in it, as in a query engine's prompts.
@@ -46,13 +47,23 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
         is_default = template == "default"
         template = DEFAULT_TEXT_QA_PROMPT_SEL if is_default else PromptTemplate(template)
     values = dict.fromkeys(_CALL, _MARK) | dict.fromkeys(_CONTEXT, _CONTEXT_MARK)
-    rendered = llm.render_template(template, **values)
+    rendered = llm.render_template(_marked(template), **values)
     if _CONTEXT_MARK not in rendered:
         raise ConfigError(
             "sink_from needs a template that writes its field {context_str} as it is; the fields "
             f"of this one: {', '.join(template.template_vars) or 'none'}"
         )
     return re.split(f"[{_MARK}{_CONTEXT_MARK}]", rendered, maxsplit=1)[0]
+
+
+def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
+    """Let a template's functions, whose text may change from call to call, write marks."""
+    functions = getattr(template, "function_mappings", None) or {}
+    changing = [name for name in functions if name not in _CONTEXT]
+    if not changing:
+        return template
+    marked = {**functions, **dict.fromkeys(changing, lambda **_: _MARK)}
+    return template.model_copy(update={"function_mappings": marked})
 
 
 def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -9,7 +12,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 
-from ragkv import Completion
+from ragkv import Completion, CompletionStream, ReuseReport
 
 
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
@@ -35,3 +38,41 @@ def as_chat(response: CompletionResponse) -> ChatResponse:
         raw=response.raw,
         additional_kwargs=response.additional_kwargs,
     )
+
+
+def responses(
+    begin: Callable[[], CompletionStream],
+    keep: Callable[[ReuseReport], None],
+    form: Callable[[CompletionResponse], Any] = lambda response: response,
+) -> Generator[Any, None, None]:
+    """Yield a stream's responses; leaving early ends the generation.
+
+    Parameters
+    ----------
+    keep
+        Given the report, at the end.
+    form
+        Makes of each what is yielded.
+    """
+    so_far = ""
+    with begin() as stream:
+        for piece in stream:
+            so_far += piece
+            yield form(CompletionResponse(text=so_far, delta=piece))
+        keep(stream.completion.report)
+        yield form(as_completion(stream.completion, delta=""))
+
+
+async def aresponses(
+    begin: Callable[[], CompletionStream],
+    keep: Callable[[ReuseReport], None],
+    form: Callable[[CompletionResponse], Any] = lambda response: response,
+) -> AsyncGenerator[Any, None]:
+    """Yield like :func:`responses`; the event loop goes on meanwhile."""
+    so_far = ""
+    async with begin() as stream:
+        async for piece in stream:
+            so_far += piece
+            yield form(CompletionResponse(text=so_far, delta=piece))
+        keep(stream.completion.report)
+        yield form(as_completion(stream.completion, delta=""))
