@@ -5,6 +5,7 @@ from __future__ import annotations
 import pydoc_data.topics
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ragkv.decode.full import full_prefill
@@ -13,7 +14,6 @@ from ragkv.model.architecture import config_of
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.model.turning import KeysInPlaces
-from ragkv.prompt.tokens import IntArray
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 """Largest difference of two logits that passes as rounding, in their standard deviations."""
@@ -114,8 +114,7 @@ def _rotation(kv: RagKV) -> CheckRow:
 
 def _distance(kv: RagKV, logits: torch.Tensor, ids: list[int]) -> float:
     """Largest difference to a full prefill, in standard deviations of its logits."""
-    loaded_ids: IntArray = torch.tensor(ids, dtype=torch.int32).numpy()
-    full, _ = full_prefill(kv.loaded, loaded_ids)
+    full, _ = full_prefill(kv.loaded, np.array(ids, dtype=np.int32))
     return float((logits - full).abs().max() / full.std())
 
 

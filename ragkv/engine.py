@@ -258,7 +258,8 @@ class RagKV:
         pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
 
         def answer(attempt: Attempt) -> tuple[Prepared, Drawn]:
-            ready = self._repairer.prepare(prompt, config, self._sink, clock, attempt)
+            asked = prompt, config, self._sink, clock, attempt
+            ready = self._repairer.prepare(*asked, answer=decode.max_new_tokens)
             with self._repairer.recomputing_first(ready, clock):
                 return ready, draw(
                     self._loaded,
@@ -376,11 +377,7 @@ class RagKV:
         """Wait for the answers under way, finish background work and release the store.
 
         Calls after it raise :class:`ragkv.errors.ClosedError`. In a forked process it does nothing.
-
-        Raises
-        ------
-        ModelInUseError
-            The calling thread itself holds the model, for which they wait.
+        Raises ModelInUseError where the calling thread itself holds the model.
         """
         if self._calls.forked:
             return

@@ -39,7 +39,7 @@ from ragkv.store.arriving import ArrivingKV, LostEntryError, ReadAhead
 from ragkv.store.base import Opened
 
 _log = logging.getLogger(__name__)
-_SPARE_ROWS = 256
+_SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
     "tokens agree): answers are closer to full prefill if sink= (or sink_from=) is given the "
@@ -79,16 +79,37 @@ class Repairer:
         sink_of: Callable[[ReuseConfig], Sink],
         clock: Clock,
         attempt: Attempt,
+        *,
+        answer: int = 0,
     ) -> Prepared:
         """Find, load, splice and select; nothing is recomputed yet.
 
-        Chunks may still arrive until the attempt ends.
+        Chunks may still arrive until the attempt ends. ``answer`` tokens may follow. Where the
+        device's memory does not suffice, its tier of chunks makes room.
 
         Raises
         ------
         LostEntryError
             A layer that arrived does not hold, here or later: see :func:`without_lost`.
         """
+        given = prompt, config, sink_of, clock, attempt
+        try:
+            return self._prepare(*given, answer=answer)
+        except torch.OutOfMemoryError:
+            if not self._corpus.store.make_room():
+                raise
+        return self._prepare(*given, answer=answer)
+
+    def _prepare(
+        self,
+        prompt: Prompt,
+        config: ReuseConfig,
+        sink_of: Callable[[ReuseConfig], Sink],
+        clock: Clock,
+        attempt: Attempt,
+        *,
+        answer: int,
+    ) -> Prepared:
         method = method_of(config)
         with clock.step("find"):
             rendered = render(prompt, self._loaded.tokenizer)
@@ -133,7 +154,7 @@ class Repairer:
                 layout,
                 sink.rows,
                 self._loaded,
-                _SPARE_ROWS,
+                self._spare_rows(answer),
                 overlap,
                 step=partial(clock.step, "splice"),
             )
@@ -220,6 +241,12 @@ class Repairer:
             ),
         ):
             yield
+
+    def _spare_rows(self, answer: int) -> int:
+        """Return how many rows are kept free: on a device all, since more would copy the KV."""
+        if self._loaded.device.type == "cpu":
+            return _SPARE_ROWS
+        return min(max(answer, _SPARE_ROWS), _MOST_SPARE_ROWS)
 
     def _load(
         self,

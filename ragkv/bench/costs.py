@@ -142,7 +142,7 @@ def median_costs(prefills: Sequence[Prefill], windows: tuple[int | None, ...]) -
 
 def copy_rate(device: torch.device) -> float:
     """Return bytes a second from host memory (pinned, where a GPU is) to the device's."""
-    source = torch.full((_BLOCK_BYTES,), 1, dtype=torch.uint8)
+    source = torch.full((_BLOCK_BYTES,), 1, dtype=torch.uint8, device="cpu")
     target = torch.zeros(_BLOCK_BYTES, dtype=torch.uint8, device=device)
     if device.type == "cuda":
         source = source.pin_memory()

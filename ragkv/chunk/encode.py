@@ -59,7 +59,8 @@ def in_batches(
 
 def padded_ids(batch: Sequence[tuple[str, Tokens]], device: torch.device) -> torch.Tensor:
     """Return the token ids of a batch, ``[chunks, longest]`` int64, zeros on the right."""
-    ids = torch.zeros((len(batch), max(len(tokens) for _, tokens in batch)), dtype=torch.long)
+    longest = max(len(tokens) for _, tokens in batch)
+    ids = torch.zeros((len(batch), longest), dtype=torch.long, device="cpu")
     for row, (_, tokens) in zip(ids, batch, strict=True):
         row[: len(tokens)] = torch.from_numpy(tokens.ids)
     return ids.to(device)

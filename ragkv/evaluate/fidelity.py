@@ -101,7 +101,7 @@ def compared(found: Reference, against: Reference) -> Fidelity:
         found.log_probs, against.log_probs, reduction="none", log_target=True
     )
     kl = terms.masked_fill(against.log_probs.isneginf(), 0.0).sum(-1)
-    wanted = torch.tensor(against.token_ids)
+    wanted = torch.tensor(against.token_ids, device=found.log_probs.device)
     agreement = (found.log_probs.argmax(-1) == wanted).double().mean()
     return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from operator import itemgetter
+from typing import Any, Self
 
 import torch
 from blake3 import blake3
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
 from ragkv.model.rotary import RopeKind
 
@@ -41,6 +43,8 @@ _DECIDES_NOTHING = frozenset(
 """Fields of a configuration that keys and values do not depend on, or that are hashed elsewhere."""
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _HASHED_AT_ONCE = 1 << 28
+_NO_WEIGHTS = ("builtins", "torch", "transformers", "accelerate", "peft", "bitsandbytes")
+"""Packages whose objects beside a quantised model's modules hold none that it does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +156,41 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
     """
     weights = tuple(
         (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
-        for part in model.parameters()
+        for part in (*model.parameters(), *(tensor for _, tensor in _hidden(model)))
     )
     return *weights, *_adapters(model)
+
+
+def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a quantised model that are no parameters: MXFP4's experts (gpt-oss).
+
+    Its quantiser puts objects of another package in their place, and scales beside them.
+    """
+    if getattr(model, "hf_quantizer", None) is None:
+        return
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if not attribute.startswith("_"):
+                yield from _tensors_in(value, f"{name}.{attribute}")
+
+
+def _tensors_in(value: object, name: str, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    inner: Mapping[Any, object] = {}
+    if isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, list | tuple):
+        inner = dict(enumerate(value))
+    elif type(value).__module__.split(".")[0] in _NO_WEIGHTS or isinstance(value, torch.nn.Module):
+        return
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = {field.name: getattr(value, field.name, None) for field in fields(value)}
+    else:
+        inner = getattr(value, "__dict__", {})
+    for key, part in inner.items() if depth else ():
+        yield from _tensors_in(part, f"{name}.{key}", depth - 1)
 
 
 def _adapters(model: PreTrainedModel) -> list[str]:
@@ -172,10 +208,24 @@ def _weights_digest(model: PreTrainedModel) -> str:
     """Hash name, shape, dtype and bytes of every parameter and buffer, and the adapters in use."""
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update("".join(_adapters(model)).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted((*model.state_dict().items(), *_hidden(model)), key=itemgetter(0)):
         if isinstance(tensor, torch.Tensor):
             hasher.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
-            raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            for start in range(0, len(raw), _HASHED_AT_ONCE):
-                hasher.update(raw[start : start + _HASHED_AT_ONCE].cpu().numpy().data)
+            for part in _bytes_of(tensor, name):
+                hasher.update(part)
     return hasher.hexdigest(length=16)
+
+
+def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview]:
+    try:
+        raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        for start in range(0, len(raw), _HASHED_AT_ONCE):
+            yield raw[start : start + _HASHED_AT_ONCE].cpu().numpy().data
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            raise
+        raise UnsupportedModelError(
+            f"The weight {name} is a {type(tensor).__name__}, whose bytes cannot be read to tell "
+            f"this model from others ({error}). Load it with on_unsupported='full' to serve it by "
+            "ordinary full prefill."
+        ) from error

@@ -135,15 +135,15 @@ def load_model(
                 "model's fast tokenizer, or use on_unsupported='full'."
             )
         architecture = describe(loaded)
+        _cast(loaded, other)
+        architecture = _examined(loaded, architecture)
+        fingerprint = fingerprint_of(loaded, tokens, architecture.rope_kinds)
     except UnsupportedModelError as reason:
         if on_unsupported == "raise":
             raise
         _cast(loaded, other)
         return served_in_full(loaded, tokens, name, str(reason))
-    _cast(loaded, other)
-    architecture = _examined(loaded, architecture)
     rotary = RotaryTables(backbone_of(loaded).rotary_emb)
-    fingerprint = fingerprint_of(loaded, tokens, architecture.rope_kinds)
     state = state_of(loaded)
     return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
 

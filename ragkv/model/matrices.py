@@ -98,8 +98,8 @@ def _suits_onednn(rows: torch.Tensor) -> bool:
 @cache
 def _reads_any_strides(product: Any) -> bool:
     """Whether a product heeds the strides of its second operand: in another torch it may not."""
-    rows = torch.arange(15.0).view(3, 5)
-    other = torch.arange(10.0).view(5, 2).t()
+    rows = torch.arange(15.0, device="cpu").view(3, 5)
+    other = torch.arange(10.0, device="cpu").view(5, 2).t()
     return torch.equal(product(rows, other, None, "none", [], ""), rows.mm(other.t()))
 
 

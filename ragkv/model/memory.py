@@ -38,7 +38,7 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     takes it in powers of two: see :func:`pinned_bytes`.
     """
     try:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError as error:
         _log.warning("no pinned memory, copies to the device will be slower: %s", error)
         return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 
@@ -53,7 +54,21 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-@cache
+_side: dict[torch.device, SideStream] = {}
+_making = threading.Lock()
+
+
 def side_stream(device: torch.device) -> SideStream:
     """Return the device's side stream, the same for all threads."""
-    return SideStream(device)
+    with _making:
+        if device not in _side:
+            _side[device] = SideStream(device)
+        return _side[device]
+
+
+def brought(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return numbers on the device; with CUDA nobody waits for it, what is queued there least."""
+    here = torch.from_numpy(numbers)
+    if device.type == "cuda":
+        return here.pin_memory().to(device, non_blocking=True)
+    return here.to(device)

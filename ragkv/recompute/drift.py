@@ -21,6 +21,7 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import add_rotated, unrotate
+from ragkv.model.streams import brought
 from ragkv.splice.layout import Layout
 
 # Shares of what a token moves by, squared: what it has in common with all of its chunk, with
@@ -71,9 +72,9 @@ class Drift:
         nothing = np.empty(0, dtype=np.int64)
         seen = np.concatenate([nothing, *(part.told for part in stretches)])
         places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
-        self._seen = torch.from_numpy(seen).to(device)
-        self._here = torch.from_numpy(rows[seen]).to(device)
-        self._sizes = _sizes(torch.from_numpy(places)).to(device)
+        self._seen = brought(seen, device)
+        self._here = brought(rows[seen], device)
+        self._sizes = _sizes(brought(places, device))
 
     def __call__(
         self,
@@ -192,7 +193,7 @@ class _Together:
             told[row, :more] = np.arange(first, first + more)
             at[part.start : part.start + length] = np.arange(length) + row * places.shape[1]
             first += more
-        here = [torch.from_numpy(part).to(device) for part in (places, known, told, at)]
+        here = [brought(part, device) for part in (places, known, told, at)]
         self._weights = _weights(here[0], here[1], here[2] >= 0)
         self._told, self._at = here[2].clamp_min(0).view(-1), here[3]
         self._out = torch.zeros(nothing + 1, width, dtype=torch.float32, device=device)

@@ -12,6 +12,7 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.model.matrices import by_onednn
+from ragkv.model.streams import brought
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.attention import Pass, last_row_ends, subset_attention
 from ragkv.recompute.rows import Rows
@@ -180,7 +181,7 @@ def subset_call(
         raise ValueError("a subset pass needs a supported model")
     computed = Rows.on(loaded.device, rows)
     where = computed.positions
-    chosen = torch.from_numpy(ids[rows].astype(np.int64)).to(loaded.device)
+    chosen = brought(ids[rows].astype(np.int64), loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
     positions = where if overlap is None else overlap.at(where)
     one = Pass(computed, loaded.architecture.windows, observer, overlap, sparse, last_row_ends=True)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from ragkv.model.kernels import attend_by_kernel, suits_kernels
 from ragkv.model.matrices import products, suits_attention
 from ragkv.model.scores import Scores
+from ragkv.model.streams import brought
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 _ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
@@ -54,7 +55,7 @@ class Rows:
     @classmethod
     def on(cls, device: torch.device | str, places: npt.NDArray[np.int64]) -> Self:
         """Bring the positions to a device."""
-        return cls(places, torch.from_numpy(places).to(device))
+        return cls(places, brought(places, torch.device(device)))
 
     def __len__(self) -> int:
         return len(self.places)

@@ -40,12 +40,13 @@ def put_on_device(
     tables
         By kind, with a row for each of the buffer's slots.
     """
-    copies = side_stream(target[0].device)
+    device = target[0].device  # on MPS a copy behind may read memory that was let go
+    copies = side_stream(device)
     for entry, rows, slots in moves:
         coded = entry.coded(layers)
         cached = entry.layers(layers) if coded is None else (coded.data,)
         with copies.beside():
-            here = [part.to(target[0].device, non_blocking=True) for part in cached]
+            here = [part.to(device, non_blocking=device.type != "mps") for part in cached]
             for run, kind in _runs(kinds):
                 into = target[0][run], target[1][run]
                 parts = [part[run] for part in here]

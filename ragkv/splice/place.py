@@ -13,7 +13,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import RopeKind, Table, rotate
-from ragkv.model.streams import side_stream
+from ragkv.model.streams import brought, side_stream
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.on_device import put_on_device
@@ -77,9 +77,9 @@ def splice(
         positions = overlap.at(positions)
     tables = rotary.tables(architecture.rope_kinds, positions)
     put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
-    index = _index if device.type == "cpu" else partial(_on_device, device=device)
-    moves = [(piece.entry, index(piece.rows), index(piece.slots)) for piece in pieces]
-    fresh = index(layout.fresh)
+    where = [part for piece in pieces for part in (piece.rows, piece.slots)]
+    *there, fresh = _indices([*where, layout.fresh], device)
+    moves = list(zip((piece.entry for piece in pieces), there[::2], there[1::2], strict=True))
     copies = side_stream(device)
     copies.catch_up()  # the buffer's memory may just have been another's
 
@@ -128,5 +128,10 @@ def _index(positions: npt.NDArray[np.int64]) -> _Index:
     return torch.from_numpy(positions.astype(np.int64))
 
 
-def _on_device(positions: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(positions.astype(np.int64)).to(device)
+def _indices(several: Sequence[npt.NDArray[np.int64]], device: torch.device) -> Sequence[_Index]:
+    """Return what indexes these positions there, brought to the device in one copy."""
+    if device.type == "cpu":
+        return [_index(positions) for positions in several]
+    together = brought(np.concatenate(several).astype(np.int64), device)
+    ends = np.cumsum([len(positions) for positions in several])[:-1]
+    return together.tensor_split(ends.tolist())

@@ -228,6 +228,13 @@ class Store(ABC):
         del text, fingerprint, nbytes
         return None
 
+    def make_room(self) -> bool:
+        """Let go of what lies on the model's device; return whether anything did.
+
+        What it held is still in the tiers below.
+        """
+        return False
+
     @abstractmethod
     def texts(self) -> Iterator[str]:
         """All chunk texts in the namespace, each once."""

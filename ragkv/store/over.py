@@ -48,6 +48,10 @@ class StoreOver(Store):
         """Entries of the store below."""
         return self.below.entries()
 
+    def make_room(self) -> bool:
+        """Ask the store below."""
+        return self.below.make_room()
+
     def gc(self) -> int:
         """Remove what has expired below."""
         return self.below.gc()

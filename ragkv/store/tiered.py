@@ -186,6 +186,13 @@ class TieredStore(StoreOver):
             self._seen = number
         return number, texts
 
+    def make_room(self) -> bool:
+        """Empty the tier on the device, where there is one."""
+        tier = self.tiers[0]
+        with self._keeping:
+            held = [] if tier.device.type == "cpu" else list(tier.texts())
+            return sum(tier.delete(text) for text in held) > 0
+
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """0 in a tier, otherwise by the speed at which entries came from below lately."""
         if any(tier.contains(text, fingerprint) for tier in self.tiers):

@@ -321,7 +321,8 @@ def attend(
     tiles = tiles_for(query, rows * (heads // kv_heads))
     grid = triton.cdiv(rows * (heads // kv_heads), tiles.rows), kv_heads
     if splits is None:
-        splits = _splits(query.device, grid[0] * grid[1], min(tokens, window or tokens), tiles)
+        # scattered rows' windows lie anywhere: a tile walks from its first row's to its last row
+        splits = _splits(query.device, grid[0] * grid[1], tokens, tiles)
     parts, part_lse = out[None], sums[None]
     if splits > 1:
         parts = query.new_empty(splits, heads, rows, width, dtype=torch.float32)

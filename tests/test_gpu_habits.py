@@ -1,0 +1,158 @@
+"""What only a GPU makes models and memory do, made to happen here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from store_entries import FINGERPRINT, make_entry
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import PreTrainedModel
+
+from ragkv import RagKV
+from ragkv.errors import UnsupportedModelError
+from ragkv.model.fingerprint import fingerprint_of, state_of
+from ragkv.model.load import load_model
+from ragkv.model.memory import Workspace
+from ragkv.store import MemoryStore, TieredStore
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
+
+
+@dataclass
+class Swizzled:
+    """As another package lays weights out: no parameter, not in the state dict."""
+
+    storage: Any
+
+    def __call__(self) -> torch.Tensor:
+        weight: torch.Tensor = self.storage.data
+        return weight
+
+
+def with_hidden_experts(model: PreTrainedModel) -> PreTrainedModel:
+    """Do to experts what transformers' MXFP4 does where a GPU computes in it."""
+    for module in model.modules():
+        for name in ("gate_up_proj", "down_proj") if "Experts" in type(module).__name__ else ():
+            weight = module._parameters.pop(name).detach()
+            setattr(module, name, Swizzled(SimpleNamespace(data=weight)))
+    model.hf_quantizer = SimpleNamespace()
+    return model
+
+
+def test_weights_that_are_no_parameters_tell_models_apart() -> None:
+    model = tiny_model("gpt-oss")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[1].mlp.experts.down_proj.mul_(-1)
+    models = [with_hidden_experts(each) for each in (model, other, copy.deepcopy(model))]
+    one, another, again = (fingerprint_of(each, tiny_tokenizer()).weights for each in models)
+    assert one == again != another
+    assert not any(name.endswith("down_proj") for name in model.state_dict())
+    before = state_of(model)
+    model.model.layers[1].mlp.experts.down_proj().mul_(2)
+    assert state_of(model) != before
+    assert fingerprint_of(model, tiny_tokenizer()).weights != one
+
+
+def test_weights_that_cannot_be_read_are_served_in_full() -> None:
+    class Packed(torch.Tensor):
+        """As torchao's: not bytes of its own."""
+
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.view:
+                raise NotImplementedError("view")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model = tiny_model()
+    own = model.state_dict
+    packed = own()["lm_head.weight"].as_subclass(Packed)
+    model.state_dict = lambda *a, **k: {**own(*a, **k), "lm_head.weight": packed}
+    with pytest.raises(UnsupportedModelError, match=r"lm_head\.weight is a Packed"):
+        load_model(model, tiny_tokenizer())
+    full = load_model(model, tiny_tokenizer(), on_unsupported="full")
+    assert full.architecture is None
+    assert "Packed" in full.unsupported
+
+
+def test_repairing_steps_compute_experts_as_a_prefill_does(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU ``generate`` computes all steps' experts in a way that is for one token."""
+    engine = make_engine("gpt-oss")
+    model = engine.model
+    model.set_experts_implementation("grouped_mm")
+    model.generation_config.eos_token_id = None
+    engine.precompute(CHUNKS)
+    expected = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
+
+    @contextmanager
+    def as_on_a_gpu(self: PreTrainedModel) -> Iterator[None]:
+        self.set_experts_implementation("batched_mm")
+        yield
+        self.set_experts_implementation("grouped_mm")
+
+    monkeypatch.setattr(type(model), "_optimize_model_for_decode", as_on_a_gpu)
+    seen: set[tuple[str, bool]] = set()
+
+    def look(module: Any, given: tuple[torch.Tensor, ...]) -> None:
+        seen.add((module.config._experts_implementation, len(given[0]) > 1))
+
+    experts = model.model.layers[0].mlp.experts
+    with experts.register_forward_pre_hook(look):
+        answer = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
+    assert answer.report.ahead_tokens == expected.report.ahead_tokens > 0
+    assert answer.token_ids == expected.token_ids
+    assert seen == {("grouped_mm", True), ("batched_mm", False)}
+
+
+def test_the_device_tier_makes_room_for_a_request(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    expected = engine.generate(PROMPT, max_new_tokens=4).token_ids
+    room, asked = Workspace.uninitialised, []
+    monkeypatch.setattr(engine._store, "make_room", lambda: asked.append(1) or len(asked) == 1)
+
+    def full(*given: Any) -> Any:
+        if not asked:
+            raise torch.OutOfMemoryError("none left")
+        return room(*given)
+
+    monkeypatch.setattr(Workspace, "uninitialised", full)
+    found = engine.generate(PROMPT, max_new_tokens=4)
+    assert found.token_ids == expected
+    assert found.report.reused_tokens
+    assert asked == [1]
+
+    def never(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(Workspace, "uninitialised", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate(PROMPT, max_new_tokens=4)
+
+
+def test_only_what_lies_on_a_device_is_let_go() -> None:
+    near, below = MemoryStore(1 << 20), MemoryStore(1 << 20)
+    store = TieredStore(near, below)
+    store.put(make_entry("a"), FINGERPRINT)
+    assert not store.make_room()
+    assert near.contains("a", FINGERPRINT)
+    near.device = torch.device("meta")  # as a GPU's
+    assert store.make_room()
+    assert not near.contains("a", FINGERPRINT)
+    assert below.contains("a", FINGERPRINT)
+    assert not store.make_room()
