@@ -57,7 +57,8 @@ def check_model(kv: RagKV) -> list[CheckRow]:
     if not kv.supported:
         return [CheckRow("caches can be moved", holds=False, detail=kv.unsupported_reason)]
     words = pydoc_data.topics.topics["assignment"].split()
-    chunks = [" ".join(words[at : at + 90]) for at in (0, 90, 180)]
+    size = _chunk_words(kv, words)
+    chunks = [" ".join(words[at : at + size]) for at in (0, size, 2 * size)]
     with RagKV(kv.loaded, store=":memory:") as scratch:
         scratch.precompute(chunks)
         return [
@@ -69,6 +70,16 @@ def check_model(kv: RagKV) -> list[CheckRow]:
             _ordinary_ids(scratch, chunks),
             _repair_helps(scratch, chunks),
         ]
+
+
+def _chunk_words(kv: RagKV, words: list[str]) -> int:
+    """Return how long chunks are, in words: three of them and some more fit the model."""
+    size, known = 90, kv.loaded.positions
+    while known is not None and size > 5:
+        if len(kv.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) <= known:
+            break
+        size //= 2
+    return size
 
 
 def _prompt(kv: RagKV, chunks: list[str]) -> str:

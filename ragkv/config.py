@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -351,7 +352,7 @@ class DecodeConfig:
             raise ConfigError(f"temperature {self.temperature:g} divides by next to 0; 0 is greedy")
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if not isinstance(self.stop, Sequence) or not all(
-            isinstance(text, str) and text for text in self.stops
+            isinstance(text, str) and text and _is_readable(text) for text in self.stops
         ):
             raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
         if self.seed is not None:
@@ -372,3 +373,10 @@ class DecodeConfig:
     def stops(self) -> tuple[str, ...]:
         """``stop`` as a tuple, whichever way it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _is_readable(text: str) -> bool:
+    """Whether a text has no lone surrogate, which no tokenizer writes."""
+    with suppress(UnicodeEncodeError):
+        return bool(text.encode())
+    return False

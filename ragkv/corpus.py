@@ -89,6 +89,8 @@ class Corpus:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
             fingerprint = bare.with_codec(self._codec).with_sink(tokens.ids.tolist())
             sink = Sink(rendered, tokens.ids, rows, fingerprint)
+            if self.usable_fingerprint() is not bare:  # weights changed while it waited
+                return self.sink(text)
             with self._sinks_lock:
                 self._sinks[text] = sink
                 while len(self._sinks) > SINKS_KEPT:

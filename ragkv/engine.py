@@ -88,13 +88,17 @@ class RagKV:
         )
         if not isinstance(model, LoadedModel) and self.supported:
             self._loaded = verified(self._loaded, on_unsupported)
-        check_calibration(reuse, self._loaded.name, self._loaded.fingerprint)
         self._lock = lock_of(self._loaded.model)
         self._store = open_store(store, namespace, device=self._loaded.device)
         self._read_only = isinstance(store, StoreConfig) and store.read_only
         codec = store.codec if isinstance(store, StoreConfig) else "raw"
         make = partial(Corpus, store=self._store, lock=self._lock, codec=codec)
         self._corpus = make(self._loaded)
+        try:
+            self._configured({"calibrated_for": reuse.calibrated_for})
+        except ConfigError:
+            self._store.close()
+            raise
         self._auxiliaries = Auxiliaries(self._corpus, make)
         self._repairer = Repairer(self._corpus, self._auxiliaries.scorer)
         self._calls = Calls()
@@ -376,8 +380,8 @@ class RagKV:
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.
 
-        Calls after it raise :class:`ragkv.errors.ClosedError`. In a forked process it does nothing.
-        Raises ModelInUseError where the calling thread itself holds the model.
+        Calls after it raise ClosedError. In a forked process it does nothing. Raises
+        ModelInUseError where the calling thread itself holds the model.
         """
         if self._calls.forked:
             return

@@ -108,10 +108,10 @@ def test_who_is_cancelled_lets_go_at_once(
     call = calls(engine, 100_000)[way]
     prepare, prepared, begun = engine._repairer.prepare, [], threading.Event()
 
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any, **more: Any) -> Any:
         prepared.append(1)
         begun.set()
-        return prepare(*given)
+        return prepare(*given, **more)
 
     monkeypatch.setattr(engine._repairer, "prepare", noted)
 

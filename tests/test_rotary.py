@@ -23,7 +23,7 @@ def cached_keys(model: torch.nn.Module, ids: torch.Tensor, first: int) -> torch.
 def test_layer_zero_keys_move_to_any_position(family: str) -> None:
     """Layer 0's keys depend on token and position alone: the model itself is the reference."""
     model = tiny_model(family)
-    rotary = RotaryTables(backbone_of(model).rotary_emb)
+    rotary = RotaryTables(backbone_of(model))
     kind = describe(model).rope_kinds[0]
     ids = torch.randint(0, 600, (1, 20), generator=torch.Generator().manual_seed(1))
     here, there = cached_keys(model, ids, 5)[0], cached_keys(model, ids, 300)[0]
@@ -36,7 +36,7 @@ def test_layer_zero_keys_move_to_any_position(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_placing_equals_rotating_by_the_difference(family: str) -> None:
     model = tiny_model(family)
-    rotary = RotaryTables(backbone_of(model).rotary_emb)
+    rotary = RotaryTables(backbone_of(model))
     for kind in set(describe(model).rope_kinds):
         old, new = torch.arange(8, 40), torch.arange(108, 140)
         size = rotary.at(kind, old)[0].shape[-1] * 2

@@ -139,12 +139,14 @@ def draw(
             f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
         )
     config = within(loaded, config, len(ids))
+    # an encoder has the prompt to itself: what is drawn stands behind a start token
+    begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = _Listener(on_token)
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        ends = cancelled() or texts.reached(input_ids[0, len(ids) :])
+        ends = cancelled() or texts.reached(input_ids[0, begin:])
         return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
 
     generate: Any = loaded.model.generate
@@ -162,7 +164,7 @@ def draw(
             streamer=listener,
             custom_generate=sample,
         )
-    return Drawn(out[0, len(ids) :].tolist(), listener.first_at or time.perf_counter())
+    return Drawn(out[0, begin:].tolist(), listener.first_at or time.perf_counter())
 
 
 def _left_out(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:

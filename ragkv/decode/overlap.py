@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers.cache_utils import Cache
 
+from ragkv.errors import ConfigError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.load import LoadedModel
 from ragkv.recompute.attention import Pass, subset_attention
@@ -35,10 +36,17 @@ def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
     ------
     RuntimeError
         From a pass without this cache inside the block, in the same thread.
+    ConfigError
+        The model's generation configuration has ``guidance_scale``, which asks for such passes.
     """
     if not isinstance(cache, OverlappedCache) or loaded.architecture is None:
         yield
         return
+    if getattr(loaded.model.generation_config, "guidance_scale", None) not in (None, 1):
+        raise ConfigError(
+            "the model's generation configuration has guidance_scale, beside which chunks cannot "
+            "overlap: set that to None, or use another method"
+        )
     ours, windows = cache, loaded.architecture.windows
     backbone, here = backbone_of(loaded.model), threading.get_ident()
 

@@ -44,7 +44,7 @@ class TextPieces:
     def _settle(self, text: str) -> None:
         """Decode the tokens of this text no more, but for some that the next ones stand behind."""
         behind = self._decoded(self._ids[-_CONTEXT:])
-        if text.endswith(behind):
+        if behind and text.endswith(behind):  # special tokens alone decode to nothing
             self._settled, self._known = text, len(behind)
             self._last = len(self._ids) - _CONTEXT
 

@@ -207,7 +207,7 @@ def calibrate(
     PromptTooLongError
         See ``strict``.
     """
-    fingerprint = kv.loaded.fingerprint
+    fingerprint = kv.fingerprint
     if fingerprint is None:
         raise ConfigError(f"there is nothing to calibrate: {kv.unsupported_reason}")
     if not 0 < target < 1:
@@ -238,9 +238,7 @@ def calibrate(
         if trial.verdict == "no":
             break
     file.finish()
-    return Calibration(
-        kv.model_name, fingerprint.digest, reuse, measure, target, data.name, tuple(trials)
-    )
+    return Calibration(kv.model_name, fingerprint, reuse, measure, target, data.name, tuple(trials))
 
 
 def _order(ratios: Sequence[Ratio], reuse: ReuseConfig) -> list[float]:

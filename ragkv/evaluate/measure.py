@@ -12,6 +12,8 @@ import numpy as np
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import draw
+from ragkv.decode.stopping import stops_of
+from ragkv.decode.text import TextPieces
 from ragkv.evaluate.code import code_of
 from ragkv.evaluate.data import Example
 from ragkv.evaluate.fidelity import Fidelity, Reference, fidelity, reference
@@ -140,8 +142,12 @@ class Subject:
         ids = np.asarray(prefilled.token_ids, dtype=np.int32)
         prefilled.cache.crop(len(ids) - 1 - prefilled.cache.get_seq_length())
         with prefilled.decoding():
-            drawn = draw(kv.loaded, ids, prefilled.cache, DecodeConfig(length))
-        return str(kv.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
+            config = DecodeConfig(length)
+            drawn = draw(kv.loaded, ids, prefilled.cache, config)
+        pieces = TextPieces(kv.tokenizer, stops_of(kv.loaded, config))
+        for token in drawn.token_ids:
+            pieces.feed(token)
+        return pieces.text()
 
     def _prefill(self, method: str | Method, ratio: Ratio) -> Prefilled:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))

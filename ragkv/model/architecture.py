@@ -117,6 +117,8 @@ def known_positions(config: PretrainedConfig) -> int | None:
     """
     known: int | None = getattr(config, "max_position_embeddings", None)
     rope: dict[str, Any] = dict(getattr(config, "rope_parameters", None) or {})
+    if rope.get("rope_type") == "dynamic":  # grows with the prompt
+        return None
     if known is None or rope.get("rope_type") not in ("yarn", "linear"):
         return known
     original = rope.get("original_max_position_embeddings") or known

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from blake3 import blake3
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
@@ -42,6 +42,7 @@ _DECIDES_NOTHING = frozenset(
 )
 """Fields of a configuration that keys and values do not depend on, or that are hashed elsewhere."""
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+_SWITCHED = ("longrope", "dynamic")
 _HASHED_AT_ONCE = 1 << 28
 _NO_WEIGHTS = ("builtins", "torch", "transformers", "accelerate", "peft", "bitsandbytes")
 """Packages whose objects beside a quantised model's modules hold none that it does not name."""
@@ -111,9 +112,11 @@ def fingerprint_of(
         for name, value in config.items()
         if value is not None and name not in _DECIDES_NOTHING and not name.startswith("_")
     }
+    rotary = backbone_of(model).rotary_emb
+    expected = _as_configured(rotary)
     attention["rotary"] = [
-        f"{name} {_narrowest(buffer)}"
-        for name, buffer in sorted(backbone_of(model).rotary_emb.named_buffers())
+        f"{name} {_narrowest(buffer)}{_otherwise(buffer, expected.get(name))}"
+        for name, buffer in sorted(rotary.named_buffers())
     ]
     turns = [kind.turn for kind in kinds]
     if set(turns) - {"halves"}:
@@ -138,6 +141,33 @@ def _narrowest(buffer: torch.Tensor) -> str:
     return str(buffer.dtype)
 
 
+def _as_configured(rotary: Any) -> dict[str, torch.Tensor]:
+    """Return the buffers of a rotary module made anew; nothing where that cannot be said."""
+    config = getattr(rotary, "config", None)
+    if config is None or _is_switched(config):
+        return {}
+    try:
+        with torch.device("cpu"):
+            return dict(type(rotary)(config).named_buffers())
+    except Exception:  # noqa: BLE001  a model's own code
+        return {}
+
+
+def _is_switched(config: PretrainedConfig) -> bool:
+    """Whether the model itself changes its rotary table from prompt to prompt."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in _SWITCHED
+
+
+def _otherwise(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
+    """Return a digest of numbers that are not those of the configuration, rounding aside."""
+    if expected is None or expected.shape != buffer.shape:
+        return ""
+    numbers = buffer.detach().double().cpu()
+    if torch.allclose(numbers, expected.double(), rtol=2e-2, atol=0):  # bfloat16 rounds to 2**-8
+        return ""
+    return f" {blake3(numbers.numpy().tobytes()).hexdigest(length=8)}"
+
+
 def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a tokenizer's definition, without what an earlier call padded or cut its texts to."""
     raw = tokenizer.backend_tokenizer
@@ -154,11 +184,14 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
     It takes a walk over the modules, a millisecond or so. What is written through a
     parameter's ``data`` is not seen.
     """
-    weights = tuple(
+    hidden = (tensor for _, tensor in _hidden(model))
+    rotary = backbone_of(model).rotary_emb
+    tables = () if _is_switched(config_of(model)) else rotary.buffers()
+    parts = tuple(
         (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
-        for part in (*model.parameters(), *(tensor for _, tensor in _hidden(model)))
+        for part in (*model.parameters(), *hidden, *tables)
     )
-    return *weights, *_adapters(model)
+    return *parts, id(rotary), *_adapters(model)
 
 
 def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

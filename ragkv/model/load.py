@@ -143,7 +143,7 @@ def load_model(
             raise
         _cast(loaded, other)
         return served_in_full(loaded, tokens, name, str(reason))
-    rotary = RotaryTables(backbone_of(loaded).rotary_emb)
+    rotary = RotaryTables(backbone_of(loaded))
     state = state_of(loaded)
     return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
 
@@ -176,7 +176,7 @@ def _examined(model: PreTrainedModel, architecture: Architecture) -> Architectur
         return architecture
     with lock_of(model), torch.autocast(model.device.type, enabled=False):
         try:
-            kinds = turns_of(model, architecture, RotaryTables(backbone_of(model).rotary_emb))
+            kinds = turns_of(model, architecture, RotaryTables(backbone_of(model)))
         except (torch.OutOfMemoryError, ModelInUseError):
             raise
         except Exception as error:  # noqa: BLE001  the check that follows names what is wrong

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
 
 Turn = Literal["halves", "adjacent", "backwards", "still"]
 """Which channels of a key turn together, and which way.
@@ -54,13 +53,14 @@ class RotaryTables:
 
     Parameters
     ----------
-    rotary
-        The backbone's ``rotary_emb``; one with a ``layer_type`` argument (Gemma 3)
+    backbone
+        Its ``rotary_emb`` makes the tables; one with a ``layer_type`` argument (Gemma 3)
         has a table for each kind.
     """
 
-    def __init__(self, rotary: nn.Module) -> None:
-        self._rotary = rotary
+    def __init__(self, backbone: Any) -> None:
+        self._backbone = backbone
+        rotary: Any = self._backbone.rotary_emb
         self._by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
         self._columns: dict[str, slice] = {}
 
@@ -80,7 +80,8 @@ class RotaryTables:
     def _of_model(self, table: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's own tables, ``[tokens, rotary_dim]`` float32."""
         probe = torch.empty(0, dtype=torch.float32, device=positions.device)
-        cos, sin = self._rotary(probe, positions[None], *([table] if self._by_kind else []))
+        rotary = self._backbone.rotary_emb  # the model's as it is now
+        cos, sin = rotary(probe, positions[None], *([table] if self._by_kind else []))
         return cos[0].float(), sin[0].float()
 
     def _once(self, table: str, device: torch.device) -> slice:

@@ -19,7 +19,7 @@ _MARKED = {"role": "user", "content": _MARK}
 _OPENING = 8
 """Characters by which the head of a chat template is known."""
 _DATE = "\ue000date\ue000"
-_UNDATED = "{% macro strftime_now(form) %}" + _DATE + "{% endmacro %}"
+_UNDATED = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}"
 """Before a chat template, has it write a mark instead of the day's date."""
 
 
@@ -73,11 +73,13 @@ def _parts(content: object) -> Sequence[object]:
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what the chat template puts before the first user text (the sink "auto").
 
-    Without a chat template it is the BOS token, or nothing. Where the template writes the
-    day's date, it ends before that: chunks are to serve on other days, too.
+    Without a chat template it is the BOS token, where the tokenizer puts one before a text. Where
+    the template writes the day's date, it ends before that: chunks are to serve on other days, too.
     """
     if not tokenizer.chat_template:
-        return tokenizer.bos_token or ""
+        bos = tokenizer.bos_token_id
+        begins = bos is not None and list(tokenizer("The")["input_ids"])[:1] == [bos]
+        return str(tokenizer.bos_token) if begins else ""
     return _until_mark([_MARKED], tokenizer)[0]
 
 

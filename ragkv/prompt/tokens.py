@@ -39,6 +39,9 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         add_special_tokens=rendered.add_special_tokens,
         verbose=False,
     )
+    if not tokenizer.is_fast:  # served in full: no chunk is looked for
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+        return Tokens(ids, np.zeros((len(ids), 2), dtype=np.int32))
     (found,) = encoded.encodings
     if found.overflowing or 0 in found.attention_mask:
         # transformers keeps what a call cuts and pads to in the tokenizer: another thread's call

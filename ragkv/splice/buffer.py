@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -66,21 +67,23 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
-        self.arrive()
-        if self.slots is not None:
-            if self.before_write is not None:
-                self.before_write(
-                    (self.keys[0, :, : self.length], self.values[0, :, : self.length]),
-                    (key_states[0], value_states[0]),
-                )
-            self.keys.index_copy_(2, self.slots, key_states)
-            self.values.index_copy_(2, self.slots, value_states)
-        else:
-            begin = self.length
-            self.length += key_states.shape[2]
-            self.keys[:, :, begin : self.length] = key_states
-            self.values[:, :, begin : self.length] = value_states
+        with torch.no_grad():  # callers may have it on: a cache has no gradient
+            self.arrive()
+            self._write(key_states, value_states)
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def _write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if self.slots is None:
+            begin = self.length
+            self.length += keys.shape[2]
+            self.keys[:, :, begin : self.length] = keys
+            self.values[:, :, begin : self.length] = values
+            return
+        if self.before_write is not None:
+            rows = self.keys[0, :, : self.length], self.values[0, :, : self.length]
+            self.before_write(rows, (keys[0], values[0]))
+        self.keys.index_copy_(2, self.slots, keys)
+        self.values.index_copy_(2, self.slots, values)
 
     def get_seq_length(self) -> int:
         """Rows that are there."""
@@ -99,6 +102,13 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys that the next ``query_length`` rows see."""
         return self.length + query_length, 0
+
+
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    """Make tensors that may be written to later, in whatever mode the caller is then."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _never_arrived() -> None:
@@ -144,11 +154,12 @@ class SplicedCache(Cache):
         self.device = device
         self._keys: torch.Tensor
         self._values: torch.Tensor
-        self._keys, self._values = workspace.uninitialised(shape, dtype, device)
-        layers = [
-            SplicedLayer(keys[None], values[None], length)
-            for keys, values in zip(self._keys, self._values, strict=True)
-        ]
+        with _ordinary():
+            self._keys, self._values = workspace.uninitialised(shape, dtype, device)
+            layers = [
+                SplicedLayer(keys[None], values[None], length)
+                for keys, values in zip(self._keys, self._values, strict=True)
+            ]
         super().__init__(layers=list(layers))
         self._prompt = length
 
@@ -175,10 +186,11 @@ class SplicedCache(Cache):
         if length <= capacity:
             return
         more = max(length - capacity, 256, capacity // 8)
-        self._keys = functional.pad(self.keys, (0, 0, 0, more))
-        self._values = functional.pad(self.values, (0, 0, 0, more))
-        for layer, keys, values in zip(self.layers, self._keys, self._values, strict=True):
-            layer.keys, layer.values = keys[None], values[None]
+        with _ordinary():
+            self._keys = functional.pad(self.keys, (0, 0, 0, more))
+            self._values = functional.pad(self.values, (0, 0, 0, more))
+            for layer, keys, values in zip(self.layers, self._keys, self._values, strict=True):
+                layer.keys, layer.values = keys[None], values[None]
 
     def write_at(
         self,
