@@ -166,7 +166,13 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     with torch.no_grad():
         engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     closed: list[object] = []
-    monkeypatch.setattr(MemoryStore, "close", lambda store: closed.append(store))
+    close = MemoryStore.close
+
+    def noted(store: MemoryStore) -> None:
+        closed.append(store)
+        close(store)
+
+    monkeypatch.setattr(MemoryStore, "close", noted)
     with pytest.raises(ConfigError, match="calibrated for another model"):
         served(engine.loaded, reuse=of_before)
     assert closed
