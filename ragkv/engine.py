@@ -56,8 +56,7 @@ class RagKV:
     device, dtype
         Where and as what the model runs; None leaves it as it is.
     on_unsupported
-        ``"full"`` serves a model whose caches cannot be moved exactly by ordinary
-        full prefill instead of raising.
+        ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
 
     Raises
     ------

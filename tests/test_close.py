@@ -36,9 +36,9 @@ def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Pat
     begun, turn = threading.Event(), engine.turn()
     prepare = engine._repairer.prepare
 
-    def preparing(*args: object) -> object:
+    def preparing(*args: object, **more: object) -> object:
         begun.set()
-        return prepare(*args)
+        return prepare(*args, **more)
 
     engine._repairer.prepare = preparing
 
