@@ -101,6 +101,26 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
     assert "device must be one that torch can use" in checked.stderr
 
 
+def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
+    """Everybody's default store is one: only a file's own former chunks go."""
+    other = tmp_path / "elsewhere" / "tiny-model"
+    tiny_model(seed=1).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    shared = [texts, "--store", tmp_path / "shared"]
+    for changed in (
+        ["--model", model],
+        ["--model", other],
+        ["--model", model, "--chunk-tokens", 60],
+    ):
+        done = run_json("precompute", *shared, *changed)
+        assert done["new"] > 0
+        assert done["removed"] == 0
+    (texts / "a.txt").write_text(some_chunks(4, words=60)[3])
+    done = run_json("precompute", *shared, "--model", model)
+    assert done["removed"] == 0, "the other model's file still has it"
+    assert run_json("precompute", *shared, "--model", other)["removed"] == 1
+
+
 def test_ask_stores_what_it_missed(model, texts, tmp_path):
     asked = ("ask", "What is assigned?", "--path", texts, "--model", model, "--max-new-tokens", 2)
     reports = [run_json(*asked, "--store", tmp_path / "s")["report"] for _ in range(2)]

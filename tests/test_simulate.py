@@ -39,10 +39,18 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert read_trace(path) == [[Wanted(0, 7), Wanted(1, 400, 0.5)], [Wanted(1), Wanted(2)]]
 
 
+def test_a_line_ends_where_json_lines_do(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + '["a\u2028b", "c\u0085"]\r\n["a\u2028b"]'.encode())
+    assert read_trace(path) == [[Wanted(0), Wanted(1)], [Wanted(0)]]
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "{}",
+        '"abc"',
+        "[" * 100_000,
         "3",
         '{"chunks": [{}]}',
         "[",

@@ -53,7 +53,6 @@ def test_stats(folder):
     assert (found["texts"], found["documents"], found["expired"]) == (4, 1, 1)
     assert found["kinds"][0]["codec"] == "raw"
     assert "4 chunks of 1 documents" in run("stats", "--store", folder).stdout
-    assert run_json("stats", "--store", folder, "--namespace", "none")["entries"] == 0
 
 
 def test_verify_fails_until_it_has_healed(folder):
@@ -95,7 +94,10 @@ def test_what_only_reads_changes_nothing(folder, tmp_path):
     run_json("stats", "--store", folder)
     run_json("verify", "--store", folder)
     run_json("export", tmp_path / "a.tar", "--store", folder)
-    run_json("stats", "--store", folder, "--namespace", "none")
+    for command in (["stats"], ["verify"], ["export", tmp_path / "a.tar"]):
+        refused = run(*command, "--store", folder, "--namespace", "typo")
+        assert refused.exit_code == 2
+        assert "with the namespace 'typo'" in refused.stderr
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run("verify", "--store", tmp_path / "none").exit_code == 2
     assert not (tmp_path / "none").exists()
@@ -124,11 +126,11 @@ def test_export_leaves_alone_what_is_no_file(folder, tmp_path):
 
 def test_export_and_import(folder, tmp_path):
     done = run_json("export", tmp_path / "a.tar", "--store", folder)
-    assert done["entries"] == 4
+    assert done["entries"] == 3, "the fourth has expired"
     again = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
-    assert (again["entries"], again["nbytes"]) == (4, done["nbytes"])
+    assert (again["entries"], again["nbytes"]) == (3, done["nbytes"])
     shown = run("import", tmp_path / "a.tar", "--store", tmp_path / "other")
-    assert "3 were there" in shown.stdout or "4 were there" in shown.stdout
+    assert "0 entries, 0.0 MB; 3 were there already" in shown.stdout
     refused = run("import", entry_files(folder)[0], "--store", tmp_path / "other")
     assert refused.exit_code == 2
     assert "Error: " in refused.stderr
@@ -149,9 +151,6 @@ def test_an_encrypted_store(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     monkeypatch.delenv("RAGKV_STORE_KEY", raising=False)
     options = ("--store", tmp_path / "store", "--encrypt")
-    refused = run("stats", *options)
-    assert refused.exit_code == 2
-    assert "ragkv store key" in refused.stderr
     key = run("key").stdout.strip()
     assert len(base64.b64decode(key)) == 32
     monkeypatch.setenv("RAGKV_STORE_KEY", key)
@@ -166,6 +165,10 @@ def test_an_encrypted_store(tmp_path, monkeypatch):
     plain = run("stats", "--store", tmp_path / "store")
     assert plain.exit_code == 2
     assert "encrypt" in plain.stderr
+    monkeypatch.delenv("RAGKV_STORE_KEY")
+    refused = run("stats", *options)
+    assert refused.exit_code == 2
+    assert "ragkv store key" in refused.stderr
     monkeypatch.setenv("RAGKV_STORE_KEY", run("key").stdout.strip())
     other = run("stats", *options)
     assert other.exit_code == 2
@@ -193,3 +196,46 @@ def test_a_bench_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 2
     assert "the backend is gone" in result.stderr
     assert not list((tmp_path / "store").iterdir())
+
+
+def test_a_store_without_a_name_is_refused():
+    refused = run("gc", "--store", "")
+    assert refused.exit_code == 2
+    assert "has no name" in refused.stderr
+
+
+def test_a_stray_folder_does_not_close_a_store(folder):
+    """As backups and file managers leave them: nothing of it is touched."""
+    kv = entry_files(folder)[0].parent
+    stray = kv / "tmp-backup"
+    stray.mkdir()
+    os.utime(stray, (0, 0))
+    assert run("gc", "--store", folder).exit_code == 0
+    assert stray.is_dir()
+    entry = entry_files(folder)[0]
+    entry.unlink()
+    entry.mkdir()
+    found = run("verify", "--store", folder, "--json")
+    assert found.exit_code == 1
+    assert "cannot be read" in found.stdout
+    assert run("gc", "--store", folder).exit_code == 0
+
+
+def test_json_is_json_in_color_too(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert json.loads(run("stats", "--store", folder, "--json").stdout)["texts"] == 4
+    plain = CliRunner().invoke(app, ["plan", "--prefill-tps", "1e-310", "--json"]).stdout
+    assert "Infinity" not in plain
+    assert json.loads(plain)
+
+
+def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
+    with closing(open_blobs(StoreConfig(folder))) as store:
+        entry = make_entry("soon over", tokens=50)
+        store.put(entry, FINGERPRINT, document="two", expires_at=4e9)
+    assert run_json("export", tmp_path / "a.tar", "--store", folder)["entries"] == 4
+    monkeypatch.setattr("ragkv.store.archive.time.time", lambda: 5e9)
+    for again in (False, True):
+        done = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+        kept = (0, 3) if again else (3, 0)
+        assert (done["entries"], done["existing"], done["expired"]) == (*kept, 1)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from ragkv.cli.asking import From, Question, account, messages, retrieve, reuse_config
-from ragkv.cli.console import out
+from ragkv.cli.console import out, say_json
 from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
@@ -64,6 +62,6 @@ def ask(
     completion = stream.completion
     if as_json:
         answer = {"question": question, "answer": completion.text, "chunks": found}
-        out.print_json(json.dumps({**answer, "report": completion.report.to_dict()}))
+        say_json({**answer, "report": completion.report.to_dict()})
         return
     out.print(f"\n\n{account(completion.report)}", style="dim", highlight=False)

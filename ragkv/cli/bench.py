@@ -107,9 +107,9 @@ def ttft(
             peers=openings,
             show_progress=True,
         )
+    _show(benchmark, plot)
     if json_path is not None:
         benchmark.save(json_path)
-    _show(benchmark, plot)
 
 
 @bench.command()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv.cli.console import err, out
+from ragkv.cli.console import err, out, say_json
 from ragkv.cli.opening import open_engine
 from ragkv.cli.options import AsJson, ModelName
 from ragkv.config import MEMORY
@@ -33,9 +32,7 @@ def check(
         name = kv.model_name
     holds = all(row.holds for row in rows if row.required)
     if as_json:
-        out.print_json(
-            json.dumps({"model": name, "holds": holds, "checks": [asdict(row) for row in rows]})
-        )
+        say_json({"model": name, "holds": holds, "checks": [asdict(row) for row in rows]})
     else:
         table = Table("what", "holds", "detail", title=escape(name))
         for row in rows:

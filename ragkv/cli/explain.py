@@ -13,6 +13,7 @@ from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
     ChunkTokens,
+    Codec,
     Encrypted,
     Method,
     ModelName,
@@ -40,6 +41,7 @@ def explain(
     dtype: DType = None,
     store: StorePath = None,
     namespace: Namespace = "default",
+    codec: Codec = "raw",
     encrypt: Encrypted = False,
 ) -> None:
     """Answer as `ask` does and write a page that shows where every prompt token came from.
@@ -58,6 +60,7 @@ def explain(
         dtype=dtype,
         store=store,
         namespace=namespace,
+        codec=codec,
         encrypt=encrypt,
         reuse=reuse,
     ) as kv:

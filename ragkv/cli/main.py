@@ -24,12 +24,14 @@ from ragkv.tune.command import tune_command
 
 
 class _Commands(TyperGroup):
-    """Shows ragkv's own errors as one line: they say what to do, a traceback does not."""
+    """Shows ragkv's own errors, and the system's, as one line: a traceback says no more."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except RagKVError as error:
+        except BrokenPipeError:  # whoever read has left
+            raise
+        except (RagKVError, OSError) as error:
             err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(2) from error
 

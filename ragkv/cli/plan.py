@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from ragkv.cli.console import err, out
+from ragkv.cli.console import err, out, say_json
 from ragkv.cli.options import AsJson, ModelName
 from ragkv.errors import ConfigError
 
@@ -56,7 +55,7 @@ def plan_command(
         costs = CostTable.at_rate(prefill_tps)
     found = plan(shape, chunks=chunks, tokens=tokens, disk_gbps=disk_gbps, costs=costs)
     if as_json:
-        out.print_json(json.dumps({**found.to_dict(), "costs": costs.to_dict()}))
+        say_json({**found.to_dict(), "costs": costs.to_dict()})
     else:
         _show(found)
 

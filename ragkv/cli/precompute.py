@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from ragkv.cli.console import err, out
+from ragkv.cli.console import err, out, say_json
 from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AsJson,
@@ -41,7 +40,8 @@ def precompute(
 ) -> None:
     """Compute the cache of every chunk under PATHS; what is stored already is skipped.
 
-    Of a file that was changed, the chunks that it no longer has are removed.
+    Of a file that was changed, the chunks that it no longer has are removed: those of the same
+    model and size.
     """
     from ragkv.cli.texts import read_texts, split_texts
 
@@ -63,13 +63,15 @@ def precompute(
         chunks = [chunk for found in files.values() for chunk in found]
         err.print(f"{len(chunks)} chunks of at most {chunk_tokens} tokens.", highlight=False)
         report = kv.precompute(chunks, show_progress=True, sink=sink)
-        # encoded together, which is faster; now each file's former chunks go
+        # encoded together, which is faster; now each file's former chunks go: those of this
+        # model, cut like these
+        cut = f"{chunk_tokens} tokens for {kv.fingerprint}"
         removed = sum(
-            kv.precompute(found, document=f"{file} for {kv.model_name}", sink=sink).removed
+            kv.precompute(found, document=f"{file}, {cut}", sink=sink).removed
             for file, found in files.items()
         )
     if as_json:
-        out.print_json(json.dumps({**report.to_dict(), "removed": removed}))
+        say_json({**report.to_dict(), "removed": removed})
         return
     out.print(
         f"{report.new} new, {report.existing} already there, {report.skipped} too short, "

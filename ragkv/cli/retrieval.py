@@ -47,6 +47,9 @@ class Embedder:
 
     def top(self, question: str, texts: Sequence[str], k: int) -> list[str]:
         """Return the ``k`` texts nearest to the question, nearest first."""
+        from ragkv.prompt.tokens import require_readable
+
+        require_readable(question, "question")
         scores = self.embed(texts) @ self.embed([question])[0]
         return [texts[i] for i in np.argsort(-scores, kind="stable")[:k]]
 

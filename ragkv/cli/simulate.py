@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ragkv.cli.console import out
 from ragkv.errors import ConfigError
-from ragkv.evaluate import options
+from ragkv.evaluate import options, saved
 
 if TYPE_CHECKING:
     from ragkv.store.costs import CostTable
@@ -71,6 +71,7 @@ def simulate_command(
         ]
         for name in names
     }
+    out.print(_table(outcomes))
     if json_path is not None:
         shown = {
             "requests": len(requests),
@@ -81,8 +82,7 @@ def simulate_command(
                 for name, (plain, admitted) in outcomes.items()
             },
         }
-        json_path.write_text(json.dumps(shown, indent=2) + "\n", encoding="utf-8")
-    out.print(_table(outcomes))
+        saved.write(json_path, shown)
 
 
 def _table(outcomes: dict[str, list[Outcome]]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import closing
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv.cli.console import err, out
+from ragkv.cli.console import err, out, say_json
 from ragkv.cli.options import AsJson, Encrypted, Namespace, StorePath
 from ragkv.cli.simulate import simulate_command
 
@@ -38,7 +37,7 @@ def stats(
         found = upkeep.stats(opened)
     if as_json:
         shown = asdict(found) | {"kinds": [kind._asdict() for kind in found.kinds]}
-        out.print_json(json.dumps(shown))
+        say_json(shown)
         return
     table = Table("model and sink", "dtype", "codec", "entries", "MB")
     for kind in found.kinds:
@@ -69,9 +68,7 @@ def verify(
         found = upkeep.verify(opened, heal=heal)
     if as_json:
         problems = [problem._asdict() for problem in found.problems]
-        out.print_json(
-            json.dumps(asdict(found) | {"problems": problems, "sound": found.sound, **found.counts})
-        )
+        say_json(asdict(found) | {"problems": problems, "sound": found.sound, **found.counts})
     else:
         table = Table("what", "where", "detail")
         for problem in found.problems:
@@ -199,7 +196,7 @@ def bench(
             encrypt=encrypt,
         )
     if as_json:
-        out.print_json(json.dumps(found.to_dict()))
+        say_json(found.to_dict())
         return
     table = Table("", "store MB/s", "memmap MB/s", "share")
     for name, pair in (("cold", found.cold), ("warm", found.warm)):
@@ -225,7 +222,7 @@ def _open(
 
     root = folder_of(store)
     folder = None if root is None else namespace_folder(root, namespace)
-    if folder is not None and not (reading or new or folder.is_dir()):
+    if folder is not None and not (new or folder.is_dir()):
         raise StoreError(f"there is no store at {root} with the namespace {namespace!r}")
     mends = folder is not None and os.access(folder, os.W_OK)
     config = StoreConfig(store, read_only=reading and not mends, encrypt=encrypt)
@@ -242,6 +239,6 @@ def _say(text: str) -> None:
 
 def _report(found: dict[str, Any], text: str, as_json: bool) -> None:
     if as_json:
-        out.print_json(json.dumps(found))
+        say_json(found)
     else:
         _say(text)

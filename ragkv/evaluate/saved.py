@@ -34,9 +34,18 @@ class Saved:
 
 
 def write(path: str | Path, value: dict[str, Any]) -> None:
-    """Write a JSON file for people to look into, too."""
+    """Write a JSON file for people to look into, too.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be written.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

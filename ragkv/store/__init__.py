@@ -107,4 +107,6 @@ def folder_of(path: str | Path | None) -> Path | None:
     """Return the folder of a store's place, which None names, too; None for a URL."""
     if is_url(path):
         return None
+    if path is not None and not str(path):
+        raise ConfigError("the store's folder has no name (an unset variable?)")
     return Path(path or Path(platformdirs.user_cache_dir("ragkv")) / "store")

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import tarfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,7 +24,7 @@ from typing import IO, NamedTuple
 from ragkv.errors import MissingDependencyError, StoreError
 from ragkv.store import names
 from ragkv.store.backends.base import Blob
-from ragkv.store.base import KEPT, EntryInfo
+from ragkv.store.base import KEPT, EntryInfo, has_expired
 from ragkv.store.blobs import BlobStore
 from ragkv.store.files import store_errors
 from ragkv.store.format import decode
@@ -39,10 +40,11 @@ _LONGEST_ROW = 1 << 26
 
 @dataclass(slots=True)
 class Carried:
-    """What was carried: entries, those left out as damaged or there already, and bytes."""
+    """What was carried: entries, those left out as damaged, expired or there already, and bytes."""
 
     entries: int = 0
     damaged: int = 0
+    expired: int = 0
     existing: int = 0
     nbytes: int = 0
 
@@ -54,6 +56,8 @@ class _Row(NamedTuple):
 
 def export_store(store: BlobStore, path: Path) -> Carried:
     """Write all entries that are whole into a new tar file, readable by its owner alone.
+
+    Those whose time is over are left out.
 
     Entries of an encrypted store are plain in the file.
 
@@ -116,6 +120,8 @@ def import_store(store: BlobStore, path: Path) -> Carried:
 def _export_text(
     store: BlobStore, tar: tarfile.TarFile, digest: str, infos: list[EntryInfo], carried: Carried
 ) -> None:
+    if has_expired(infos[0].expires_at, time.time()):
+        return
     row = {"documents": infos[0].documents, "expires_at": infos[0].expires_at}
     checksum = checksum_of(f"{digest} {canonical(row)}".encode())
     _add(tar, f"kv/{digest}/row.json", canonical({**row, "checksum": checksum}).encode())
@@ -146,7 +152,7 @@ def _import(store: BlobStore, tar: tarfile.TarFile, carried: Carried) -> bool:
             _import_entry(store, found[1][1], content.read(), row, carried)
         elif member.name == _END:
             ended = content.read(_LONGEST_ROW) == _end(
-                carried.entries + carried.existing + carried.damaged
+                carried.entries + carried.existing + carried.damaged + carried.expired
             )
         else:
             raise _refused(member)
@@ -157,6 +163,9 @@ def _import_entry(store: BlobStore, key: str, data: bytes, row: _Row, carried: C
     header = _whole(data, key)
     if header is None:
         carried.damaged += 1
+        return
+    if has_expired(row.expires_at, time.time()):
+        carried.expired += 1
         return
     text, fingerprint = header.text, header.fingerprint
     if store.contains(text, fingerprint):

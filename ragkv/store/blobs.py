@@ -36,6 +36,8 @@ from ragkv.store.names import (
 from ragkv.store.registry import Registry
 
 logger = logging.getLogger(__name__)
+_GONE_KEPT = 10_000
+"""Texts that were deleted and are still known by name: the last ones."""
 
 
 class BlobStore(Store):
@@ -78,6 +80,7 @@ class BlobStore(Store):
         self.read_only = read_only
         self.mapped = mapped
         self._seen: dict[str, str] = {}  # texts that finders and tiers may know, by digest
+        self._gone: dict[str, str] = {}  # those that went, the last at the end
         try:
             self._registry = Registry(backend, namespace)
         except BaseException:
@@ -242,8 +245,15 @@ class BlobStore(Store):
 
     def deletions(self, since: int) -> list[str]:
         """See :meth:`Store.deletions`; the texts that were seen here are known by name."""
-        gone = self._registry.deletions(since, list(self._seen))
-        return [self._seen[digest] for digest in gone if digest in self._seen]
+        known = self._gone | self._seen
+        gone = [each for each in self._registry.deletions(since, known) if each in known]
+        for digest in gone:  # others may have yet to ask
+            self._seen.pop(digest, None)
+            self._gone.pop(digest, None)
+            self._gone[digest] = known[digest]
+        for digest in list(self._gone)[:-_GONE_KEPT]:
+            self._gone.pop(digest, None)
+        return [known[digest] for digest in gone]
 
     def gc(self) -> int:
         """Remove expired chunks, and what interrupted writers left.

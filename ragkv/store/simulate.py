@@ -11,6 +11,7 @@ just a list of ids. A chunk that a request has twice counts once.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -75,18 +76,18 @@ def read_trace(path: str | Path) -> list[Request]:
     numbers: dict[str, int] = {}
     requests: list[Request] = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found = json.loads(line)
-            chunks = found["chunks"] if isinstance(found, dict) else found
-            wanted = [_wanted(chunk, numbers) for chunk in chunks]
-            requests.append(list({each.chunk: each for each in wanted}.values()))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            requests.append(
+                _request(found["chunks"] if isinstance(found, dict) else found, numbers)
+            )
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}, is no request: {error!r}. It must be "
                 '{"t": 0.0, "chunks": [{"id": "a", "tokens": 400}]} or ["a", "b"]'
@@ -94,6 +95,13 @@ def read_trace(path: str | Path) -> list[Request]:
     if not requests:
         raise ConfigError(f"{path} has no requests")
     return requests
+
+
+def _request(chunks: Any, numbers: dict[str, int]) -> Request:
+    if not isinstance(chunks, list):
+        raise TypeError("the chunks are no list")
+    wanted = [_wanted(chunk, numbers) for chunk in chunks]
+    return list({each.chunk: each for each in wanted}.values())
 
 
 def _wanted(chunk: Any, numbers: dict[str, int]) -> Wanted:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from ragkv.errors import StoreError
 from ragkv.store import names
 from ragkv.store.backends.base import Backend, Blob
 from ragkv.store.base import EntryInfo, has_expired
@@ -16,6 +17,8 @@ from ragkv.store.header import Header, RefusedEntryError, read_header
 from ragkv.store.names import TextRow, digest_of_fingerprint, digest_of_text, parse_entry_key
 
 _FIRST_READ = 1 << 16  # most headers are shorter
+_WAITS_S = (0.01, 0.05)
+"""A value that another process removes loses its file before its row."""
 
 
 class Kind(NamedTuple):
@@ -139,18 +142,31 @@ def verify(store: BlobStore, *, heal: bool = False) -> Findings:
     findings = Findings()
     backend = store.backend
     for key, nbytes in backend.scan(""):
-        blob = backend.get(key)
-        if blob is None:  # it went meanwhile
+        blob, problem = _looked_at(backend, key)
+        if blob is None and problem is None:  # it went meanwhile
             continue
         findings.values += 1
         findings.nbytes += nbytes
-        problem = _problem(backend, key, blob)
         if problem is None:
             continue
         findings.problems.append(problem)
-        if heal and problem.kind in _HARMFUL:
+        if heal and problem.kind in _HARMFUL and blob is not None:
             findings.healed += _remove(backend, key, blob)
     return findings
+
+
+def _looked_at(backend: Backend, key: str) -> tuple[Blob | None, Problem | None]:
+    """Read a value and say what is wrong with it; what is just going is looked at again."""
+    for wait in (*_WAITS_S, None):
+        try:
+            blob = backend.get(key)
+            problem = None if blob is None else _problem(backend, key, blob)
+        except StoreError as error:
+            blob, problem = None, Problem(key, "damaged", f"cannot be read: {error}")
+        if problem is None or problem.kind != "damaged" or wait is None:
+            break
+        time.sleep(wait)
+    return blob, problem
 
 
 def _problem(backend: Backend, key: str, blob: Blob) -> Problem | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from ragkv.evaluate import saved
 from ragkv.evaluate.data import DataSet
 from ragkv.model.load import LoadedModel
 from ragkv.tune.features import Tail
@@ -47,7 +47,7 @@ class Tuning:
 
     def save(self, path: str | Path) -> None:
         """Write everything as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        saved.write(path, asdict(self))
 
 
 def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = False) -> list[Target]:

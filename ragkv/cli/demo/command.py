@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +20,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
+from ragkv.evaluate import saved
 
 
 class Framework(StrEnum):
@@ -71,5 +71,5 @@ def demo(
     show_summary(result)
     err.print(f"All in all {time.perf_counter() - start:.0f} s.", highlight=False)
     if json_path is not None:
-        json_path.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+        saved.write(json_path, result.to_dict())
         err.print(f"Figures written to {json_path}.", highlight=False)

@@ -10,6 +10,7 @@ another's new file for one that a crash left.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import re
@@ -26,6 +27,7 @@ from ragkv.store import files
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
 from ragkv.store.index import Index, Rows
 
+_log = logging.getLogger(__name__)
 INLINE_BYTES = 4096
 """Values up to this length lie in the index."""
 
@@ -255,10 +257,10 @@ class DiskBackend(Backend):
         if orphans:
             with self._index.transaction():  # what is just being entered waits, or has its row
                 for path in orphans - self._named():
-                    path.unlink(missing_ok=True)
+                    _remove(path)
         for path in found:
             if path.name.startswith(files.TEMPORARY_PREFIX) and files.is_abandoned(path):
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     def _named(self) -> set[Path]:
         """Return the files that rows name."""
@@ -304,6 +306,14 @@ def _mapped(path: Path) -> Blob:
             return b""
         # copy-on-write: torch wants memory that may be written to
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that nobody needs; what cannot be, such as a folder, stays where it is."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", path, error)
 
 
 def _listed(folder: Path) -> list[Path]:
