@@ -14,8 +14,9 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
+from ragkv.store import open_store
 from ragkv.store.disk import DiskStore
-from ragkv.store.memory import MemoryStore
+from ragkv.store.memory import MemoryStore, size_of
 from ragkv.store.tiered import TieredStore
 
 
@@ -72,3 +73,20 @@ def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> No
         assert ours.get("a", FINGERPRINT).reason == "absent"
         assert ours.get("b", FINGERPRINT).entry is not None
         assert ours.changes(newest) == (newest, [])
+
+
+def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Path) -> None:
+    """Each try that was refused used to leave two rows in the log."""
+    size = size_of(make_entry("a", tokens=60))
+    config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=4 * size, evict=True)
+    with closing(open_store(config)) as store:
+        for number in range(60):
+            store.put(make_entry(f"{number}", tokens=60), FINGERPRINT)
+        newest, _ = store.changes(0)
+        assert 1 <= len(list(store.texts())) <= 4
+        assert newest <= 2 * 60
+    with closing(open_store(StoreConfig(tmp_path, disk_bytes=1))) as store:
+        before, _ = store.changes(0)
+        with pytest.raises(StoreFullError):
+            store.put(make_entry("another", tokens=60), FINGERPRINT)
+        assert store.changes(0)[0] == before

@@ -157,6 +157,7 @@ class BlobStore(Store):
         def register() -> bool:
             return self._registry.enter(text, document=document, expires_at=expires_at)
 
+        self.backend.check_room(key, length_of(parts))
         known = register()
         try:
             self.backend.put(key, parts)

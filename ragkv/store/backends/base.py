@@ -65,6 +65,13 @@ class Backend(ABC):
     def put(self, key: str, parts: Sequence[Bytes]) -> None:
         """Write a value, replacing the one that is there."""
 
+    def check_room(self, key: str, nbytes: int) -> None:
+        """Raise StoreFullError where a value of that length would not be taken.
+
+        Asked before other rows are written for it; ``put`` itself is what holds the limit.
+        """
+        del key, nbytes
+
     @abstractmethod
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
         """Write a value unless there is one; of several callers at once one gets True."""

@@ -180,7 +180,7 @@ class DiskBackend(Backend):
             if nbytes <= INLINE_BYTES:
                 return self._enter(key, _Row(nbytes, b"".join(parts)), None, absent=absent)
             row = _Row(nbytes, None, secrets.token_hex(8))
-            self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
+            self.check_room(key, nbytes)
             self._keep_reserve()
             temporary = files.write_temporary(self._path(key, row).parent, parts)
             try:
@@ -220,6 +220,11 @@ class DiskBackend(Backend):
         if growth:
             total = self._check_room(growth, rows.get(_BYTES))
             rows.set(_BYTES, str(max(0, total)).encode())
+
+    def check_room(self, key: str, nbytes: int) -> None:
+        """Compare with the limit of the folder."""
+        if nbytes > INLINE_BYTES:
+            self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
 
     def _check_room(self, growth: int, total: bytes | None) -> int:
         """Return the bytes of all files after the change."""

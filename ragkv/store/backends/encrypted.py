@@ -110,6 +110,10 @@ class EncryptedBackend(Backend):
         self._inner.put(self._keys.hide(key), self._seal(key, parts))
         self._reported.discard(key)
 
+    def check_room(self, key: str, nbytes: int) -> None:
+        """Ask below, of what it will be at least."""
+        self._inner.check_room(self._keys.hide(key), nbytes)
+
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
         """Write a value unless there is one, void or not."""
         return self._inner.put_if_absent(self._keys.hide(key), self._seal(key, parts))
