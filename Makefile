@@ -46,7 +46,7 @@ format: setup ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
-	cd tests && ../$(BIN)/python -m campaign $(FAULTS)
+	cd tests/faults && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'

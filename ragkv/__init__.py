@@ -6,21 +6,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragkv.answer import Completion, CompletionStream, Prefilled
     from ragkv.config import DecodeConfig, Grouping, ReuseConfig, StoreConfig
-    from ragkv.engine import RagKV
-    from ragkv.report import PrecomputeReport, ReuseReport
+    from ragkv.engine.engine import RagKV
+    from ragkv.engine.stream import Completion, CompletionStream, Prefilled
+    from ragkv.report.account import PrecomputeReport, ReuseReport
 
 _HOMES = {
-    "Completion": "ragkv.answer",
-    "CompletionStream": "ragkv.answer",
+    "Completion": "ragkv.engine.stream",
+    "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config",
     "Grouping": "ragkv.config",
-    "PrecomputeReport": "ragkv.report",
-    "Prefilled": "ragkv.answer",
-    "RagKV": "ragkv.engine",
+    "PrecomputeReport": "ragkv.report.account",
+    "Prefilled": "ragkv.engine.stream",
+    "RagKV": "ragkv.engine.engine",
     "ReuseConfig": "ragkv.config",
-    "ReuseReport": "ragkv.report",
+    "ReuseReport": "ragkv.report.account",
     "StoreConfig": "ragkv.config",
 }
 

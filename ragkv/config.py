@@ -253,10 +253,10 @@ class StoreConfig:
         1 GiB where that is not the CPU, and no such tier where it is.
     policy
         Which entry leaves a full tier first, see
-        :func:`ragkv.store.policies.policy_names`.
+        :func:`ragkv.store.tiers.policies.policy_names`.
     costs
         What computing ``(cached, new)`` tokens takes in seconds, for the policies that weigh
-        it: a :class:`ragkv.store.costs.CostTable`. ``None`` counts every token alike.
+        it: a :class:`ragkv.store.tiers.costs.CostTable`. ``None`` counts every token alike.
     evict
         Make room below, too: where ``disk_bytes`` are used up, the chunks worth least are
         deleted for new ones. False keeps what was acknowledged and raises StoreFullError.

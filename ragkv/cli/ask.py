@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ragkv.cli.asking import From, Question, account, messages, retrieve, reuse_config
 from ragkv.cli.console import out, say_json
-from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
     AsJson,
     ChunkTokens,
     Codec,
+    Device,
+    DType,
     Encrypted,
     Method,
     ModelName,
@@ -18,7 +18,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
-from ragkv.evaluate.options import Device, DType
+from ragkv.cli.session import From, Question, account, messages, open_engine, retrieve, reuse_config
 
 
 def ask(

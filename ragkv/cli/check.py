@@ -9,10 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragkv.cli.console import err, out, say_json
-from ragkv.cli.opening import open_engine
-from ragkv.cli.options import AsJson, ModelName
+from ragkv.cli.options import AsJson, Device, DType, ModelName
+from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY
-from ragkv.evaluate.options import Device, DType
 
 
 def check(
@@ -22,7 +21,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run the invariants on the model; exit code 1 if one does not hold that must."""
-    from ragkv.check import check_model
+    from ragkv.engine.verify import check_model
 
     with open_engine(
         model, store=MEMORY, namespace="check", on_unsupported="full", device=device, dtype=dtype

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ragkv.cli.asking import From, Question, account, messages, retrieve, reuse_config
 from ragkv.cli.console import err, out
-from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
     ChunkTokens,
     Codec,
+    Device,
+    DType,
     Encrypted,
     Method,
     ModelName,
@@ -21,8 +21,9 @@ from ragkv.cli.options import (
     Ratio,
     StorePath,
     TopK,
+    check_folders,
 )
-from ragkv.evaluate.options import Device, DType, check_folders
+from ragkv.cli.session import From, Question, account, messages, open_engine, retrieve, reuse_config
 
 
 def explain(

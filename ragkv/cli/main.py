@@ -10,17 +10,17 @@ from typer.core import TyperGroup
 
 from ragkv.cli.ask import ask
 from ragkv.cli.bench import bench
+from ragkv.cli.calibrate import calibrate_command
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out
 from ragkv.cli.demo.command import demo
+from ragkv.cli.evaluate import evaluate_command
 from ragkv.cli.explain import explain
 from ragkv.cli.plan import plan_command
 from ragkv.cli.precompute import precompute
 from ragkv.cli.store import store_app
+from ragkv.cli.tune import tune_command
 from ragkv.errors import RagKVError
-from ragkv.evaluate.calibrate_command import calibrate_command
-from ragkv.evaluate.command import evaluate_command
-from ragkv.tune.command import tune_command
 
 
 class _Commands(TyperGroup):

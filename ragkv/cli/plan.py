@@ -15,8 +15,8 @@ from ragkv.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from ragkv.store.costs import CostTable
-    from ragkv.store.plan import Plan
+    from ragkv.measure.capacity.plan import Plan
+    from ragkv.store.tiers.costs import CostTable
 
 
 def plan_command(
@@ -43,9 +43,9 @@ def plan_command(
     for name, value in (("--disk-gbps", disk_gbps), ("--prefill-tps", prefill_tps)):
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name} must be a number above 0, not {value:g}")
+    from ragkv.measure.capacity.plan import plan, shape_of
     from ragkv.model.load import dtype_of
-    from ragkv.store.costs import CostTable
-    from ragkv.store.plan import plan, shape_of
+    from ragkv.store.tiers.costs import CostTable
 
     shape = shape_of(model, dtype_of(dtype))
     if prefill_tps is None:
@@ -62,7 +62,7 @@ def plan_command(
 
 def _measured(model: str | None, dtype: torch.dtype) -> CostTable:
     from ragkv.model.load import load_model
-    from ragkv.store.costs import measure_costs
+    from ragkv.store.tiers.costs import measure_costs
 
     return measure_costs(load_model(model, None, dtype=dtype, on_unsupported="full"))
 

@@ -7,20 +7,21 @@ from typing import Annotated
 import typer
 
 from ragkv.cli.console import err, out, say_json
-from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AsJson,
     ChunkTokens,
     Codec,
+    Device,
+    DType,
     Encrypted,
     ModelName,
     Namespace,
     Paths,
     StorePath,
 )
+from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.evaluate.options import Device, DType
 
 
 def precompute(

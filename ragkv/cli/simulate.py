@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from ragkv.cli import options
 from ragkv.cli.console import out
 from ragkv.errors import ConfigError
-from ragkv.evaluate import options, saved
+from ragkv.measure import results
 
 if TYPE_CHECKING:
-    from ragkv.store.costs import CostTable
-    from ragkv.store.simulate import Outcome, Request
+    from ragkv.measure.capacity.simulate import Outcome, Request
+    from ragkv.store.tiers.costs import CostTable
 
 
 def simulate_command(
@@ -48,8 +49,8 @@ def simulate_command(
     ] = None,
 ) -> None:
     """Replay a retrieval trace against eviction policies, with and without admission."""
-    from ragkv.store.policies import make_policy, policy_names
-    from ragkv.store.simulate import simulate
+    from ragkv.measure.capacity.simulate import simulate
+    from ragkv.store.tiers.policies import make_policy, policy_names
 
     options.check_folders(json_path)
     names = policy_names() if policy is None else [name.strip() for name in policy.split(",")]
@@ -82,7 +83,7 @@ def simulate_command(
                 for name, (plain, admitted) in outcomes.items()
             },
         }
-        saved.write(json_path, shown)
+        results.write(json_path, shown)
 
 
 def _table(outcomes: dict[str, list[Outcome]]) -> Table:
@@ -98,7 +99,7 @@ def _table(outcomes: dict[str, list[Outcome]]) -> Table:
 
 
 def _requests(trace: Path | None, zipf: str | None) -> list[Request]:
-    from ragkv.store.simulate import read_trace, zipf_trace
+    from ragkv.measure.capacity.simulate import read_trace, zipf_trace
 
     if (trace is None) == (zipf is None):
         raise ConfigError("give either --trace FILE or --zipf chunks=10000,requests=20000,seed=0")
@@ -116,7 +117,7 @@ def _requests(trace: Path | None, zipf: str | None) -> list[Request]:
 
 
 def _costs(path: Path | None, prefill_tps: float) -> CostTable:
-    from ragkv.store.costs import CostTable
+    from ragkv.store.tiers.costs import CostTable
 
     if path is None:
         if not math.isfinite(prefill_tps):

@@ -17,7 +17,7 @@ from ragkv.cli.options import AsJson, Encrypted, Namespace, StorePath
 from ragkv.cli.simulate import simulate_command
 
 if TYPE_CHECKING:
-    from ragkv.store.blobs import BlobStore
+    from ragkv.store.chunk_store import ChunkStore
 
 store_app = typer.Typer(no_args_is_help=True, help="Look into a store, check it, clean it.")
 store_app.command("simulate")(simulate_command)
@@ -31,10 +31,10 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Say how many chunks there are, for which models, and what they take."""
-    from ragkv.store import upkeep
+    from ragkv.store.operate import inspect
 
     with closing(_open(store, namespace, encrypt, reading=True)) as opened:
-        found = upkeep.stats(opened)
+        found = inspect.stats(opened)
     if as_json:
         shown = asdict(found) | {"kinds": [kind._asdict() for kind in found.kinds]}
         say_json(shown)
@@ -62,10 +62,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read everything and its checksums; exit code 1 if damage remains."""
-    from ragkv.store import upkeep
+    from ragkv.store.operate import inspect
 
     with closing(_open(store, namespace, encrypt, reading=not heal)) as opened:
-        found = upkeep.verify(opened, heal=heal)
+        found = inspect.verify(opened, heal=heal)
     if as_json:
         problems = [problem._asdict() for problem in found.problems]
         say_json(asdict(found) | {"problems": problems, "sound": found.sound, **found.counts})
@@ -106,7 +106,7 @@ def export_command(
     as_json: AsJson = False,
 ) -> None:
     """Write all whole entries into one tar file, not encrypted."""
-    from ragkv.store.archive import export_store
+    from ragkv.store.operate.archive import export_store
 
     with closing(_open(store, namespace, encrypt, reading=True)) as opened:
         done = export_store(opened, file)
@@ -126,7 +126,7 @@ def import_command(
     as_json: AsJson = False,
 ) -> None:
     """Put the entries of an exported file into a store; what is there already stays."""
-    from ragkv.store.archive import import_store
+    from ragkv.store.operate.archive import import_store
 
     with closing(_open(store, namespace, encrypt, new=True)) as opened:
         done = import_store(opened, file)
@@ -149,7 +149,7 @@ def migrate(
     from ragkv.errors import ConfigError
     from ragkv.store import folder_of
     from ragkv.store.disk import namespace_folder
-    from ragkv.store.upgrade import migrate_folder
+    from ragkv.store.operate.upgrade import migrate_folder
 
     folder = folder_of(store)
     if folder is None:
@@ -185,7 +185,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time loading from the store beside plain memory-mapped files of the same bytes."""
-    from ragkv.store.bench import bandwidth
+    from ragkv.measure.speed.store_bandwidth import bandwidth
 
     with err.status("Writing, then loading …"):
         found = bandwidth(
@@ -209,7 +209,7 @@ def bench(
 
 def _open(
     store: str | None, namespace: str, encrypt: bool, *, reading: bool = False, new: bool = False
-) -> BlobStore:
+) -> ChunkStore:
     """Open a store without tiers above it; one that is not there is made where it may be ``new``.
 
     ``reading``: change nothing. Opening a folder for writing may still mend what a crash
@@ -217,7 +217,7 @@ def _open(
     """
     from ragkv.config import StoreConfig
     from ragkv.errors import StoreError
-    from ragkv.store import folder_of, open_blobs
+    from ragkv.store import folder_of, open_chunk_store
     from ragkv.store.disk import namespace_folder
 
     root = folder_of(store)
@@ -226,7 +226,7 @@ def _open(
         raise StoreError(f"there is no store at {root} with the namespace {namespace!r}")
     mends = folder is not None and os.access(folder, os.W_OK)
     config = StoreConfig(store, read_only=reading and not mends, encrypt=encrypt)
-    return open_blobs(config, namespace)
+    return open_chunk_store(config, namespace)
 
 
 def _megabytes(nbytes: int) -> str:

@@ -157,7 +157,7 @@ def _first_call_over(
     """Let the model's next call over ``static`` run over ``spliced``, and move its rows then.
 
     Compiled code keeps the hooks that were there when it was traced, so these, and those of
-    :func:`ragkv.recompute.forward.subset_as_first_call`, go with the first call.
+    :func:`ragkv.attend.forward.subset_as_first_call`, go with the first call.
     """
     _say_length(static, spliced)
 

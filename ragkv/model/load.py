@@ -32,13 +32,13 @@ from ragkv.model.architecture import (
     is_verified,
     known_positions,
 )
-from ragkv.model.embedded import EMBEDDED, embedded_folder
+from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import Workspace
+from ragkv.model.rope_probe import turns_of
 from ragkv.model.rotary import RotaryTables
 from ragkv.model.streams import wait_for
-from ragkv.model.turning import turns_of
 
 _log = logging.getLogger(__name__)
 
@@ -198,9 +198,9 @@ def _resolve(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    if model is None or str(model) == EMBEDDED:
-        loaded, tokens, _ = _resolve(embedded_folder(), tokenizer, dtype)
-        return loaded, tokens, EMBEDDED
+    if model is None or str(model) == DEFAULT_MODEL:
+        loaded, tokens, _ = _resolve(default_model_folder(), tokenizer, dtype)
+        return loaded, tokens, DEFAULT_MODEL
     if isinstance(model, str | Path):
         kwargs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         loaded = pretrained(AutoModelForCausalLM, model, **kwargs)
@@ -241,7 +241,7 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     ModelNotFoundError
         There is nothing that could be loaded by this name.
     """
-    place = embedded_folder() if name is None or str(name) == EMBEDDED else name
+    place = default_model_folder() if name is None or str(name) == DEFAULT_MODEL else name
     try:
         return auto.from_pretrained(str(place), **kwargs)
     except (OSError, ValueError, SafetensorError) as error:

@@ -66,7 +66,7 @@ def side_stream(device: torch.device) -> SideStream:
         return _side[device]
 
 
-def brought(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def to_device(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return numbers on the device; with CUDA nobody waits for it, what is queued there least."""
     here = torch.from_numpy(numbers)
     if device.type == "cuda":

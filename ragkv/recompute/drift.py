@@ -21,7 +21,7 @@ import torch
 
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import add_rotated, unrotate
-from ragkv.model.streams import brought
+from ragkv.model.streams import to_device
 from ragkv.splice.layout import Layout
 
 # Shares of what a token moves by, squared: what it has in common with all of its chunk, with
@@ -65,16 +65,16 @@ class Drift:
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
         width = 2 * architecture.kv_heads * architecture.head_dim
         stretches = list(_stretches(layout, rows))
-        self._weights: _Apart | _Together | None = None
+        self._weights: _PerStretch | _Batched | None = None
         if stretches:
-            kind = _Apart if device.type == "cpu" else _Together
+            kind = _PerStretch if device.type == "cpu" else _Batched
             self._weights = kind(stretches, self._end, width, device)
         nothing = np.empty(0, dtype=np.int64)
         seen = np.concatenate([nothing, *(part.told for part in stretches)])
         places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
-        self._seen = brought(seen, device)
-        self._here = brought(rows[seen], device)
-        self._sizes = _sizes(brought(places, device))
+        self._seen = to_device(seen, device)
+        self._here = to_device(rows[seen], device)
+        self._sizes = _sizes(to_device(places, device))
 
     def __call__(
         self,
@@ -147,7 +147,7 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
                 yield _Stretch(start, part, told, rows[told] - start)
 
 
-class _Apart:
+class _PerStretch:
     """Each stretch's weights, multiplied one after another: no number more than is needed."""
 
     def __init__(
@@ -174,7 +174,7 @@ class _Apart:
         return self._out
 
 
-class _Together:
+class _Batched:
     """All stretches' weights, filled up to one size: a GPU is slow at many small products."""
 
     def __init__(
@@ -193,13 +193,13 @@ class _Together:
             told[row, :more] = np.arange(first, first + more)
             at[part.start : part.start + length] = np.arange(length) + row * places.shape[1]
             first += more
-        here = [brought(part, device) for part in (places, known, told, at)]
+        here = [to_device(part, device) for part in (places, known, told, at)]
         self._weights = _weights(here[0], here[1], here[2] >= 0)
         self._told, self._at = here[2].clamp_min(0).view(-1), here[3]
         self._out = torch.zeros(nothing + 1, width, dtype=torch.float32, device=device)
 
     def times(self, moved: torch.Tensor) -> torch.Tensor:
-        """See :meth:`_Apart.times`."""
+        """See :meth:`_PerStretch.times`."""
         count, length, most = self._weights.shape
         rows = moved.index_select(0, self._told).view(count, most, -1)
         out = self._out[:-1].view(count, length, -1)

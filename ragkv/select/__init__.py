@@ -1,10 +1,10 @@
 """Choose: which cached tokens are computed again. One rule a file in ``rules/``."""
 
+from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
     Lookup,
     Method,
     Scene,
-    Sparse,
     Spread,
     get_method,
     method_names,

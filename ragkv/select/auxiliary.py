@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ragkv.attend.observe import LayerCall, Observer, StopPass, attention_of_last_rows
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.load import LoadedModel
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.select.observe import LayerCall, Observer, StopPass, attention_of_last_rows
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.place import splice
 
 Forward = Callable[[LoadedModel, IntArray, npt.NDArray[np.int64], SplicedCache, Observer], None]
-"""A pass to look at (:func:`ragkv.recompute.forward.observed_forward`)."""
+"""A pass to look at (:func:`ragkv.attend.forward.observed_forward`)."""
 
 
 class Auxiliary:

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ragkv.attend.observe import LayerCall, StopPass
 from ragkv.select.method import FloatArray, Scene
-from ragkv.select.observe import LayerCall, StopPass
 
 CHECK_LAYER = 1
 """The first layer whose keys and values depend on more than the token itself."""

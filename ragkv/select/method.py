@@ -12,11 +12,12 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ragkv.attend.observe import Observer
+from ragkv.attend.sparse import Sparse
 from ragkv.config import Grouping, Named, ReuseConfig
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.observe import Observer
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
 from ragkv.splice.overlap import Parallel
@@ -89,22 +90,6 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
-    """From some layer on, a recomputed token does not see every token before it.
-
-    It sees what is exact in this prompt or computed with it, and ``near`` tokens before it
-    in its own chunk. ``after`` is the share of the layers in which it still sees all.
-    """
-
-    after: float
-    near: int
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.after <= 1 and self.near >= 0):
-            raise ConfigError("after is a share of the layers, and near at least 0")
-
-
-@dataclass(frozen=True, slots=True)
 class Lookup:
     """While the answer is drawn, tokens that it may copy are computed again.
 
@@ -163,7 +148,7 @@ class Method:
         What recomputed tokens attend to in the upper layers, on a CPU; None: all before
         them. On a GPU, where attention is a small part of a pass, they see all.
     lookup
-        What is computed again while the answer is drawn (:mod:`ragkv.select.ahead`), or None.
+        Repair of what the answer is about to copy (:mod:`ragkv.recompute.copy_repair`), or None.
     parallel
         All chunks begin at one position, and none sees another: how much attention they
         get. Nothing is recomputed below ratio 1. None places them one behind the other.

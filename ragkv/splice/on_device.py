@@ -11,8 +11,8 @@ import torch
 from ragkv.chunk.kv import CodedLayers, LayeredKV
 from ragkv.model.rotary import RopeKind, Table
 from ragkv.model.streams import side_stream
-from ragkv.store.codecs import codec_of
-from ragkv.store.codecs.grid import GridCodec
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.entry.codecs.grid import GridCodec
 
 Move = tuple[LayeredKV, torch.Tensor, torch.Tensor]
 """An entry, rows of it and the slots that they go to, ``[n]`` int64 each."""

@@ -13,7 +13,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.load import LoadedModel
 from ragkv.model.rotary import RopeKind, Table, rotate
-from ragkv.model.streams import brought, side_stream
+from ragkv.model.streams import side_stream, to_device
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.on_device import put_on_device
@@ -132,6 +132,6 @@ def _indices(several: Sequence[npt.NDArray[np.int64]], device: torch.device) -> 
     """Return what indexes these positions there, brought to the device in one copy."""
     if device.type == "cpu":
         return [_index(positions) for positions in several]
-    together = brought(np.concatenate(several).astype(np.int64), device)
+    together = to_device(np.concatenate(several).astype(np.int64), device)
     ends = np.cumsum([len(positions) for positions in several])[:-1]
     return together.tensor_split(ends.tolist())

@@ -14,14 +14,14 @@ from ragkv.store.backends.base import Backend
 from ragkv.store.backends.encrypted import EncryptedBackend
 from ragkv.store.backends.keys import key_from_environment
 from ragkv.store.base import EntryInfo, Lookup, Store
-from ragkv.store.blobs import BlobStore
+from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.disk import DiskStore, folder_name, open_folder
-from ragkv.store.memory import MemoryStore
-from ragkv.store.stack import device_bytes, with_tiers
-from ragkv.store.tiered import TieredStore
+from ragkv.store.tiers.memory import MemoryStore
+from ragkv.store.tiers.stack import device_bytes, with_tiers
+from ragkv.store.tiers.tiered import TieredStore
 
 __all__ = [
-    "BlobStore",
+    "ChunkStore",
     "DiskStore",
     "EntryInfo",
     "Lookup",
@@ -29,7 +29,7 @@ __all__ = [
     "Store",
     "TieredStore",
     "folder_of",
-    "open_blobs",
+    "open_chunk_store",
     "open_store",
 ]
 
@@ -70,15 +70,15 @@ def open_store(
     if config.path == MEMORY:
         return with_tiers(config, None, device)
     with_copies = config.memory_bytes > 0 or device_bytes(config, device) > 0
-    return with_tiers(config, open_blobs(config, namespace, mapped=not with_copies), device)
+    return with_tiers(config, open_chunk_store(config, namespace, mapped=not with_copies), device)
 
 
-def open_blobs(
+def open_chunk_store(
     config: StoreConfig, namespace: str = "default", *, mapped: bool = False
-) -> BlobStore:
+) -> ChunkStore:
     """Open what :func:`open_store` puts its tiers over, by itself.
 
-    ``mapped`` as for :class:`BlobStore`.
+    ``mapped`` as for :class:`ChunkStore`.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def open_blobs(
         backend = open_folder(folder, namespace, budget=budget, read_only=read_only)
     if master is not None:
         backend = EncryptedBackend(backend, namespace, master)
-    return BlobStore(backend, namespace, read_only=read_only, mapped=mapped)
+    return ChunkStore(backend, namespace, read_only=read_only, mapped=mapped)
 
 
 def folder_of(path: str | Path | None) -> Path | None:

@@ -103,7 +103,7 @@ class Store(ABC):
         """Return the entry like ``get``, perhaps with its layers still to be read.
 
         Whoever uses a layer verifies it first: one that does not hold raises
-        :class:`ragkv.store.arriving.LostEntryError` there, and counts as ``get``'s misses do.
+        :class:`ragkv.store.entry.lazy.CorruptEntryError` there, and counts as ``get``'s misses do.
         """
         lookup = self.get(text, fingerprint)
         return Opened(lookup.entry, lookup.reason, lookup.expires_at)

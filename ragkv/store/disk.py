@@ -9,11 +9,11 @@ from blake3 import blake3
 
 from ragkv.errors import StoreError
 from ragkv.store.backends.disk import DiskBackend
-from ragkv.store.blobs import BlobStore
+from ragkv.store.chunk_store import ChunkStore
 
 
-class DiskStore(BlobStore):
-    """A :class:`BlobStore` in a folder.
+class DiskStore(ChunkStore):
+    """A :class:`ChunkStore` in a folder.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class DiskStore(BlobStore):
     read_only
         Write nothing: no entry, no lock file. Damaged entries stay where they are.
     mapped
-        See :class:`BlobStore`.
+        See :class:`ChunkStore`.
 
     Raises
     ------

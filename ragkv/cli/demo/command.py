@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from ragkv.cli.console import err
-from ragkv.cli.opening import open_engine
 from ragkv.cli.options import (
     AnswerTokens,
     ChunkTokens,
@@ -20,7 +19,8 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
-from ragkv.evaluate import saved
+from ragkv.cli.session import open_engine
+from ragkv.measure import results
 
 
 class Framework(StrEnum):
@@ -71,5 +71,5 @@ def demo(
     show_summary(result)
     err.print(f"All in all {time.perf_counter() - start:.0f} s.", highlight=False)
     if json_path is not None:
-        saved.write(json_path, result.to_dict())
+        results.write(json_path, result.to_dict())
         err.print(f"Figures written to {json_path}.", highlight=False)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ragkv.attend.observe import LayerCall, attention_to_groups
 from ragkv.select.method import FloatArray, Method, Scene
-from ragkv.select.observe import LayerCall, attention_to_groups
 
 _FIRST_CHUNK_LAST = 2.0
 """CCI is at least 1/2, so every other score is above minus this."""

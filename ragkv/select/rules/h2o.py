@@ -7,8 +7,8 @@ than what reuse saves: a yardstick of quality, not of speed.
 
 import numpy as np
 
+from ragkv.attend.observe import LayerCall, attention_received
 from ragkv.select.method import FloatArray, Method, Scene
-from ragkv.select.observe import LayerCall, attention_received
 
 
 def score(scene: Scene) -> FloatArray:

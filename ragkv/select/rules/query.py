@@ -7,14 +7,15 @@ by what the last token pays to it and by the most that any token of the query pa
 one word of the question asks for need not matter to the others. A little of a score goes
 to the tokens around: the answer stands near what was asked for. What is not recomputed
 is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`). In
-the upper layers recomputed tokens see little else (:mod:`ragkv.recompute.sparse`). While
-the answer is drawn, what it may copy is computed again, too (:mod:`ragkv.select.ahead`).
+the upper layers recomputed tokens see little else (:mod:`ragkv.attend.sparse`). While
+the answer is drawn, what it may copy is computed again, too (:mod:`ragkv.recompute.copy_repair`).
 """
 
 import torch
 
-from ragkv.select.method import FloatArray, Lookup, Method, Scene, Sparse, Spread
-from ragkv.select.observe import LayerCall, StopPass, attention_of_query
+from ragkv.attend.observe import LayerCall, StopPass, attention_of_query
+from ragkv.attend.sparse import Sparse
+from ragkv.select.method import FloatArray, Lookup, Method, Scene, Spread
 
 QUERY_ROWS = 64
 """At most so many of the query's last tokens are asked."""

@@ -1,6 +1,6 @@
 """A folder: diskcache as the index, one file for each large value.
 
-``index/`` holds a row for every key (:mod:`ragkv.store.index`), ``kv/ab/`` the files, and
+``index/`` holds a row for every key (:mod:`ragkv.store.backends.index`), ``kv/ab/`` the files, and
 ``reserve`` room for the index to forget with on a full disk.
 A file is written once, under a name of its own, and never changed; which of them is a
 key's value, the key's row says. So a value is replaced by one commit of the index. Files
@@ -23,9 +23,9 @@ from typing import NamedTuple, TypeVar
 from blake3 import blake3
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store import files
+from ragkv.store.backends import files
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
-from ragkv.store.index import Index, Rows
+from ragkv.store.backends.index import Index, Rows
 
 _log = logging.getLogger(__name__)
 INLINE_BYTES = 4096

@@ -1,0 +1,1 @@
+"""Attend: run some rows of the prompt through the model over the spliced cache."""

@@ -1,0 +1,214 @@
+"""Looking at a layer's attention while a pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ragkv.attend.kernels import ByKernel, attend_by_kernel, suits_kernels
+from ragkv.attend.scores import Scores
+from ragkv.model.matrices import products
+
+_ROW_BLOCK = 256
+"""Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""
+
+
+class StopPass(Exception):  # noqa: N818  a signal, not an error
+    """Raised by an observer that has seen all it needs: the pass ends at this layer."""
+
+
+@dataclass(slots=True, eq=False)
+class LayerCall:
+    """One layer's attention, before it runs.
+
+    Attributes
+    ----------
+    layer
+        Index of the layer.
+    query
+        ``[1, heads, rows, head_dim]``, rotated.
+    key, value
+        ``[1, kv_heads, tokens, head_dim]``, rotated; key j stands at position j.
+    rows
+        ``[rows]`` int64: positions of the query rows.
+    window
+        Keys that a row sees, itself included; None is no limit.
+    scaling
+        Factor of the scores before the softmax.
+    how
+        How scores become weights, where not by a softmax alone.
+    masks
+        What is added to scores, kept for the layers of one pass where its rows are few.
+    weights
+        All heads' in turn, ``[some heads, rows, tokens]`` float32 each, once an observer has
+        looked at all rows on a CPU: the attention itself takes them then, and K is read once.
+    output
+        The attention's output, once an observer has let a kernel compute it.
+    """
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rows: torch.Tensor
+    window: int | None
+    scaling: float
+    how: Scores | None = None
+    masks: dict[object, torch.Tensor] = field(default_factory=dict)
+    weights: tuple[torch.Tensor, ...] = ()
+    output: torch.Tensor | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether an observer has done the attention's work."""
+        return bool(self.weights) or self.output is not None
+
+    def attended(self) -> torch.Tensor:
+        """Return the attention's output, ``[1, heads, rows, head_dim]``."""
+        if self.output is not None:
+            return self.output
+        if not self.weights:
+            raise ValueError("nobody has looked at all rows")
+        values = self.value[0].float().transpose(1, 2).tensor_split(len(self.weights))
+        out = [
+            part
+            for some, taken in zip(self.weights, values, strict=True)
+            for part in products(some.reshape(len(taken), -1, some.shape[-1]), taken)
+        ]
+        return torch.cat(out).view(self.query.shape).to(self.query.dtype)
+
+
+Observer = Callable[[LayerCall], None]
+
+
+def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
+    """Return what the last ``count`` rows attend to, mean over heads and rows.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[tokens]`` float32; sums to one, or less where the model has sinks of its own.
+    """
+    count = min(count, len(call.rows))
+    if (known := _by_kernel(call, watch=count)) is not None:
+        return known.received / count
+    paid = [part.sum(dim=(0, 1)) for part in _weights(call, slice(-count, None))]
+    return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * count)
+
+
+def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
+    """Return what the last row pays, and the most that any of the last ``count`` rows pays.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[2, tokens]`` float32, means over heads. The first row sums to one.
+    """
+    if (known := _by_kernel(call)) is not None:
+        import ragkv_kernels
+
+        asking = call.query[0, :, -count:], call.key[0], call.rows[-count:], known.lse[:, -count:]
+        paid: torch.Tensor = ragkv_kernels.paid(*asking, window=call.window, scaling=call.scaling)
+        return paid
+    if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
+        parts = call.weights = tuple(_weights(call, slice(None)))
+    else:
+        parts = tuple(_weights(call, slice(-count, None)))
+    last = [part[:, -1].sum(dim=0) for part in parts]
+    most = [part[:, -count:].amax(dim=1).sum(dim=0) for part in parts]
+    return torch.stack([*last, *most]).view(2, len(parts), -1).sum(dim=1) / call.query.shape[1]
+
+
+def attention_received(call: LayerCall) -> torch.Tensor:
+    """Return what each token receives from all rows together, mean over heads.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[tokens]`` float32; sums to the number of rows.
+    """
+    if (known := _by_kernel(call, watch=len(call.rows))) is not None:
+        return known.received
+    received = torch.zeros(call.key.shape[2], dtype=torch.float32, device=call.key.device)
+    for _, weights in _blocks(call):
+        received[: weights.shape[1]] += weights.sum(dim=0)
+    return received
+
+
+def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
+    """Return what each row pays to each group of tokens, mean over heads.
+
+    Parameters
+    ----------
+    member
+        ``[tokens, groups]`` float32: 1 where the token is in the group, else 0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, groups]`` float32.
+    """
+    paid = member.new_empty(len(call.rows), member.shape[1])
+    for block, weights in _blocks(call):
+        paid[block] = weights @ member[: weights.shape[1]]
+    return paid
+
+
+def _by_kernel(call: LayerCall, *, watch: int = 0) -> ByKernel | None:
+    """Let a kernel attend, and keep its output; None where there is none for these tensors."""
+    tensors = call.query[0], call.key[0], call.value[0]
+    if len(call.query) > 1 or not suits_kernels(*tensors, call.how):
+        return None
+    made = attend_by_kernel(
+        *tensors, call.rows, window=call.window, scaling=call.scaling, how=call.how, watch=watch
+    )
+    call.output = made.out[None]
+    return made
+
+
+def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield blocks of rows and their weights ``[rows, keys up to the last row]``."""
+    for first in range(0, len(call.rows), _ROW_BLOCK):
+        block = slice(first, first + _ROW_BLOCK)
+        seen = int(call.rows[block][-1]) + 1
+        paid = [part.sum(dim=0) for part in _weights(call, block, seen)]
+        yield block, torch.stack(paid).sum(dim=0) / call.query.shape[1]
+
+
+def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator[torch.Tensor]:
+    """Yield ``[some heads, rows, seen]``: a block's weights on the first keys, or on all."""
+    query = call.query[0, :, block].float()
+    key = call.key[0, :, :seen].float()
+    low, mask = _mask(call, block, key.shape[1])
+    head = 0
+    for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
+        part = scores.view(-1, query.shape[1], key.shape[1])
+        if call.how is not None:
+            part = call.how.capped(part)
+        part[..., low:] += mask
+        if call.how is not None:
+            yield call.how.weights(part, slice(head, head + len(part)))
+        else:  # in place, unless the auxiliary model is being trained
+            yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
+        head += len(part)
+
+
+def _mask(call: LayerCall, block: slice, seen: int) -> tuple[int, torch.Tensor]:
+    """Return a number of keys that all rows see, and what is added to the others' scores."""
+    rows = call.rows[block]
+    low = 0
+    if call.window is None and rows.device.type == "cpu":  # elsewhere asking would wait
+        low = int(rows[0]) + 1
+    name = block.start, block.stop, seen, call.window
+    if name in call.masks:
+        return low, call.masks[name]
+    positions = torch.arange(low, seen, device=rows.device)
+    hidden = positions > rows[:, None]
+    if call.window is not None:
+        hidden |= positions <= rows[:, None] - call.window
+    mask = torch.zeros(hidden.shape, device=rows.device).masked_fill_(hidden, float("-inf"))
+    if len(call.rows) <= _ROW_BLOCK:
+        call.masks[name] = mask
+    return low, mask

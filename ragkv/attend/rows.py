@@ -1,0 +1,210 @@
+"""Attention of scattered query rows over the whole KV, with exact limits per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from ragkv.attend.kernels import attend_by_kernel, suits_kernels
+from ragkv.attend.scores import Scores
+from ragkv.model.matrices import products, suits_attention
+from ragkv.model.streams import to_device
+
+_ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
+_ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
+KEPT_MASK_BYTES = 256 << 20
+"""Masks above this are made anew in every layer."""
+
+
+def block_rows(device: torch.device, dtype: torch.dtype) -> int:
+    """Return how many rows attend at once."""
+    if device.type != "cpu":
+        return _ROW_BLOCK_GPU
+    return _ROW_BLOCK_CPU if dtype.itemsize > 2 else _ROW_BLOCK_NARROW
+
+
+def additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask to add to scores: -inf where ``hidden`` (bool) says so, else 0."""
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, float("-inf"))
+
+
+class Rows:
+    """The rows of one pass, in blocks, each with the keys that its rows may see.
+
+    Parameters
+    ----------
+    places
+        ``[rows]`` int64, strictly increasing: position of each query row. In numpy: to look
+        at a GPU's numbers would be to wait for all that it has to do.
+    positions
+        The same, on the device where they attend.
+    """
+
+    def __init__(self, places: npt.NDArray[np.int64], positions: torch.Tensor) -> None:
+        self.places = places
+        self.positions = positions
+        self._blocks: dict[int | None, list[Block]] = {}
+
+    @classmethod
+    def on(cls, device: torch.device | str, places: npt.NDArray[np.int64]) -> Self:
+        """Bring the positions to a device."""
+        return cls(places, to_device(places, torch.device(device)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def blocks(self, window: int | None, dtype: torch.dtype) -> Iterable[Block]:
+        """Return the blocks for one window; small masks are kept for all layers."""
+        if window in self._blocks:
+            return self._blocks[window]
+        made = self._make(window, dtype)
+        if len(self) * (int(self.places[-1]) + 1) * dtype.itemsize > KEPT_MASK_BYTES:
+            return made
+        self._blocks[window] = list(made)
+        return self._blocks[window]
+
+    def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
+        device = self.positions.device
+        size = block_rows(device, dtype)
+        for first in range(0, len(self), size):
+            last = min(first + size, len(self))
+            high = int(self.places[last - 1]) + 1
+            low = 0 if window is None else max(0, int(self.places[first]) - window + 1)
+            keys = torch.arange(low, high, device=device)
+            limit = self.positions[first:last, None]
+            hidden = keys > limit
+            if window is not None:
+                hidden |= keys <= limit - window
+            plain = int(self.places[first]) + 1 if window is None else 0
+            yield Block(first, last, low, high, additive(hidden, dtype), plain)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows ``first`` to ``last`` see keys ``low`` to ``high`` under an additive mask.
+
+    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf. The first
+    ``plain`` keys are seen by all.
+    """
+
+    first: int
+    last: int
+    low: int
+    high: int
+    mask: torch.Tensor
+    plain: int
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: Rows,
+    window: int | None,
+    scaling: float,
+    *,
+    how: Scores | None = None,
+) -> torch.Tensor:
+    """Let query row i see exactly the keys ``rows[i] - window < j <= rows[i]``.
+
+    Parameters
+    ----------
+    query
+        ``[batch, heads, rows, head_dim]``.
+    key, value
+        ``[batch, kv_heads, tokens, head_dim]``; key j stands at position j.
+    rows
+        The query rows' positions.
+    window
+        Keys that a row sees, itself included; None is no limit.
+    how
+        How scores become weights, where not by a softmax alone.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
+        keys that one of its rows may see. On a GPU a kernel does so where it can.
+    """
+    if how is None and window is None and len(rows) == key.shape[2]:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], how):
+        tensors = query[0], key[0], value[0], rows.positions
+        return attend_by_kernel(*tensors, window=window, scaling=scaling, how=how).out[None]
+    out = torch.empty_like(query)
+    if how is None and query.device.type != "cpu":
+        # with a mask, torch's fast paths know no groups there
+        key, value = (_each_head(part, query.shape[1]) for part in (key, value))
+    for block in rows.blocks(window, query.dtype):
+        out[:, :, block.first : block.last] = attend_under(
+            block.mask,
+            block.plain,
+            query[:, :, block.first : block.last],
+            key[:, :, block.low : block.high],
+            value[:, :, block.low : block.high],
+            scaling,
+            how=how,
+        )
+    return out
+
+
+def attend_under(
+    mask: torch.Tensor,
+    plain: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    *,
+    how: Scores | None = None,
+) -> torch.Tensor:
+    """Let a block of rows see keys under an additive mask, ``[rows, keys]``.
+
+    The mask hides none of the first ``plain`` keys. The rest is as in :func:`attend`.
+    """
+    if how is not None:
+        return _attend_as(how, mask, query, key, value, scaling)
+    if len(query) > 1 or not suits_attention(query):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+        )
+    grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
+    out: list[torch.Tensor] = []
+    for weights, values in zip(products(grouped, key[0]), value[0], strict=True):
+        weights.view(-1, *mask.shape)[..., plain:] += mask[:, plain:]
+        torch.softmax(weights, dim=-1, out=weights)
+        out.extend(products(weights, values.t()[None]))
+    return torch.cat(out).view(query.shape)
+
+
+def _attend_as(
+    how: Scores,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attend in float32, one KV head after another: few models do, and memory is dear."""
+    out, group = torch.empty_like(query), query.shape[1] // key.shape[1]
+    for index in range(key.shape[1]):
+        heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)
+        keys, values = key[:, one].float(), value[:, one].float()
+        scores = torch.matmul(query[:, heads].float() * scaling, keys.transpose(2, 3))
+        weights = how.weights(how.capped(scores) + mask, heads)
+        out[:, heads] = torch.matmul(weights, values)
+    return out
+
+
+def _each_head(part: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat ``[batch, kv_heads, tokens, head_dim]`` for each query head."""
+    return part.repeat_interleave(heads // part.shape[1], dim=1)

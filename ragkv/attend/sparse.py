@@ -1,0 +1,167 @@
+"""Sparse attention of the recomputed rows in the upper layers.
+
+There a recomputed token needs only what belongs to this prompt: the sink, the first chunk
+behind it, and all tokens that the pass computes; besides, the few tokens before it in its
+own chunk. What it would take from other cached tokens, further away, no longer changes what
+the query finds in it, and most of the pass's attention goes there. The tokens that are
+fresh in any case, the query among them, see all. docs/log.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ragkv.attend.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
+from ragkv.attend.scores import Scores
+from ragkv.errors import ConfigError
+from ragkv.model.load import LoadedModel
+from ragkv.splice.layout import Layout
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """From some layer on, a recomputed token does not see every token before it.
+
+    It sees what is exact in this prompt or computed with it, and ``near`` tokens before it
+    in its own chunk. ``after`` is the share of the layers in which it still sees all.
+    """
+
+    after: float
+    near: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.after <= 1 and self.near >= 0):
+            raise ConfigError("after is a share of the layers, and near at least 0")
+
+
+class _Block(NamedTuple):
+    """Some of the limited rows, ``first`` to ``last``.
+
+    They see the first ``plain`` of what all see, some of the first ``kept``, and some of the
+    ``near`` stale tokens.
+    """
+
+    first: int
+    last: int
+    near: torch.Tensor
+    plain: int
+    kept: int
+
+
+class SparseRows:
+    """What the rows of one pass see in the layers from ``first_layer`` on.
+
+    Parameters
+    ----------
+    layout
+        The prompt's plan.
+    rows
+        ``[rows]`` sorted positions that the pass computes.
+    sparse
+        From which layer on, and how many near tokens.
+    """
+
+    def __init__(
+        self, layout: Layout, rows: Positions, sparse: Sparse, loaded: LoadedModel
+    ) -> None:
+        if loaded.architecture is None:
+            raise ValueError("sparse attention needs a supported model")
+        device = loaded.device
+        # a share such as 7 / 25 may come out a little above its layer
+        self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)
+        cached = layout.cached
+        stale = layout.stale(rows)
+        kept = np.setdiff1d(np.arange(len(layout)), stale, assume_unique=True)
+        limited = np.isin(rows, cached, assume_unique=True)
+        chunks = np.array([piece.slots[0] for piece in layout.placed])
+        asking = rows[limited]
+        begin = chunks[np.searchsorted(chunks, asking, side="right") - 1]
+        lowest = np.maximum(begin, asking - sparse.near)
+        self._kept = torch.from_numpy(kept).to(device)
+        self._limited = torch.from_numpy(np.flatnonzero(limited)).to(device)
+        self._others = torch.from_numpy(np.flatnonzero(~limited)).to(device)
+        self._seeing_all = Rows.on(device, rows[~limited])
+        self._asking = torch.from_numpy(asking).to(device)
+        self._lowest = torch.from_numpy(lowest).to(device)
+        self._blocks: list[_Block] = []
+        together = block_rows(device, loaded.dtype)
+        for first in range(0, len(asking), together):
+            last = min(first + together, len(asking))
+            near = torch.from_numpy(_near(stale, asking[first:last], lowest[first:last])).to(device)
+            seen = np.searchsorted(kept, asking[[first, last - 1]], side="right").tolist()
+            self._blocks.append(_Block(first, last, near, *seen))
+        self._blocks.reverse()
+        self._near = max((len(block.near) for block in self._blocks), default=0)
+        self._masks: list[torch.Tensor] | None = None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        *,
+        how: Scores | None = None,
+    ) -> torch.Tensor:
+        """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.
+
+        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``.
+        """
+        out = torch.empty_like(query)
+        of_others = query.index_select(2, self._others)
+        of_others = attend(of_others, key, value, self._seeing_all, None, scaling, how=how)
+        out.index_copy_(2, self._others, of_others)
+        # what a block sees stands in one piece, near tokens last: the blocks before it, which
+        # come after it here, do not see the kept ones whose room these take
+        room = [
+            part.new_empty(*part.shape[:2], len(self._kept) + self._near, part.shape[3])
+            for part in (key, value)
+        ]
+        for seen, part in zip(room, (key, value), strict=True):
+            seen[:, :, : len(self._kept)] = part.index_select(2, self._kept)
+        limited = query.index_select(2, self._limited)
+        for block, mask in zip(self._blocks, self._all_masks(query.dtype), strict=True):
+            end = block.kept + len(block.near)
+            for seen, part in zip(room, (key, value), strict=True):
+                seen[:, :, block.kept : end] = part.index_select(2, block.near)
+            asking = limited[:, :, block.first : block.last]
+            keys, values = (seen[:, :, :end] for seen in room)
+            asking.copy_(attend_under(mask, block.plain, asking, keys, values, scaling, how=how))
+        return out.index_copy_(2, self._limited, limited)
+
+    def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:
+        """Return each block's mask; small masks are kept for all layers."""
+        if self._masks is not None:
+            return self._masks
+        made = self._make_masks(dtype)
+        most = len(self._asking) * (self._near + len(self._kept))
+        if most * dtype.itemsize > KEPT_MASK_BYTES:
+            return made
+        self._masks = list(made)
+        return self._masks
+
+    def _make_masks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        for block in self._blocks:
+            row, lowest = (
+                at[block.first : block.last, None] for at in (self._asking, self._lowest)
+            )
+            near = (block.near < row) & (block.near >= lowest)
+            seen = torch.cat([self._kept[: block.kept] <= row, near], dim=1)
+            yield additive(~seen, dtype)
+
+
+def _near(stale: Positions, rows: Positions, lowest: Positions) -> Positions:
+    """Return the stale tokens that one of the rows sees, which is from ``lowest`` on."""
+    near = stale[slice(*np.searchsorted(stale, (lowest[0], rows[-1])))]
+    # of all rows after a token, the next one sees furthest back
+    seen: Positions = near[near >= lowest[np.searchsorted(rows, near)]]
+    return seen

@@ -1,0 +1,113 @@
+"""What commands do with an engine: open it, retrieve, ask, account."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ragkv.cli.console import err
+
+if TYPE_CHECKING:
+    from ragkv import RagKV, ReuseConfig, ReuseReport
+
+Question = Annotated[str, typer.Argument(help="What to answer.", show_default=False)]
+From = Annotated[
+    list[Path],
+    typer.Option(
+        "--path", help="File or folder to answer from; may be repeated.", show_default=False
+    ),
+]
+
+
+def open_engine(
+    model: str | None,
+    *,
+    store: str | None,
+    namespace: str,
+    codec: str = "raw",
+    encrypt: bool = False,
+    reuse: ReuseConfig | None = None,
+    on_unsupported: Literal["raise", "full"] = "raise",
+    device: str | None = None,
+    dtype: str | None = None,
+) -> RagKV:
+    """Load the model behind a status line that says what takes the time.
+
+    Raises
+    ------
+    RagKVError
+        The model cannot be found or is not supported, or the store cannot be opened.
+    """
+    start = time.perf_counter()
+    name = model or "the embedded SmolLM2-135M-Instruct (the first time it is converted, once)"
+    with err.status(f"Loading {name} …"):
+        from ragkv import RagKV, ReuseConfig, StoreConfig
+
+        _quiet()
+        kv = RagKV(
+            model,
+            store=StoreConfig(store, codec=codec, encrypt=encrypt),
+            namespace=namespace,
+            reuse=reuse or ReuseConfig(),
+            on_unsupported=on_unsupported,
+            device=device,
+            dtype=dtype,
+        )
+    err.print(f"Loaded {kv.model_name} in {time.perf_counter() - start:.1f} s.", highlight=False)
+    return kv
+
+
+def _quiet() -> None:
+    """Keep transformers' own progress bars and notes off the terminal."""
+    from transformers.utils import logging as notes
+
+    notes.disable_progress_bar()  # type: ignore[no-untyped-call]
+    notes.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+
+
+def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -> ReuseConfig:
+    """Return the options as a ReuseConfig; without a method its own default."""
+    from ragkv import ReuseConfig
+
+    chosen = {} if method is None else {"method": method}
+    return ReuseConfig(recompute_ratio=recompute_ratio).override(**chosen)
+
+
+def retrieve(
+    kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
+) -> list[str]:
+    """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
+    from ragkv.cli.retrieval import Embedder
+    from ragkv.cli.texts import split_texts
+
+    files = split_texts(texts, kv.tokenizer, chunk_tokens)
+    chunks = [chunk for found in files.values() for chunk in found]
+    with err.status(f"Looking through {len(chunks)} chunks …"):
+        return Embedder().top(question, chunks, top_k)
+
+
+def messages(question: str, chunks: Sequence[str]) -> list[dict[str, str]]:
+    """Return the prompt as chat messages.
+
+    The context comes first: the head of the prompt is then the sink "auto", that of
+    `ragkv precompute`.
+    """
+    text = "\n\n".join([*chunks, f"Answer from the text above. Question: {question}"])
+    return [{"role": "user", "content": text}]
+
+
+def account(report: ReuseReport) -> str:
+    """Say in one paragraph when the first token came and where the prompt's tokens came from."""
+    steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.steps.items())
+    missed = f"; {len(report.misses)} chunks not stored yet" if report.misses else ""
+    return (
+        f"First token after {report.ttft_s:.2f} s ({steps}). Of {report.prompt_tokens} prompt "
+        f"tokens {report.sink_tokens} sink, {report.reused_tokens} reused, "
+        f"{report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh{missed}."
+    )

@@ -1,0 +1,78 @@
+"""``ragkv tune-auxiliary``: options, then one call each to what the other files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from ragkv.cli import options
+from ragkv.config import MEMORY
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv.measure.data.examples import DataSet
+    from ragkv.measure.tune.target import Target
+
+
+def tune_command(
+    *,
+    data: options.Data,
+    primary: Annotated[str, typer.Option(help="Hub name or folder of the model that answers.")],
+    out: Annotated[Path, typer.Option(help="New folder for the tuned auxiliary model.")],
+    auxiliary: Annotated[
+        str | None, typer.Option(help="Model to tune; default: the embedded model.")
+    ] = None,
+    limit: options.Limit = None,
+    holdout: Annotated[float, typer.Option(help="Share of them that is not trained on.")] = 0.2,
+    epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 6,
+    layers: Annotated[int, typer.Option(help="Last layers that are trained.")] = 2,
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 3e-4,
+    seed: Annotated[int, typer.Option(help="Draws examples and the split.")] = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures here, pass by pass.")
+    ] = None,
+    device: options.Device = None,
+) -> None:
+    """Train the auxiliary model to look where the primary model's query looks."""
+    from ragkv.measure.data.examples import read_data
+    from ragkv.measure.tune.run import tune
+    from ragkv.measure.tune.table import table
+    from ragkv.measure.tune.train import TuneSettings, split
+    from ragkv.model.load import load_model
+
+    settings = TuneSettings(layers=layers, epochs=epochs, lr=lr, holdout=holdout, seed=seed)
+    _check_places(out, json_path)
+    examples = read_data(data).pick(limit, seed)
+    split(examples.examples, settings)
+    targets = _targets(examples, primary, device)
+    model = load_model(auxiliary, None, device=device, dtype="float32")
+    tuning = tune(targets, model, settings, primary=primary, data=examples.name, show_progress=True)
+    model.model.save_pretrained(out)
+    model.tokenizer.save_pretrained(out)
+    if json_path is not None:
+        tuning.save(json_path)
+    console = Console()
+    console.print(table(tuning))
+    if tuning.best_epoch == 0:
+        text = "Training made held-out examples no better: the folder holds the old weights."
+        console.print(text, style="yellow")
+    console.print(f"Saved: {out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_places(out: Path, json_path: Path | None) -> None:
+    """Find out before the work, not after it, that its result cannot be written."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give --out a new or empty folder")
+    options.check_folders(None if out.is_dir() else out, json_path)
+
+
+def _targets(examples: DataSet, primary: str, device: str | None) -> list[Target]:
+    """Load the primary model for the targets alone: it is gone when training begins."""
+    from ragkv import RagKV
+    from ragkv.measure.tune.run import targets_of
+
+    with RagKV(primary, store=MEMORY, device=device) as kv:
+        return targets_of(examples, kv.loaded, show_progress=True)

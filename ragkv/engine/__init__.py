@@ -1,0 +1,1 @@
+"""The engine: RagKV, and the pipeline that a prompt runs through."""

@@ -1,0 +1,370 @@
+"""A model's chunks: find them in prompts, encode them, and fetch them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from tqdm.auto import tqdm
+
+from ragkv.chunk.encode import encode_chunks, encode_sink
+from ragkv.chunk.kv import ChunkKV
+from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
+from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
+from ragkv.model.load import LoadedModel
+from ragkv.model.lock import ModelLock
+from ragkv.model.streams import side_stream
+from ragkv.prompt.find import ChunkFinder, Span, is_registrable
+from ragkv.prompt.render import Rendered, render_sink
+from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
+from ragkv.report.account import PrecomputeReport
+from ragkv.store.base import KEPT, Lookup, Opened, Store, has_expired
+from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
+
+_log = logging.getLogger(__name__)
+_FAR_REQUESTS = 16
+SINKS_KEPT = 16
+"""Sinks whose rows stay in memory: the last used."""
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sink:
+    """The text that chunks are encoded behind, with its tokens, rows and fingerprint."""
+
+    rendered: Rendered
+    ids: IntArray
+    rows: ChunkKV | None
+    fingerprint: Fingerprint
+
+
+class Corpus:
+    """The chunks that one model knows in one store.
+
+    Parameters
+    ----------
+    lock
+        Held while the model runs.
+    codec
+        How entries are stored: a part of every fingerprint.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        store: Store,
+        lock: ModelLock,
+        codec: str = "raw",
+    ) -> None:
+        self.loaded = loaded
+        self.store = store
+        self._codec = codec
+        self._lock = lock
+        self._fingerprint, self._state = loaded.fingerprint, loaded.state
+        self._sinks: dict[str, Sink] = {}  # the last used at the end
+        self._sinks_lock = threading.Lock()
+        self._finder = ChunkFinder()
+        self._finder_lock = threading.Lock()
+        self._seen = 0
+        self.prefill_rate = Rate()
+        """Tokens a second that the model computes, as measured."""
+
+    def sink(self, text: str) -> Sink:
+        """Return the sink of that text, encoding it on first use, and when weights changed."""
+        bare = self.usable_fingerprint()
+        with self._sinks_lock:
+            sink = self._sinks.pop(text, None)
+            if sink is not None:
+                self._sinks[text] = sink
+        if sink is None:
+            rendered = render_sink(text, self.loaded.tokenizer)
+            tokens = sink_tokens(rendered, self.loaded.tokenizer)
+            with self._lock:
+                rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
+            fingerprint = bare.with_codec(self._codec).with_sink(tokens.ids.tolist())
+            sink = Sink(rendered, tokens.ids, rows, fingerprint)
+            if self.usable_fingerprint() is not bare:  # weights changed while it waited
+                return self.sink(text)
+            with self._sinks_lock:
+                self._sinks[text] = sink
+                while len(self._sinks) > SINKS_KEPT:
+                    del self._sinks[next(iter(self._sinks))]
+        return sink
+
+    def usable_fingerprint(self) -> Fingerprint:
+        """Return :attr:`fingerprint`, unless caches would be no good."""
+        if self.loaded.model.training:
+            raise ConfigError(
+                "the model is in training mode, where caches are no good: call model.eval() first"
+            )
+        return self.fingerprint
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the model as it is now; what another one computed is forgotten."""
+        loaded = self.loaded
+        if self._fingerprint is None:
+            raise UnsupportedModelError(loaded.unsupported)
+        state = state_of(loaded.model)
+        if state != self._state:
+            _log.info("the weights of %s may have changed", loaded.name)
+            with self._sinks_lock:
+                self._sinks.clear()
+            kinds = () if loaded.architecture is None else loaded.architecture.rope_kinds
+            self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer, kinds)
+            self._state = state
+        return self._fingerprint
+
+    def _require_unchanged(self, sink: Sink) -> None:
+        if self.usable_fingerprint().weights != sink.fingerprint.weights:
+            raise ConfigError(
+                "the model's weights changed while chunks were encoded: encode them again"
+            )
+
+    def find(self, prompt: str) -> list[Span]:
+        """Return the known chunks in a prompt, those of other processes included."""
+        self._refresh()
+        return self._finder.find(prompt)
+
+    def _refresh(self) -> None:
+        with self._finder_lock:
+            try:
+                newest, added = self.store.changes(self._seen)
+                gone = self.store.deletions(self._seen) if newest != self._seen else []
+            except StoreError as error:
+                _log.warning("cannot read the store's changes: %s", error)
+                return
+            self._seen = newest
+            for text in gone:
+                self._finder.discard(text)
+            self._finder.add(added)
+
+    def get(self, text: str, sink: Sink) -> Lookup:
+        """Return the chunk's entry, or why there is none."""
+        return self.store.get(text, sink.fingerprint)
+
+    def open(self, texts: Sequence[str], sink: Sink) -> list[Opened]:
+        """Return the chunks' entries, perhaps still arriving, or why there are none.
+
+        See :meth:`ragkv.store.base.Store.open`.
+        """
+        return self._each(partial(self.store.open, fingerprint=sink.fingerprint), texts)
+
+    def fetch(self, texts: Sequence[str], sink: Sink) -> None:
+        """Load the chunks' entries into the store's tiers."""
+        self._each(lambda text: self.get(text, sink).reason, texts)
+
+    def _each(self, ask: Callable[[str], Answer], texts: Sequence[str]) -> list[Answer]:
+        """Ask the store about texts, several at once where it is far."""
+        if not self.store.far or len(texts) < 2:
+            return [ask(text) for text in texts]
+        with ThreadPoolExecutor(min(len(texts), _FAR_REQUESTS)) as pool:
+            return list(pool.map(ask, texts))
+
+    def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
+        """Whether the chunk is stored, and loading it takes longer than computing it."""
+        compute = self.prefill_rate.seconds(tokens)
+        if compute is None or self.loaded.architecture is None:
+            return False
+        nbytes = tokens * self.loaded.architecture.values_per_token * self.loaded.dtype.itemsize
+        load = self.store.load_seconds(text, sink.fingerprint, nbytes)
+        return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Enter how long the model took for some tokens; of few it says little."""
+        if tokens >= LEAST_TOKENS:
+            self.prefill_rate.add(tokens, seconds)
+
+    def contains(self, text: str, sink: Sink) -> bool:
+        """Whether the chunk is stored for this model behind this sink."""
+        return self.store.contains(_chunk(text), sink.fingerprint)
+
+    def forget(self, text: str) -> bool:
+        """Remove a chunk's entries; return whether there were any."""
+        text = _chunk(text)
+        with self._finder_lock:  # or a put right behind the deletion would be discarded
+            removed = self.store.delete(text)
+            self._finder.discard(text)
+        return removed > 0
+
+    def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
+        """Return the chunk's entry, encoding it now, and keeping it, where it is missing."""
+        found = self.get(text, sink)
+        entry = found.entry
+        if entry is None:
+            with self._lock:
+                (entry,) = next(
+                    encode_chunks([self._tokenized(text, sink)], sink.rows, self.loaded)
+                )
+            if keep and found.reason != "expired":
+                try:
+                    self.store.put(entry, sink.fingerprint, expires_at=KEPT)
+                except StoreError as error:  # an answer never fails for want of storage
+                    _log.warning("a chunk was not stored: %s", error)
+        return entry
+
+    def forget_document(self, document: str) -> int:
+        """Remove the chunks that only this document holds; return how many."""
+        return self.store.forget_document(_document(document))
+
+    def heal(self, texts: Iterable[str], sink: Sink) -> None:
+        """Encode chunks that a prompt missed, but none whose time is over; never raise.
+
+        The model may have changed, or be in training, since the prompt was answered.
+        """
+        try:
+            self.encode([text for text in texts if not self._has_expired(text, sink)], sink)
+        except (StoreError, ConfigError) as error:
+            _log.warning("missed chunks were not stored: %s", error)
+
+    def _has_expired(self, text: str, sink: Sink) -> bool:
+        return not self.contains(text, sink) and self.get(text, sink).reason == "expired"
+
+    def encode(
+        self,
+        texts: Iterable[str],
+        sink: Sink,
+        *,
+        document: str | None = None,
+        expires_in: float | None = None,
+        show_progress: bool = False,
+    ) -> PrecomputeReport:
+        """Encode and store the chunks that are not there yet.
+
+        Parameters
+        ----------
+        document
+            What the texts are all the chunks of. Others that it held are removed, unless
+            another document holds them.
+        expires_in
+            Seconds from now on after which they are misses. None leaves the time of what is
+            there, unless that is over.
+
+        Raises
+        ------
+        ConfigError
+            ``texts`` is one string, or holds something that is not a string; or the document
+            or the seconds are none.
+        StoreError
+            An entry cannot be written; those before it are kept.
+        """
+        started = time.perf_counter()
+        unique = _checked(texts)
+        if document is not None:
+            _document(document)
+        now = time.time()
+        expires_at = KEPT if expires_in is None else now + _checked_seconds(expires_in)
+        wanted = [text for text in unique if is_registrable(text)]
+        there = self.store.contains
+        if document is not None or expires_in is not None:
+            there = partial(self.store.hold, document=document, expires_at=expires_at)
+        missing = [text for text in wanted if not there(text, sink.fingerprint)]
+        chunks = [self._tokenized(text, sink) for text in missing]
+        chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
+        over = {text for text in missing if has_expired(self.store.expiry(text), now)}
+        bar = tqdm(
+            total=len(wanted),
+            initial=len(wanted) - len(chunks),
+            desc="precompute",
+            unit="chunk",
+            disable=not show_progress,
+        )
+        tokens = written = 0
+
+        copies = side_stream(self.loaded.device)
+
+        def write(batch: list[ChunkKV]) -> None:
+            nonlocal tokens, written
+            for entry in batch:
+                until = None if expires_in is None and entry.text in over else expires_at
+                with copies.beside():
+                    written += self.store.put(
+                        entry, sink.fingerprint, document=document, expires_at=until
+                    )
+                tokens += len(entry)
+                bar.update()
+
+        with bar, ThreadPoolExecutor(1, thread_name_prefix="ragkv-write") as writer:
+            writing = _begin(writer, partial(write, []))
+            batches = encode_chunks(chunks, sink.rows, self.loaded)
+            while True:
+                with self._lock.behind_others():
+                    began = time.perf_counter()
+                    batch = next(batches, None)
+                    self.loaded.wait()  # a device would seem to be done when it has begun
+                    seconds = time.perf_counter() - began
+                writing.result()  # at most one batch is written while the next is computed
+                if batch is None:
+                    break
+                self._require_unchanged(sink)
+                self.computed(sum(map(len, batch)), seconds)
+                writing = _begin(writer, partial(write, batch))
+        removed = 0 if document is None else self.store.keep_only(document, wanted)
+        return PrecomputeReport(
+            new=len(chunks),
+            existing=len(wanted) - len(missing),
+            skipped=len(unique) - len(wanted) + len(missing) - len(chunks),
+            tokens=tokens,
+            bytes=written,
+            seconds=time.perf_counter() - started,
+            removed=removed,
+        )
+
+    def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
+        """Tokenise a chunk, up to where the rotary table changes: no prompt has it further on."""
+        tokens = encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
+        architecture = self.loaded.architecture
+        if architecture is None or architecture.position_limit is None:
+            return text, tokens
+        room = max(1, architecture.position_limit - len(sink.ids))
+        return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
+
+
+def _begin(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
+    """Do it in the pool, or here where the interpreter ends, which starts no thread any more."""
+    try:
+        return pool.submit(work)
+    except RuntimeError:
+        done: Future[None] = Future()
+        work()
+        done.set_result(None)
+        return done
+
+
+def _checked(texts: Iterable[str]) -> Sequence[str]:
+    """Return the stripped texts, each once, in order."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ConfigError("precompute() takes a list of chunk texts, not one string or object")
+    unique: dict[str, None] = {}
+    for text in texts:
+        chunk = _chunk(text)
+        require_readable(chunk, "chunk")
+        unique[chunk] = None
+    return list(unique)
+
+
+def _chunk(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return text.strip()
+
+
+def _document(name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigError(f"document must be a string, not {type(name).__name__}")
+    return name
+
+
+def _checked_seconds(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
+    try:
+        return float(seconds)
+    except OverflowError:
+        raise ConfigError("expires_in is too large for a number of seconds") from None

@@ -1,0 +1,227 @@
+"""What the engine returns: a prefill, a completion, a stream of text."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
+
+import torch
+from transformers.cache_utils import Cache
+
+from ragkv.errors import ModelInUseError
+from ragkv.recompute.copy_repair import Ahead
+from ragkv.report.account import ReuseReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefilled:
+    """A repaired prompt, ready to decode from.
+
+    Attributes
+    ----------
+    logits
+        ``[vocab]`` float32: of the next token.
+    token_ids
+        The prompt's tokens.
+    cache
+        A transformers Cache over all prompt tokens. Run the model on it inside
+        ``with prefilled.decoding():``.
+    enter
+        Makes the context of :meth:`decoding`.
+    ahead
+        What the steps inside :meth:`decoding` compute again, or None.
+    """
+
+    logits: torch.Tensor
+    token_ids: list[int]
+    cache: Cache
+    report: ReuseReport
+    enter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)
+    ahead: Ahead | None = field(default=None, repr=False)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Let the model run on ``cache`` in the block.
+
+        The block holds the model where a method has something to do in it: passes over the
+        cache then follow what it does to positions and attention (``ape``), and steps of one
+        token compute what the answer may copy as well (``query``). For the others it does
+        nothing.
+        """
+        return self.enter()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer: its text without special tokens and stop texts, its tokens, its account."""
+
+    text: str
+    token_ids: list[int]
+    report: ReuseReport
+
+
+_PATIENCE_S = 5.0
+_HELD = (
+    "This thread holds the model, for which the stream waits: read it outside of "
+    "`with kv.turn():` and `with prefilled.decoding():`."
+)
+Speak = Callable[[str], None]
+Run = Callable[[Speak, Callable[[], bool]], Completion]
+
+
+class Cancelled(Exception):  # noqa: N818  never seen outside
+    """Raised by what a stream runs where it ends before there is any answer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """What a stream shares with its thread, which does not know the stream."""
+
+    pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    begun: bool = False
+    completion: Completion | None = None
+    heard: Callable[[], object] = lambda: None
+
+    def work(self, run: Run) -> None:
+        try:
+            self.completion = run(self._say, self._is_cancelled)
+            self._say(None)
+        except Cancelled:
+            self._say(None)
+        except BaseException as error:  # noqa: BLE001  handed to the reader
+            self._say(error)
+
+    def _say(self, piece: str | BaseException | None) -> None:
+        self.pieces.put(piece)
+        with suppress(RuntimeError):  # the reader's event loop is closed
+            self.heard()
+
+    def _is_cancelled(self) -> bool:
+        """Say so; it is asked first when the model is there."""
+        self.begun = True
+        return self.cancelled.is_set()
+
+
+class CompletionStream(Iterator[str], AsyncIterator[str]):
+    """Pieces of an answer's text while it is being generated.
+
+    Iterate over it, with ``for`` or ``async for``; ``completion`` holds the whole answer
+    afterwards. Closing it early, leaving its ``with`` or ``async with`` block, or letting go of
+    it ends the generation.
+
+    Parameters
+    ----------
+    run
+        Generates; is given a function that takes text pieces, and one that says
+        whether to end, which it asks as soon as it has the model. Runs in a thread of its own.
+    held
+        Says whether the calling thread holds the model, for which ``run`` waits.
+    """
+
+    def __init__(self, run: Run, *, held: Callable[[], bool] = lambda: False) -> None:
+        self._running = _Running()
+        self._held = held
+        self._ended = False
+        self._thread = threading.Thread(target=self._running.work, args=(run,), daemon=True)
+        weakref.finalize(self, self._running.cancelled.set)
+        self._thread.start()
+
+    def __next__(self) -> str:
+        """Return the next piece; raises as :meth:`read` does."""
+        piece = self.read()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def read(self, timeout: float | None = None) -> str | None:
+        """Return the next piece, or None at the end.
+
+        Raises
+        ------
+        TimeoutError
+            There was none within ``timeout`` seconds; the stream goes on.
+        ModelInUseError
+            The calling thread itself holds the model, as inside :meth:`ragkv.RagKV.turn`.
+        """
+        if self._ended:
+            return None
+        patience = _PATIENCE_S if timeout is None and self._held() else timeout
+        try:
+            return self._taken(self._running.pieces.get(timeout=patience))
+        except queue.Empty:
+            if timeout is None:
+                raise ModelInUseError(_HELD) from None
+            raise TimeoutError(f"no text within {timeout:g} seconds") from None
+
+    async def __anext__(self) -> str:
+        """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
+        heard = asyncio.Event()
+        self._running.heard = partial(asyncio.get_running_loop().call_soon_threadsafe, heard.set)
+        while not self._ended:
+            heard.clear()
+            with suppress(queue.Empty):
+                piece = self._taken(self._running.pieces.get_nowait())
+                if piece is None:
+                    break
+                return piece
+            try:
+                await asyncio.wait_for(heard.wait(), _PATIENCE_S if self._held() else None)
+            except TimeoutError:
+                raise ModelInUseError(_HELD) from None
+        raise StopAsyncIteration
+
+    def _taken(self, piece: str | BaseException | None) -> str | None:
+        if isinstance(piece, str):
+            return piece
+        self._ended = True
+        self._thread.join()
+        if piece is not None:
+            raise piece
+        return None
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer.
+
+        Raises
+        ------
+        RuntimeError
+            The stream has not been read to its end.
+        """
+        if self._running.completion is None or not self._ended:
+            raise RuntimeError("read the stream to its end first")
+        return self._running.completion
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the generation after the current token; what it gave so far stays.
+
+        Where it still waits for the model, it will not begin. Otherwise this returns when it has
+        ended, or at once without ``wait``.
+        """
+        self._running.cancelled.set()
+        if wait and self._running.begun:
+            self._thread.join()
+        self._ended = True
+
+    async def aclose(self) -> None:
+        """End the generation like :meth:`close`, and wait for nothing."""
+        self.close(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

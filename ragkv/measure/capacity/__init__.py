@@ -1,0 +1,1 @@
+"""What a store takes: plans and simulated traces."""

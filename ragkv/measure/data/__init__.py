@@ -1,0 +1,1 @@
+"""Evaluation examples, and the prompts made of them."""

@@ -1,0 +1,115 @@
+"""The table of an evaluation, for people; it fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.measure.quality.records import ratio_name
+from ragkv.measure.quality.summary import Evaluation, Row
+
+if TYPE_CHECKING:
+    from ragkv.measure.quality.codecs import CodecComparison, CodecRow
+
+_CAPTION = (
+    "share: of the cached tokens, recomputed. KL, agree: to full attention's next-token"
+    " distributions. kept: of full attention's score, where it scores. TTFT in seconds."
+    " Grey: 95 % intervals."
+)
+
+_CODEC_CAPTION = (
+    "bytes: of a stored token. load: 1,000 tokens. KL raw: to the raw chunks' next-token"
+    " distributions; KL, agree: to full attention's. kept: of the raw chunks' score."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    field: str
+    form: str
+    interval: str = ""
+
+
+_COLUMNS = (
+    _Column("share", "share_recomputed", "{:.0%}"),
+    _Column("KL", "kl", "{:.3f}", "{:.3f}"),
+    _Column("agree", "agreement", "{:.0%}"),
+    _Column("score", "score", "{:.3f}", "{:.2f}"),
+    _Column("kept", "retention", "{:.0%}", "{:.0%}"),
+    _Column("TTFT", "ttft_s", "{:.2f}"),
+    _Column("speed-up", "speedup", "{:.1f}x", "{:.1f}"),
+)
+
+
+def table(evaluation: Evaluation) -> Table:
+    """Return a rich table: one row a method and ratio, intervals below the figures."""
+    out = Table(
+        title=escape(
+            f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
+        ),
+        caption=_CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("method", no_wrap=True)
+    for column in _COLUMNS:
+        out.add_column(column.heading, justify="right", no_wrap=True)
+    for row in evaluation.rows:
+        out.add_row(_name(row, evaluation.rows), *(_cell(row, column) for column in _COLUMNS))
+    return out
+
+
+def codec_table(comparison: CodecComparison) -> Table:
+    """Return a rich table: one row a codec, method by method."""
+    out = Table(
+        title=escape(f"{comparison.model} on {comparison.data}, {comparison.examples} examples"),
+        caption=_CODEC_CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("method", no_wrap=True)
+    out.add_column("codec", no_wrap=True)
+    for heading in ("bytes", "load ms", "KL raw", "KL", "agree", "score", "kept"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        out.add_row(
+            _name(row, comparison.rows),
+            row.codec,
+            f"{row.bytes_per_token:,.0f}",
+            f"{1000 * row.load_s:.1f}",
+            f"{row.kl_raw:.5f}",
+            f"{row.kl:.3f}",
+            f"{row.agreement:.0%}",
+            f"{row.score:.3f}",
+            "-" if row.retention is None else f"{row.retention:.1%}",
+        )
+    return out
+
+
+def _name(row: Row | CodecRow, rows: Sequence[Row | CodecRow]) -> str:
+    """Return the method's name, and its ratio unless it stands at 0 or 1 alone."""
+    ratios = {other.ratio for other in rows if other.method == row.method}
+    alone = ratios in ({0.0}, {1.0})
+    return escape(row.method if alone else f"{row.method} {ratio_name(row.ratio)}")
+
+
+def _cell(row: Row, column: _Column) -> str:
+    value: float | None = getattr(row, column.field)
+    if value is None:
+        return "-"
+    shown = column.form.format(value)
+    low, high = row.ci95.get(column.field, (value, value))
+    if not column.interval or low == high:
+        return shown
+    ends = f"{column.interval.format(low)}-{column.interval.format(high)}"
+    return f"{shown}\n[bright_black]{ends.replace('%', '')}[/bright_black]"

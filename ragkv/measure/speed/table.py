@@ -1,0 +1,121 @@
+"""The tables of a benchmark, for people; they fit 80 columns."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.measure.speed.ingest import Ingestion
+from ragkv.measure.speed.result import Benchmark, Row
+
+_CAPTION = (
+    "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
+    "bound: the least that computing these tokens costs at full prefill's rates. eff.: of the "
+    "time taken, the bound's share. peak: memory above that before the request."
+)
+_STEPS = "Of the median round, in milliseconds."
+
+
+def tables(benchmark: Benchmark) -> list[Table]:
+    """Return the speed-ups, the steps, and the peers if there are any."""
+    found = [_speedups(benchmark), _steps(benchmark)]
+    return [*found, _peers(benchmark)] if benchmark.peers else found
+
+
+def _table(title: str, caption: str, *columns: str, names: int) -> Table:
+    """Return an empty table whose first ``names`` columns are words."""
+    out = Table(
+        title=escape(title),
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for index, column in enumerate(columns):
+        out.add_column(column, justify="left" if index < names else "right", no_wrap=True)
+    return out
+
+
+def _speedups(benchmark: Benchmark) -> Table:
+    rounds = max(row.rounds for row in benchmark.rows)
+    out = _table(
+        f"{benchmark.model_name} on {benchmark.device}",
+        _CAPTION.format(rounds=rounds),
+        *("method", "from", "tokens", "full s", "ragkv s", "sooner", "bound", "eff.", "peak MB"),
+        names=2,
+    )
+    for row in benchmark.rows:
+        low, high = row.quartiles
+        out.add_row(
+            _name(row),
+            row.tier,
+            str(row.prompt_tokens),
+            f"{row.full_s:.3g}",
+            f"{row.ragkv_s:.3g}",
+            f"{row.speedup:.1f}x\n[bright_black]{low:.1f}-{high:.1f}[/]",
+            f"{row.full_s / row.bound_s:.1f}x",
+            f"{row.efficiency:.0%}",
+            "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+        )
+    return out
+
+
+def _steps(benchmark: Benchmark) -> Table:
+    names = list(dict.fromkeys(name for row in benchmark.rows for name in row.steps))
+    names = [name for name in names if name != "wait"]
+    headings = [name.replace("_", "\n") for name in names]
+    out = _table("Steps", _STEPS, "method", "tokens", *headings, names=1)
+    for row in benchmark.rows:
+        times = [row.steps.get(name, 0.0) for name in names]
+        out.add_row(f"{_name(row)} {row.tier}", str(row.prompt_tokens), *map(_milliseconds, times))
+    return out
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
+
+
+def _peers(benchmark: Benchmark) -> Table:
+    out = _table(
+        "Other engines on the same prompts",
+        "sooner: ragkv's first token than the engine's; in brackets: quartiles.",
+        *("engine", "against", "tokens", "seconds", "ragkv sooner"),
+        names=2,
+    )
+    for peer in benchmark.peers:
+        low, high = peer.quartiles
+        out.add_row(
+            escape(peer.name),
+            escape(peer.against),
+            str(peer.tokens),
+            f"{peer.ttft_s:.3g}",
+            f"{peer.speedup:.1f}x [bright_black]({low:.1f}-{high:.1f})[/]",
+        )
+    return out
+
+
+def _name(row: Row) -> str:
+    return escape(f"{row.method} {row.ratio:g}")
+
+
+def ingest_table(found: Ingestion) -> Table:
+    """Return the one table of ``ragkv bench ingest``."""
+    table = _table(
+        f"{found.model_name} on {found.device}, {found.chunks} chunks, {found.tokens:,} tokens",
+        f"Medians over {found.rounds} rounds, in turn. share: of the model's plain prefill rate; "
+        "grey: quartiles.",
+        "codec", "prefill tokens/s", "ingest tokens/s", "share", "", "bytes/token",
+        names=1,
+    )  # fmt: skip
+    low, high = found.quartiles
+    table.add_row(
+        found.codec,
+        f"{found.prefill_tokens_s:,.0f}",
+        f"{found.ingest_tokens_s:,.0f}",
+        f"{found.share:.0%}",
+        f"[bright_black]{low:.0%}-{high:.0%}[/]",
+        f"{found.bytes_per_token:,.0f}",
+    )
+    return table

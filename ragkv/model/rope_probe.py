@@ -1,0 +1,61 @@
+"""How a model's layers turn their keys, found out from the keys themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from ragkv.model.architecture import Architecture
+from ragkv.model.rotary import TURNS, RopeKind, RotaryTables, unrotate
+
+_PLACES = (0, 37, 150)
+_IDS = range(40, 56)
+
+
+class KeyProbe:
+    """Each layer's keys of the same tokens, as the model computes them at several positions.
+
+    Rotary attention sees differences of positions alone, so that these keys differ by their
+    rotation and by nothing else.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: PreTrainedModel) -> None:
+        ids = torch.tensor([list(_IDS)], device=model.device)
+        self._places = [
+            torch.arange(first, first + len(_IDS), device=model.device) for first in _PLACES
+        ]
+        self._keys: list[list[torch.Tensor]] = []
+        for positions in self._places:
+            cache = DynamicCache()
+            model(ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
+            layers: list[Any] = cache.layers
+            self._keys.append([layer.keys for layer in layers])
+
+    def apart(self, layer: int, kind: RopeKind, rotary: RotaryTables) -> float:
+        """Return how far a layer's keys are apart once unrotated, in standard deviations."""
+        first, *others = (
+            unrotate(keys[layer], rotary.at(kind, positions)).float()
+            for keys, positions in zip(self._keys, self._places, strict=True)
+        )
+        return max(float((other - first).abs().max() / first.std()) for other in others)
+
+
+def turns_of(
+    model: PreTrainedModel, architecture: Architecture, rotary: RotaryTables
+) -> tuple[RopeKind, ...]:
+    """Return how each layer's keys turn: as they come closest when they are turned back.
+
+    Whether that is close enough, :func:`ragkv.engine.verify.verify_model` says.
+    """
+    seen = KeyProbe(model)
+    return tuple(
+        min(
+            (RopeKind(kind.table, turn) for turn in TURNS),
+            key=lambda tried: seen.apart(layer, tried, rotary),
+        )
+        for layer, kind in enumerate(architecture.rope_kinds)
+    )

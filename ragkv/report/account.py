@@ -1,0 +1,159 @@
+"""What happened: one account per answer and one per precomputation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ragkv.errors import ConfigError
+from ragkv.report.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A known chunk that stood in the prompt and could not be reused.
+
+    ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
+    ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``codec``, ``unreadable``,
+    ``expired``, ``slower``, ``positions``, ``unaligned``. ``slower`` is no fault: loading the
+    chunk would have taken longer than computing it; nor is ``unaligned``: in this prompt all
+    of its characters are in tokens with others around it.
+    """
+
+    chunk: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkUse:
+    """One chunk of the prompt: where it stands and what was done with its tokens.
+
+    ``start`` and ``end`` are token positions in the prompt; ``reused`` and
+    ``recomputed`` count its cached tokens, the rest of the span is fresh.
+    """
+
+    text: str
+    start: int
+    end: int
+    reused: int
+    recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """Where every prompt token came from and what each step cost.
+
+    ``prompt_tokens = sink_tokens + reused_tokens + recomputed_tokens + fresh_tokens``.
+
+    Attributes
+    ----------
+    sink_tokens
+        Tokens whose KV is the shared sink's.
+    reused_tokens
+        Chunk tokens whose cached KV was kept.
+    recomputed_tokens
+        Chunk tokens that were cached and computed again.
+    fresh_tokens
+        Tokens that were not cached: query, text between chunks, misses.
+    recompute_ratio, effective_ratio
+        The share asked for (or ``"auto"``), and ``recomputed / (reused + recomputed)``.
+    choice
+        What ``"auto"`` saw and chose.
+    ttft_s
+        Seconds from the call to the first token's logits or text, everything inside.
+    steps
+        Seconds by step: wait, find, load, splice, select, recompute, first_token.
+    ahead_tokens
+        Chunk tokens that were computed again behind the first token, while the answer was
+        drawn; they are not among ``recomputed_tokens``.
+    positions
+        Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
+        (bytes of length ``prompt_tokens``).
+    warnings
+        What the user should know, said once per engine in the log: such as a prompt whose
+        head is not the sink.
+    trace
+        The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
+        without a part in equality.
+    """
+
+    method: str
+    prompt_tokens: int
+    sink_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+    fresh_tokens: int
+    recompute_ratio: float | str
+    effective_ratio: float
+    ttft_s: float
+    steps: dict[str, float] = field(default_factory=dict)
+    chunks: tuple[ChunkUse, ...] = ()
+    misses: tuple[Miss, ...] = ()
+    positions: bytes = b""
+    warnings: tuple[str, ...] = ()
+    completion_tokens: int = 0
+    ahead_tokens: int = 0
+    choice: str = ""
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
+        out = asdict(replace(self, trace=None))
+        del out["trace"]
+        out["positions"] = "".join(map(str, self.positions))
+        return out
+
+    def to_html(self, *, question: str = "", model: str = "", answer: str = "") -> str:
+        """Return a page that shows the prompt, each token marked by where it came from.
+
+        One file without scripts that refers to nothing outside; write it as UTF-8.
+
+        Parameters
+        ----------
+        question, model, answer
+            What to say above the figures; left out where empty.
+
+        Raises
+        ------
+        ConfigError
+            The report has no trace: it was not made by an engine.
+        """
+        if self.trace is None:
+            raise ConfigError(
+                "this report has no trace of its prompt: call to_html() on the report that the "
+                "engine returned, not on one made again from its dictionary"
+            )
+        from ragkv.report.page.page import page
+
+        return page(self, self.trace, question=question, model=model, answer=answer)
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputeReport:
+    """What an ingestion step did.
+
+    Attributes
+    ----------
+    new, existing
+        Chunks encoded now, and chunks that were in the store already.
+    skipped
+        Chunks too short to be worth an entry; they are simply prefilled.
+    tokens, bytes
+        Tokens encoded and bytes written by this call.
+    seconds
+        Wall time of the call.
+    removed
+        Chunks that the document held before, and no document holds now.
+    """
+
+    new: int = 0
+    existing: int = 0
+    skipped: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    removed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON-ready types."""
+        return asdict(self)

@@ -1,0 +1,159 @@
+"""The page: what it cost, where the tokens came from, and the prompt itself."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from ragkv.report.page.parts import ORIGINS, TOPS
+from ragkv.report.page.prompt import CLASSES, prompt
+from ragkv.report.page.words import count, head, percent, safe, seconds
+
+if TYPE_CHECKING:
+    from ragkv.report.account import ReuseReport
+    from ragkv.report.trace import Trace
+
+# The policy forbids whatever a text in the prompt might smuggle in: no script, no request.
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+_MEANING = {
+    "sink": "the head that all prompts share",
+    "reused": "kept as cached with its chunk",
+    "recomputed": "cached, and computed again here",
+    "fresh": "not cached: the query, and what stands between chunks",
+}
+_STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
+"""Steps that the style sheet has a colour for."""
+_SEEN, _LABELLED = 0.002, 0.15
+"""Shares of the time from which a step has a place, and a label, in the bar."""
+
+
+def page(report: ReuseReport, trace: Trace, *, question: str, model: str, answer: str) -> str:
+    """Return the page, see :meth:`ragkv.report.account.ReuseReport.to_html`."""
+    name = question or f"A prompt of {count(report.prompt_tokens, 'token')}"
+    blocks = [
+        _head(report, name, model, answer),
+        _figures(report),
+        _notes(report),
+        _times(report),
+        _legend(report, trace),
+        f'<section class="prompt"><h2>The prompt</h2>\n{prompt(report, trace)}\n</section>',
+    ]
+    return _PAGE.format(
+        title=safe(f"{head(name)} \u2013 ragkv"),
+        style=files("ragkv.report.page").joinpath("page.css").read_text(encoding="utf-8"),
+        body="\n".join(block for block in blocks if block),
+    )
+
+
+def _head(report: ReuseReport, name: str, model: str, answer: str) -> str:
+    by = f"method <b>{safe(report.method)}</b>" + (f", model <b>{safe(model)}</b>" if model else "")
+    said = f'<blockquote dir="auto">{safe(answer.strip())}</blockquote>' if answer.strip() else ""
+    return f'<header>\n<h1 dir="auto">{safe(name)}</h1>\n<p>{by}</p>\n{said}</header>'
+
+
+def _figures(report: ReuseReport) -> str:
+    cached = report.reused_tokens + report.recomputed_tokens
+    asked = report.recompute_ratio
+    facts = [
+        ("First token after", seconds(report.ttft_s), ""),
+        ("Prompt", count(report.prompt_tokens, "token"), ""),
+        ("Cached", f"{cached:,}", f"{percent(cached / report.prompt_tokens)} of the prompt"),
+        (
+            "Recomputed",
+            percent(report.effective_ratio) if cached else "\u2013",
+            f"of the cached; asked: {asked if isinstance(asked, str) else percent(asked)}",
+        ),
+    ]
+    cells = (
+        f"<div><dt>{name}</dt><dd>{value} <small>{note}</small></dd></div>"
+        for name, value, note in facts
+    )
+    return f'<dl class="figures">{"".join(cells)}</dl>'
+
+
+def _notes(report: ReuseReport) -> str:
+    notes = [("Auto", report.choice)] if report.choice else []
+    notes += [("Warning", warning) for warning in report.warnings]
+    notes += [
+        (f"Not reused ({miss.reason})", f"\u201c{head(miss.chunk)}\u201d") for miss in report.misses
+    ]
+    rows = (f"<li><b>{safe(name)}</b> <bdi>{safe(text)}</bdi></li>" for name, text in notes)
+    return f'<ul class="notes">{"".join(rows)}</ul>' if notes else ""
+
+
+def _times(report: ReuseReport) -> str:
+    total = max(sum(report.steps.values()), 1e-9)
+    bar, rows = [], []
+    for step, value in report.steps.items():
+        colour = f"t{_STEPS.index(step)}" if step in _STEPS else "t0"
+        name, share = safe(step.replace("_", " ")), max(0.0, value / total)
+        label = f"{name} {seconds(value)}"
+        if share > _SEEN:
+            shown = label if share > _LABELLED else ""
+            bar.append(f'<span class="{colour}" style="flex-grow:{share:.4f}">{shown}</span>')
+        rows.append(
+            f'<li><i class="{colour}"></i><span>{name}</span> <b>{seconds(value)}</b> '
+            f"<small>{percent(share, 0)}</small></li>"
+        )
+    return (
+        f"<section><h2>Until the first token: {seconds(report.ttft_s)}</h2>\n"
+        f'<div class="stack times" aria-hidden="true">{"".join(bar)}</div>\n'
+        f'<ol class="keys">{"".join(rows)}</ol>\n</section>'
+    )
+
+
+def _legend(report: ReuseReport, trace: Trace) -> str:
+    counts = (
+        report.sink_tokens,
+        report.reused_tokens,
+        report.recomputed_tokens,
+        report.fresh_tokens,
+    )
+    bar, rows = [], []
+    for name, number, kind in zip(ORIGINS, counts, CLASSES, strict=True):
+        if number:
+            bar.append(f'<i class="{kind}" style="flex-grow:{number}"></i>')
+        rows.append(
+            f'<li><i class="{kind}">{name}</i> <b>{number:,}</b> '
+            f"<small>{percent(number / report.prompt_tokens)}<br>{_MEANING[name]}</small></li>"
+        )
+    return (
+        "<section><h2>Where the tokens came from</h2>\n"
+        f'<div class="stack origins" aria-hidden="true">{"".join(bar)}</div>\n'
+        f'<ul class="keys legend">{"".join(rows)}</ul>\n{_scale(report, trace)}</section>'
+    )
+
+
+def _scale(report: ReuseReport, trace: Trace) -> str:
+    """Say what the bars under the tokens are, if there are any."""
+    if not trace.scored:
+        return ""
+    what = (
+        "the attention that the query pays it"
+        if trace.attention
+        else f"the score that {safe(report.method)} gave it"
+    )
+    levels = "".join(
+        f'<i class="r l{level}">top {percent(top, 0)}</i> ' for level, top in enumerate(TOPS, 1)
+    )
+    return (
+        f'<p class="scale">The bar under a cached token is {what}, by rank among all of them:'
+        f"<span>{levels}</span></p>\n"
+    )

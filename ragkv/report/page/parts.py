@@ -1,0 +1,126 @@
+"""A prompt in parts: the sink, chunk after chunk, and what stands between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ragkv.report.account import ReuseReport
+    from ragkv.report.trace import Trace
+
+ORIGINS = ("sink", "reused", "recomputed", "fresh")
+"""Names of the numbers in ``ReuseReport.positions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a prompt's tokens, and what was done with them.
+
+    Attributes
+    ----------
+    title
+        What it is, such as ``Chunk 2``.
+    start, end
+        Its tokens.
+    counts
+        Its tokens by origin, in the order of :data:`ORIGINS`.
+    text
+        The chunk's text; empty outside chunks.
+    score
+        Of a chunk whose tokens were scored: its share of the query's attention to cached
+        tokens, or, where scores are no attention, its tokens' mean score.
+    rank
+        The chunk's place by score, from 1.
+    """
+
+    title: str
+    start: int
+    end: int
+    counts: tuple[int, ...]
+    text: str = ""
+    score: float | None = None
+    rank: int = 0
+
+    @property
+    def recomputed(self) -> float:
+        """The share of its cached tokens that was recomputed, 0 to 1."""
+        _, reused, recomputed, _ = self.counts
+        return recomputed / max(1, reused + recomputed)
+
+
+def parts(report: ReuseReport, trace: Trace) -> list[Part]:
+    """Cut a prompt into parts that cover it, in its order, none of them empty."""
+    origin = np.frombuffer(report.positions, dtype=np.uint8)
+    scores = _chunk_scores(report, trace)
+    ranks = [1 + sum(other > score for other in scores) for score in scores]
+    found: list[Part] = []
+
+    def add(
+        title: str, end: int, text: str = "", score: float | None = None, rank: int = 0
+    ) -> None:
+        start = found[-1].end if found else 0
+        if end > start:
+            counts = np.bincount(origin[start:end], minlength=len(ORIGINS)).tolist()
+            found.append(Part(title, start, end, tuple(counts), text, score, rank))
+
+    add("Sink", report.sink_tokens)
+    for number, use in enumerate(report.chunks):
+        add("Between chunks" if number else "Before the chunks", use.start)
+        scored = (scores[number], ranks[number]) if scores else (None, 0)
+        add(f"Chunk {number + 1}", use.end, use.text, *scored)
+    add("After the chunks" if report.chunks else "Prompt", len(origin))
+    return found
+
+
+def _chunk_scores(report: ReuseReport, trace: Trace) -> list[float]:
+    """Return a number for each chunk, or nothing where no token was scored."""
+    if not trace.scored:
+        return []
+    scores = trace.scores.astype(np.float64)
+    total = np.nansum(scores)
+    spans = [scores[use.start : use.end] for use in report.chunks]
+    if trace.attention:
+        return [float(np.nansum(span) / max(total, 1e-30)) for span in spans]
+    return [float(np.nansum(span) / max(1, np.isfinite(span).sum())) for span in spans]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """How a token's score stands among all that were scored.
+
+    Attributes
+    ----------
+    scored
+        Number of tokens that were scored.
+    rank
+        ``[tokens]`` int64: place by score, from 1, equal scores the same; 0 for a token
+        that was not scored.
+    level
+        ``[tokens]`` int64: how many of :data:`TOPS` it is within, 0 to 5.
+    """
+
+    scored: int
+    rank: npt.NDArray[np.int64]
+    level: npt.NDArray[np.int64]
+
+
+TOPS = (0.4, 0.2, 0.1, 0.05, 0.02)
+"""The levels: a token is among the highest 40 % of all scores, the highest 20 % ..."""
+
+
+def standing(trace: Trace) -> Standing:
+    """Rank the tokens by score. Where all are equal none stands out: every level is 0."""
+    rank = np.zeros(len(trace.scores), dtype=np.int64)
+    level = np.zeros(len(trace.scores), dtype=np.int64)
+    where = np.flatnonzero(~np.isnan(trace.scores))
+    if len(where):
+        keys = -trace.scores[where].astype(np.float64)
+        order = np.sort(keys)
+        rank[where] = np.searchsorted(order, keys, side="left") + 1
+        share = (np.searchsorted(order, keys, side="right") - 1) / len(where)
+        level[where] = (share[:, None] < np.asarray(TOPS)).sum(axis=1)
+    return Standing(len(where), rank, level)

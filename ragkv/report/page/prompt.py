@@ -1,0 +1,109 @@
+"""The prompt on the page: chunk by chunk, a mark for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ragkv.report.page.parts import ORIGINS, Part, Standing, parts, standing
+from ragkv.report.page.words import count, head, percent, safe
+
+if TYPE_CHECKING:
+    from ragkv.report.account import ReuseReport
+    from ragkv.report.trace import Trace
+
+CLASSES = "srcf"
+"""The style sheet's names of the origins."""
+
+
+def prompt(report: ReuseReport, trace: Trace) -> str:
+    """Return the prompt's parts in order; the marks' characters are the prompt's."""
+    pieces = trace.pieces()
+    marks = _marks(report, trace, pieces)
+    out = []
+    for part in parts(report, trace):
+        size = count(part.end - part.start, "token")
+        tokens = "".join(marks[part.start : part.end])
+        shown = f'<div class="tokens" dir="auto">{tokens}</div>'
+        if part.text:
+            facts = _facts(part, len(report.chunks), attention=trace.attention)
+            out.append(
+                f'<details class="chunk" open>\n<summary><h3>{part.title}</h3>'
+                f'<bdi class="head">{safe(head(part.text))}</bdi>'
+                f'<span class="facts"><span>{size}</span>{facts}</span></summary>\n'
+                f"{shown}\n</details>"
+            )
+        else:
+            blank = not "".join(pieces[part.start : part.end]).strip()
+            title = f"<h3>{part.title} <small>{size}</small></h3>"
+            kind = "between blank" if blank else "between"
+            out.append(f'<section class="{kind}">{title}\n{shown}\n</section>')
+    return "\n".join(out)
+
+
+def _facts(part: Part, chunks: int, *, attention: bool) -> str:
+    facts = [_meter("recomputed", part.recomputed, "c")]
+    if part.score is not None:
+        place = f"{part.rank} of {chunks}"
+        if attention:
+            facts.append(_meter("attention", part.score, "a", place))
+        else:
+            facts.append(f"<span>by score <b>{place}</b></span>")
+    return "".join(facts)
+
+
+def _meter(name: str, share: float, kind: str, note: str = "") -> str:
+    """A share with its name and a bar."""
+    after = f" <small>{note}</small>" if note else ""
+    return (
+        f"<span>{name} <b>{percent(share)}</b>{after}"
+        f'<i class="bar {kind}" style="--w:{100 * share:.1f}%"></i></span>'
+    )
+
+
+def _marks(report: ReuseReport, trace: Trace, pieces: list[str]) -> list[str]:
+    """Return ``[tokens]`` elements; where several tokens share their characters, one for all.
+
+    Such a one (an emoji in bytes, say) is marked as the token that was computed most: a
+    mark between its bytes would tear letters that join apart.
+    """
+    stand = standing(trace)
+    titles = _titles(report, trace, stand)
+    out = [""] * len(pieces)
+    for first, end in _groups(trace, pieces):
+        piece = "".join(pieces[first:end])
+        classes = [CLASSES[max(report.positions[first:end])]]
+        if not piece:
+            classes.append("e")
+        elif "\n" in piece and not piece.strip():
+            classes.append("n")
+        if level := int(stand.level[first:end].max()):
+            classes.append(f"l{level}")
+        title = "; ".join(titles[first:end])
+        out[first] = f'<i class="{" ".join(classes)}" title="{title}">{safe(piece)}</i>'
+    return out
+
+
+def _groups(trace: Trace, pieces: list[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first token and the end of every run of tokens that is marked as one.
+
+    A token without characters of its own belongs to the one before it, unless it covers
+    none at all: a BOS token that is not written out.
+    """
+    covers = trace.offsets[:, 1] > trace.offsets[:, 0]
+    starts = [at for at, piece in enumerate(pieces) if piece or not at or not covers[at]]
+    yield from zip(starts, [*starts[1:], len(pieces)], strict=True)
+
+
+def _titles(report: ReuseReport, trace: Trace, stand: Standing) -> list[str]:
+    """Say of every token its position, its origin, and its score and rank if it has one."""
+    shares = trace.scores.astype(np.float64)
+    if trace.attention:
+        shares /= max(float(np.nansum(shares)), 1e-30)
+    titles = [f"{at} {ORIGINS[origin]}" for at, origin in enumerate(report.positions)]
+    for at in np.flatnonzero(stand.rank):
+        value = percent(shares[at]) if trace.attention else f"{shares[at]:.3g}"
+        titles[at] += f", {value}, {stand.rank[at]:,} of {stand.scored:,}"
+    return titles

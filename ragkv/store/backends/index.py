@@ -1,0 +1,294 @@
+"""The index of a folder: rows of bytes in diskcache, nothing pickled.
+
+Writing goes through diskcache's transactions. Reading goes through one connection of
+our own: it costs microseconds, reads ranges of keys, and works on a folder that may not
+be written to.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import diskcache
+
+from ragkv.errors import StoreError, StoreFullError
+from ragkv.store.backends.files import make_private_folder, store_errors
+
+LOCK_TIMEOUT_S = 60.0
+"""How long a reader or writer waits for another process's transaction."""
+
+_DATABASE = "cache.db"
+_creating = threading.Lock()
+_DAMAGE = (sqlite3.Error, UnicodeError)  # UnicodeError: SQLite quotes from a damaged file
+_RAW = diskcache.core.MODE_RAW
+_SETTINGS = {
+    "eviction_policy": "none",
+    "size_limit": 1 << 62,
+    "cull_limit": 0,
+    "statistics": 0,
+    "tag_index": 0,
+    "disk_min_file_size": 1 << 62,  # every value inside the database
+    # A rollback journal, unlike the write-ahead log, can be read where nothing can be
+    # written, while another machine writes. FULL: what was acknowledged survives a
+    # loss of power. No memory map: a cut database is an error, not a crash.
+    "sqlite_journal_mode": "truncate",
+    "sqlite_synchronous": 2,
+    "sqlite_mmap_size": 0,
+}
+# mode 1 is diskcache's MODE_RAW: rows of any other kind are not seen at all
+_OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(value) = 'blob'"
+_GET = f"SELECT value {_OURS} AND key = ?"
+_PAGE = (
+    f"SELECT key, substr(value, 1, ?), length(value) {_OURS} "
+    "AND key > ? AND key >= ? AND key < ? ORDER BY key LIMIT 1000"
+)
+
+
+class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annotations
+    """Reads and writes text keys and bytes values; refuses whatever would be unpickled."""
+
+    def put(self, key: object) -> tuple[str, bool]:
+        """Return the database's key and whether it is stored as it is."""
+        if type(key) is not str:
+            raise StoreError(f"index keys are text, not {type(key).__name__}")
+        return key, True
+
+    def get(self, key: object, raw: object) -> str:
+        """Return the key of a database key."""
+        if raw != 1 or type(key) is not str:
+            raise StoreError("refused to read a pickled key from the index")
+        return key
+
+    def store(self, value: object, read: object, key: object = None) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return size, mode, file name and value of the row to be written."""
+        if read or type(value) is not bytes:
+            raise StoreError(f"index values are bytes, not {type(value).__name__}")
+        return 0, _RAW, None, value
+
+    def fetch(self, mode: object, filename: object, value: object, read: object) -> bytes:
+        """Return a row's value."""
+        if mode != _RAW or filename is not None or type(value) is not bytes or read:
+            raise StoreError("refused to read a pickled or foreign row from the index")
+        return value
+
+    def remove(self, file_path: str) -> None:
+        """Remove nothing: no row of ours has a file, and a planted one names any."""
+
+
+class Rows:
+    """The rows as seen inside one write transaction."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def get(self, key: str) -> bytes | None:
+        """Return a row's value, None where there is none or it is not ours."""
+        try:
+            value: bytes | None = self._cache.get(key)
+        except StoreError:
+            return None
+        return value
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a row."""
+        self._cache.set(key, value)
+
+    def delete(self, key: str) -> None:
+        """Remove a row if it is there."""
+        self._cache.delete(key)
+
+
+class Head(NamedTuple):
+    """A row without the rest of a long value."""
+
+    key: str
+    start: bytes
+    nbytes: int
+
+
+class Index:
+    """Rows from text keys to bytes, shared by threads and processes.
+
+    Parameters
+    ----------
+    folder
+        Where the database lies. It is made by the first transaction.
+    read_only
+        Never write, not even a lock file.
+
+    Raises
+    ------
+    StoreError
+        From every method: the database cannot be used.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self._file = folder / _DATABASE
+        self._read_only = read_only
+        self._closed = False
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._connected_to = (0, 0, 0)  # the process, and the file's device and number
+        self._cache: Any = None  # opened by the first transaction: it takes many syncs
+        if os.path.expandvars(folder) != str(folder):
+            raise StoreError(f"diskcache would expand the variables in {folder}: rename it")
+        if not read_only:
+            with store_errors(folder):
+                make_private_folder(folder)
+            if not os.access(folder, os.W_OK):
+                raise StoreError(f"{folder} may not be written; open the store read_only")
+
+    def get(self, key: str) -> bytes | None:
+        """Return a row's value, or None."""
+        rows = self._query(_GET, key)
+        return rows[0][0] if rows else None
+
+    def page(self, prefix: str, after: str, start: int) -> list[Head]:
+        """Return the next rows, by key: at most 1000, and of each value ``start`` bytes.
+
+        Keys are ASCII; those of the page begin with ``prefix`` and come behind ``after``.
+        """
+        rows = self._query(_PAGE, start, after, prefix, prefix + "\x7f")
+        return [Head(*row) for row in rows]
+
+    @contextmanager
+    def transaction(self) -> Iterator[Rows]:
+        """Hold the only write lock; what is written inside happens wholly or not at all.
+
+        Raises
+        ------
+        StoreFullError
+            The disk or the quota is full.
+        StoreError
+            The index is read-only, closed, damaged, or locked for too long.
+        """
+        if self._read_only:
+            raise StoreError(f"the store at {self._file.parent} was opened read-only")
+        with self._write_lock:
+            if self._closed:
+                raise StoreError(f"the store at {self._file.parent} is closed")
+            if self._cache is None or not self._file.exists():
+                self._cache = self._open()
+            try:
+                with self._cache.transact():
+                    yield Rows(self._cache)
+            except (diskcache.Timeout, *_DAMAGE) as error:
+                raise self._error(error) from error
+            finally:
+                # diskcache keeps a connection a thread, and an open transaction on it
+                # when a commit fails; closing ends both.
+                self._cache.close()
+
+    def close(self) -> None:
+        """Close the connections; using the index afterwards raises StoreError."""
+        self._closed = True
+        with self._write_lock, self._read_lock:
+            if self._cache is not None:
+                self._cache.close()
+            self._disconnect()
+
+    def _open(self) -> Any:
+        folder = self._file.parent
+        with store_errors(folder):
+            make_private_folder(folder)
+            _create(self._file)
+        try:
+            cache = _open_cache(folder)
+            cache.close()
+        except (diskcache.Timeout, *_DAMAGE) as error:
+            raise self._error(error) from error
+        except Exception as error:  # diskcache trusts the settings that it finds there
+            raise StoreError(
+                f"{self._file} is no index of ragkv's ({error!r}): remove the folder "
+                f"{folder.parent} and precompute again"
+            ) from error
+        return cache
+
+    def _query(self, statement: str, *arguments: str | int) -> list[tuple[Any, ...]]:
+        with self._read_lock:
+            if self._closed:
+                raise StoreError(f"the store at {self._file.parent} is closed")
+            try:
+                connection = self._connected()
+                return connection.execute(statement, arguments).fetchall() if connection else []
+            except _DAMAGE as error:
+                self._disconnect()
+                if "no such table" in str(error):  # another process is just making it
+                    return []
+                raise self._error(error) from error
+
+    def _connected(self) -> sqlite3.Connection | None:
+        """Return this process's connection to the file that lies there now, if one does."""
+        with store_errors(self._file):
+            try:
+                place = self._file.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                self._disconnect()
+                return None
+        to = os.getpid(), place.st_dev, place.st_ino
+        if self._connection is None or self._connected_to != to:
+            self._disconnect()
+            # a crashed writer's transaction is rolled back by the next who may write
+            mode = "ro" if self._read_only else "rw"
+            self._connection = sqlite3.connect(
+                f"{self._file.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=LOCK_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._connected_to = to
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None and self._connected_to[0] == os.getpid():
+            self._connection.close()
+        self._connection = None
+
+    def _error(self, error: BaseException) -> StoreError:
+        if _code_of(error) == sqlite3.SQLITE_FULL:
+            return StoreFullError(f"no room left for {self._file}")
+        if isinstance(error, diskcache.Timeout) or _code_of(error) == sqlite3.SQLITE_BUSY:
+            return StoreError(f"{self._file} stayed locked by another process")
+        return StoreError(
+            f"cannot use {self._file}: {error}. Open the store read_only if it may not be "
+            f"written; if it is damaged, remove the folder {self._file.parent.parent} and "
+            "precompute again"
+        )
+
+
+def _open_cache(folder: Path) -> Any:
+    """Return diskcache's view of a folder; while it opens it does not always wait for a lock."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            return diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
+        except sqlite3.OperationalError as error:
+            if _code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.001)
+
+
+def _create(file: Path) -> None:
+    """See that a database is there; SQLite gives its journal the same mode."""
+    # POSIX locks are the process's: closing any descriptor of a file ends those of all
+    # connections to it. So none is opened of a database that may be in use.
+    with _creating, suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _code_of(error: BaseException | None) -> int | None:
+    """Return SQLite's code of the first error: a failed rollback hides what it rolls back."""
+    code = None
+    while error is not None:
+        code = getattr(error, "sqlite_errorcode", code)
+        error = error.__context__
+    return code

@@ -1,0 +1,1 @@
+"""Which chunks a namespace has, of which documents, until when."""

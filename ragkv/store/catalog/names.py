@@ -1,0 +1,162 @@
+"""The keys under which a store keeps its rows and entries in a backend.
+
+=============================  =====================================================
+``store``                      ``{"format": 2, "namespace": name}``
+``text/<text>``                ``{"text": ..., "change": n, "expires_at": ...}``
+``log/<n>``                    ``+`` and the text that change ``n`` brought, or ``-`` and
+                               the digest of one that went; empty if that is over
+``cleared``                    the highest number of a change that was removed
+``held/<text>/<document>``     the name of a document that holds the text
+``document/<document>/<text>`` empty: the same, from the document's side
+``kv/<text>/<fingerprint>-v2`` an entry, see :mod:`ragkv.store.entry.format`
+=============================  =====================================================
+
+``<text>`` and ``<document>`` are digests.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.backends.base import Blob
+from ragkv.store.entry.header import FORMAT_VERSION
+
+LAYOUT = 2
+"""Version of the rows."""
+
+OWNER = "store"
+CLEARED = "cleared"
+_VERSION = f"-v{FORMAT_VERSION}"
+
+
+def digest_of_text(text: str) -> str:
+    """Return the digest of any text, lone surrogates included."""
+    return blake3(to_bytes(text)).hexdigest()
+
+
+def text_key(digest: str) -> str:
+    """Return the key of a text's row."""
+    return f"text/{digest}"
+
+
+def held_key(text: str, document: str) -> str:
+    """Return the key that says of a text that a document holds it; both are digests."""
+    return f"held/{text}/{document}"
+
+
+def holds_key(document: str, text: str) -> str:
+    """Return the key that says of a document that it holds a text."""
+    return f"document/{document}/{text}"
+
+
+def entry_key(text: str, fingerprint: str) -> str:
+    """Return an entry's key from the digests of its text and fingerprint."""
+    return f"kv/{text}/{fingerprint}{_VERSION}"
+
+
+def entries_of(text: str) -> str:
+    """Return how the keys of all entries of a text begin, whatever their version."""
+    return f"kv/{text}/"
+
+
+def parse_entry_key(key: str) -> tuple[str, str] | None:
+    """Return the digests, or None for an entry of another version."""
+    parts = key.removesuffix(_VERSION).split("/")
+    return (parts[1], parts[2]) if len(parts) == 3 and key.endswith(_VERSION) else None
+
+
+def log_key(change: int) -> str:
+    """Return the key of a change."""
+    return f"log/{change:020}"
+
+
+def change_of(key: str) -> int:
+    """Return a change's number; 0 for what is no change."""
+    number = key.removeprefix("log/")
+    return int(number) if len(number) == 20 and number.isdecimal() else 0
+
+
+@lru_cache(maxsize=64)
+def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
+    """Return the fingerprint's digest, which takes a while to compute."""
+    return fingerprint.digest
+
+
+class Change(NamedTuple):
+    """A row of the log: the text that came, or the digest of the text that went."""
+
+    text: str | None = None
+    digest: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Return the row."""
+        return f"-{self.digest}".encode() if self.text is None else b"+" + to_bytes(self.text)
+
+    @classmethod
+    def parse(cls, data: Blob | None) -> Change:
+        """Return the change; one that says nothing for anything else."""
+        try:
+            row = to_text(data or b"")
+        except ValueError:
+            return cls()
+        return cls(text=row[1:]) if row.startswith("+") else cls(digest=row[1:])
+
+
+class TextRow(NamedTuple):
+    """What a store knows of a text.
+
+    Attributes
+    ----------
+    text
+        The chunk.
+    change
+        Number of the change that brought it.
+    expires_at
+        Seconds since the epoch; None for never.
+    """
+
+    text: str
+    change: int
+    expires_at: float | None
+
+    def to_bytes(self) -> bytes:
+        """Return the row as JSON."""
+        return to_bytes(json.dumps(self._asdict(), ensure_ascii=False))
+
+    @classmethod
+    def parse(cls, data: Blob | None, digest: str) -> TextRow | None:
+        """Return the row of the text with this digest; None for anything else."""
+        if data is None:
+            return None
+        try:
+            row = cls(**json.loads(to_text(data)))
+            fits = (
+                type(row.text) is str
+                and type(row.change) is int
+                and type(row.expires_at) in {float, int, type(None)}
+                and digest_of_text(row.text) == digest
+            )
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return row if fits else None
+
+
+def to_bytes(text: str) -> bytes:
+    """Encode any text; lone surrogates stay what they are."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def to_text(data: Blob) -> str:
+    """Decode what :func:`to_bytes` made.
+
+    Raises
+    ------
+    ValueError
+        It made no such bytes.
+    """
+    return bytes(data).decode("utf-8", "surrogatepass")

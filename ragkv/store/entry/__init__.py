@@ -1,0 +1,1 @@
+"""The bytes of one stored entry: header, format, lazy reading, codecs."""

@@ -1,0 +1,258 @@
+"""The entry format: one chunk in one safetensors file that proves its own bytes.
+
+See ``docs/store-format.md``. The data area begins with the layers, one tensor each: a
+layer's keys and values are one range of bytes, and reading the file from front to back
+delivers the layers in the order in which a forward pass wants them. A checksum per layer
+lets one layer be read and trusted alone (:func:`open_entry`); the header's own
+checksum covers those and every other header field.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from xxhash import xxh3_128
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.errors import StoreError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import uninitialised
+from ragkv.prompt.tokens import IntArray
+from ragkv.store.base import Lookup
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.entry.codecs.base import Part
+from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, checksum_of, read_header
+from ragkv.store.entry.lazy import CorruptEntryError, LazyKV
+
+logger = logging.getLogger(__name__)
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ByteArray = npt.NDArray[np.uint8]
+_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
+_MANY_BYTES = 1 << 25  # from here memory is fresh from the system: threads share its first touch
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Encoded:
+    """An entry ready to be written: :meth:`parts` one after the other, ``nbytes`` in all."""
+
+    header: bytes
+    layers: Sequence[Sequence[Part]]
+    tokens: bytes
+    nbytes: int
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the file's bytes in order; raw tensors without a second copy."""
+        yield self.header
+        for layer in self.layers:
+            yield from layer
+        yield self.tokens
+
+
+def encode(entry: ChunkKV, fingerprint: Fingerprint) -> Encoded:
+    """Prepare an entry for writing, in the codec that the fingerprint names.
+
+    Raises
+    ------
+    StoreError
+        The fingerprint names an unknown codec, or another dtype than the tensors have; or
+        the codec cannot keep these numbers.
+    MissingDependencyError
+        The codec needs a package that is not installed.
+    ValueError
+        The entry's arrays do not fit together.
+    """
+    codec = codec_of(fingerprint.codec)
+    _check(entry, fingerprint)
+    keys, values = entry.keys, entry.values
+    if codec.lossless:  # all at once to the host; what is quantised crosses as codes
+        keys, values = keys.cpu(), values.cpu()
+    layers = [codec.encode(*layer) for layer in zip(keys, values, strict=True)]
+    token_bytes = (
+        np.ascontiguousarray(entry.token_ids, dtype="<i4").tobytes()
+        + np.ascontiguousarray(entry.offsets, dtype="<i4").tobytes()
+    )
+    header = Header(
+        text=entry.text,
+        fingerprint=fingerprint,
+        dtype=_DTYPE_NAMES[entry.keys.dtype],
+        shape=(len(layers), 2, *entry.keys.shape[1:]),
+        token_checksum=checksum_of(token_bytes),
+        layer_sizes=tuple(sum(map(len, parts)) for parts in layers),
+        layer_checksums=tuple(map(layer_checksum, layers)),
+    )
+    head = header.to_bytes()
+    return Encoded(head, layers, token_bytes, len(head) + header.data_bytes)
+
+
+def decode(
+    buffer: bytes | bytearray | mmap.mmap,
+    text: str,
+    fingerprint: Fingerprint,
+    *,
+    copy: bool = False,
+    place: object = "",
+) -> Lookup:
+    """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
+
+    Parameters
+    ----------
+    buffer
+        The file's bytes. Writable unless ``copy``, such as a copy-on-write mapping.
+    text, fingerprint
+        What the entry must be of.
+    copy
+        False: raw tensors are views into ``buffer``, which they keep alive.
+        True: they own their memory, and it is the copy that was verified, so that nothing
+        that happens to ``buffer`` later can matter. Other codecs' always do.
+    place
+        Where the bytes come from, for the log.
+    """
+    try:
+        return Lookup(open_entry(buffer, text, fingerprint, copy=copy).whole())
+    except (RefusedEntryError, CorruptEntryError) as refused:
+        logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
+        return Lookup(None, refused.reason)
+
+
+def open_entry(
+    buffer: bytes | bytearray | mmap.mmap,
+    text: str,
+    fingerprint: Fingerprint,
+    *,
+    copy: bool = False,
+) -> LazyKV:
+    """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
+
+    Raises
+    ------
+    RefusedEntryError
+        The header, the tokens or the length do not hold, or it is not the wanted entry.
+    """
+    view = memoryview(buffer).cast("B")
+    header, start = read_header(view)
+    check_wanted(header, text, fingerprint)
+    data = view[start:]
+    tokens = tokens_in(bytes(data[header.kv_bytes :]), header)
+    many = header.kv_bytes >= _MANY_BYTES and fingerprint.codec == "raw"
+    return LazyKV(
+        header.text,
+        tokens,
+        _Layers(data, header, copy=copy),
+        threads=_THREADS if many else 1,
+    )
+
+
+def layer_checksum(parts: Sequence[Part]) -> str:
+    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
+    state = xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
+    """Verify the bytes behind the layers; return ``token_ids`` and ``offsets``."""
+    if checksum_of(data) != header.token_checksum:
+        raise RefusedEntryError("checksum", "the tokens' checksum does not hold")
+    integers = np.frombuffer(data, dtype="<i4").astype(np.int32)
+    return integers[: header.tokens], integers[header.tokens :].reshape(header.tokens, 2)
+
+
+def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
+    """Refuse an entry of another fingerprint or text."""
+    if header.fingerprint != fingerprint:
+        raise RefusedEntryError("fingerprint", "the entry belongs to another model")
+    if header.text != text:
+        raise RefusedEntryError("tokens", "the entry belongs to another text")
+
+
+class _Layers:
+    """The layers of an entry in a buffer: see :class:`ragkv.store.entry.lazy.LayerSource`."""
+
+    def __init__(self, data: memoryview, header: Header, *, copy: bool) -> None:
+        self.shape = header.shape
+        self.dtype = DTYPES[header.dtype]
+        self._stored = codec_of(header.fingerprint.codec)
+        self.codec = self._stored.plain
+        self._data, self._header = data, header
+        self._in_place = not copy and self._stored.name == "raw"
+
+    def room(self) -> torch.Tensor:
+        """Return fresh memory, or the buffer's where raw numbers may stay there."""
+        if not self._in_place:
+            return uninitialised(self.shape, self.dtype)
+        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
+        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
+
+    def take(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
+        if self._in_place:
+            if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
+                raise _refused(layer)
+        elif self._stored.name == "raw":
+            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
+        else:
+            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+            self._copy(layer, copied)
+            with _refusing(layer):
+                self._stored.decode(copied.data, out)
+
+    def stage(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and copy it, decompressed."""
+        size, target = self.codec.size(self.shape[1:], self.dtype), out.numpy()
+        if self.codec is self._stored:
+            self._copy(layer, target[:size])
+            return
+        copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+        self._copy(layer, copied)
+        with _refusing(layer):
+            plain = self._stored.expand(copied.data, self.shape[1:], self.dtype)
+        target[:size] = np.frombuffer(plain, dtype=np.uint8)
+
+    def _bytes(self, layer: int) -> memoryview:
+        return self._data[self._header.spans[layer]]
+
+    def _copy(self, layer: int, out: ByteArray) -> None:
+        """Copy a layer's bytes block by block, hashing the copy while it is hot."""
+        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
+        for start in range(0, len(source), _BLOCK):
+            block = out[start : start + _BLOCK]
+            block[:] = source[start : start + _BLOCK]
+            state.update(block.data)
+        if state.hexdigest() != self._header.layer_checksums[layer]:
+            raise _refused(layer)
+
+
+def _refused(layer: int) -> RefusedEntryError:
+    return RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
+
+
+@contextmanager
+def _refusing(layer: int) -> Iterator[None]:
+    """Refuse the entry where a codec does."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedEntryError("format", f"layer {layer}: {error}") from error
+
+
+def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:
+    keys, values = entry.keys, entry.values
+    if keys.dtype not in _DTYPE_NAMES or str(keys.dtype) != f"torch.{fingerprint.dtype}":
+        raise StoreError(f"{keys.dtype} keys do not fit the fingerprint's {fingerprint.dtype}")
+    if keys.ndim != 4 or keys.shape != values.shape or keys.dtype != values.dtype:
+        raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ")
+    if keys.numel() == 0:
+        raise ValueError("a chunk without tokens has nothing to store")
+    if entry.token_ids.shape != keys.shape[2:3] or entry.offsets.shape != (keys.shape[2], 2):
+        raise ValueError("token_ids and offsets need one row for each token of the keys")

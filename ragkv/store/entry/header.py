@@ -1,0 +1,312 @@
+"""The header of an entry's file: safetensors' own, with a checksum over all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from ragkv.errors import MissingDependencyError, StoreError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.entry.codecs import codec_of
+
+FORMAT_VERSION = 2
+"""Version that is written, and the only one that is read."""
+
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""Dtypes of keys and values by safetensors' name."""
+
+_ALIGNMENT = 64
+_MANY_BYTES = 1 << 18  # below this, starting hash threads costs more than they gain
+
+
+class RefusedEntryError(Exception):
+    """The bytes are no entry that may be used; ``reason`` as in :class:`Lookup`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a chunk saw before it when one of its contextual versions was computed.
+
+    Cache-Craft, section 3.
+
+    Attributes
+    ----------
+    prefix
+        Digests of the chunks' texts before it, in their order.
+    inter
+        The attention that the chunk paid to each of them; as many as ``prefix``.
+    intra
+        The attention that the chunk paid to itself.
+    ranked
+        The chunk's tokens, those to be recomputed first in front.
+    """
+
+    prefix: tuple[str, ...]
+    inter: tuple[float, ...]
+    intra: float
+    ranked: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All that is known of an entry before its tensors are read.
+
+    Attributes
+    ----------
+    text
+        The chunk's text.
+    fingerprint
+        Everything else that the entry depends on, its codec among them.
+    dtype
+        safetensors' name of the dtype of keys and values: BF16, F16, F32 or F64.
+    shape
+        ``(layers, 2, kv_heads, tokens, head_dim)``.
+    token_checksum
+        blake3 of the bytes of ``token_ids`` and ``offsets``.
+    layer_sizes
+        Bytes of each layer, as the codec made them.
+    layer_checksums
+        xxh3_128 of each layer's bytes.
+    versions
+        The contextual versions that are known of the chunk.
+    """
+
+    text: str
+    fingerprint: Fingerprint
+    dtype: str
+    shape: tuple[int, ...]
+    token_checksum: str
+    layer_sizes: tuple[int, ...]
+    layer_checksums: tuple[str, ...]
+    versions: tuple[Version, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return self.shape[3]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(self.layer_sizes)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the data area: the layers, ``token_ids`` and ``offsets``."""
+        return self.kv_bytes + 12 * self.tokens
+
+    @property
+    def spans(self) -> list[slice]:
+        """Where each layer's bytes lie in the data area."""
+        ends = accumulate(self.layer_sizes, initial=0)
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def table(self) -> dict[str, Any]:
+        """Return safetensors' header without ``checksum``."""
+        ids, offsets = self.kv_bytes, self.kv_bytes + 4 * self.tokens
+        table = {
+            "__metadata__": {
+                "ragkv": str(FORMAT_VERSION),
+                "fingerprint": canonical(asdict(self.fingerprint)),
+                # unlike UTF-8 and JSON, this keeps lone surrogates, even two in a row
+                "text": self.text.encode("unicode_escape").decode("ascii"),
+                "dtype": self.dtype,
+                "shape": canonical(self.shape),
+                "token_checksum": self.token_checksum,
+                "layer_checksums": canonical(self.layer_checksums),
+                "versions": canonical([asdict(version) for version in self.versions]),
+            },
+            "token_ids": _tensor("I32", (self.tokens,), ids, offsets),
+            "offsets": _tensor("I32", (self.tokens, 2), offsets, self.data_bytes),
+        }
+        dtype, shape = self.dtype, self.shape[1:]
+        for layer, (size, span) in enumerate(zip(self.layer_sizes, self.spans, strict=True)):
+            if self.fingerprint.codec != "raw":
+                dtype, shape = "U8", (size,)
+            table[layer_name(layer)] = _tensor(dtype, shape, span.start, span.stop)
+        return table
+
+    def to_bytes(self) -> bytes:
+        """Return the file's first bytes, up to the data area, which they align."""
+        return sealed(self.table())
+
+
+def layer_name(layer: int) -> str:
+    """Return the name of a layer's tensor."""
+    return f"layer.{layer}"
+
+
+def sealed(table: dict[str, Any]) -> bytes:
+    """Return safetensors' header of a table, its checksum added, padded for alignment."""
+    table["__metadata__"]["checksum"] = checksum_of(canonical(table).encode())
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % _ALIGNMENT)
+    return len(header).to_bytes(8, "little") + header
+
+
+def unsealed(view: memoryview, version: int) -> tuple[dict[str, Any], int]:
+    """Parse a header of one version and verify its checksum.
+
+    Returns
+    -------
+    table, start
+        safetensors' header without ``checksum``; where the data area begins.
+
+    Raises
+    ------
+    RefusedEntryError
+        The header is torn, of another version or format, or its checksum fails.
+    """
+    table, start = _parse(view)
+    metadata = table.get("__metadata__")
+    if not isinstance(metadata, dict) or "ragkv" not in metadata:
+        raise RefusedEntryError("format", "a safetensors file, but no ragkv entry")
+    if metadata["ragkv"] != str(version):
+        raise RefusedEntryError(
+            "format", f"entry format {metadata['ragkv']!r}; this ragkv reads {version}"
+        )
+    checksum = metadata.pop("checksum", None)
+    if checksum != checksum_of(canonical(table).encode()):
+        raise RefusedEntryError("checksum", "the header's checksum does not hold")
+    return table, start
+
+
+def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]:
+    """Parse and verify a file's header; return it and where the data area starts.
+
+    Parameters
+    ----------
+    view
+        The file's first bytes, the whole header at least.
+    size
+        Bytes of the file; None where ``view`` is all of it.
+
+    Raises
+    ------
+    RefusedEntryError
+        The file is torn, of another format, or the header's checksum fails.
+    """
+    start = _start(view)
+    header = _header(bytes(view[:start]))
+    if (len(view) if size is None else size) != start + header.data_bytes:
+        raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
+    return header, start
+
+
+_WRONG_FIELDS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    Warning,
+)
+
+
+@lru_cache(maxsize=256)
+def _header(head: bytes) -> Header:
+    """Parse and verify the bytes up to the data area; known bytes need no second look."""
+    table, _ = unsealed(memoryview(head), FORMAT_VERSION)
+    try:
+        metadata = table["__metadata__"]
+        shape = tuple(json.loads(metadata["shape"]))
+        spans = [table[layer_name(layer)]["data_offsets"] for layer in range(shape[0])]
+        header = Header(
+            text=metadata["text"].encode("ascii").decode("unicode_escape"),
+            fingerprint=Fingerprint(**json.loads(metadata["fingerprint"])),
+            dtype=metadata["dtype"],
+            shape=shape,
+            token_checksum=metadata["token_checksum"],
+            layer_sizes=tuple(end - start for start, end in spans),
+            layer_checksums=tuple(json.loads(metadata["layer_checksums"])),
+            versions=tuple(_version(**fields) for fields in json.loads(metadata["versions"])),
+        )
+        fits = _is_laid_out(header) and header.table() == table
+    except MissingDependencyError as error:
+        raise RefusedEntryError("codec", str(error)) from error
+    except StoreError as error:  # an unknown codec
+        raise RefusedEntryError("format", str(error)) from error
+    except _WRONG_FIELDS as error:
+        # Warning: how Python reports a bad escape in the text where warnings are errors
+        raise RefusedEntryError("format", f"header fields: {error!r}") from error
+    if not fits:
+        raise RefusedEntryError("format", "the tensors are not laid out as they should be")
+    return header
+
+
+def threads_for(nbytes: int) -> int:
+    """Return blake3's ``max_threads`` for so many bytes."""
+    return blake3.AUTO if nbytes >= _MANY_BYTES else 1
+
+
+def checksum_of(data: bytes | memoryview) -> str:
+    """Return 32 hexadecimal digits of blake3."""
+    return blake3(data, max_threads=threads_for(len(data))).hexdigest(length=16)
+
+
+def canonical(value: object) -> str:
+    """Return the one JSON text of a value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _is_laid_out(header: Header) -> bool:
+    """Whether shape and sizes are possible, and the codec is known and makes such sizes."""
+    codec = codec_of(header.fingerprint.codec)
+    return (
+        len(header.shape) == 5
+        and all(type(size) is int and size > 0 for size in header.shape)
+        and header.shape[1] == 2
+        and len(header.layer_checksums) == header.shape[0]
+        and all(type(size) is int and size > 0 for size in header.layer_sizes)
+        and all(
+            codec.fits(size, header.shape[1:], DTYPES[header.dtype])
+            for size in set(header.layer_sizes)
+        )
+    )
+
+
+def _version(
+    *, prefix: Sequence[str], inter: Sequence[float], intra: float, ranked: Sequence[int]
+) -> Version:
+    return Version(tuple(prefix), tuple(inter), intra, tuple(ranked))
+
+
+def _start(view: memoryview) -> int:
+    """Return where the data area begins."""
+    start = int.from_bytes(view[:8], "little") + 8
+    if start > len(view):
+        raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
+    return start
+
+
+def _parse(view: memoryview) -> tuple[dict[str, Any], int]:
+    start = _start(view)
+    try:
+        table = json.loads(bytes(view[8:start]).decode())
+    except (ValueError, RecursionError) as error:
+        raise RefusedEntryError("unreadable", "no safetensors header") from error
+    if not isinstance(table, dict):
+        raise RefusedEntryError("unreadable", "no safetensors header")
+    return table, start
+
+
+def _tensor(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}

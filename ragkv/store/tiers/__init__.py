@@ -1,0 +1,1 @@
+"""Copies of entries in faster memory, and what is evicted from them."""

@@ -1,0 +1,85 @@
+"""The subset attention against one written out densely."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ragkv.attend.rows import Rows, attend
+from ragkv.attend.scores import Scores
+
+pytestmark = pytest.mark.usefixtures("whose_products")
+HOW = {
+    "softmax": None,
+    "capped": Scores(softcap=1.5),
+    "sinks": Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
+    "both": Scores(0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
+}
+
+
+def dense(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: list[int],
+    window: int | None,
+    how: Scores | None = None,
+) -> torch.Tensor:
+    """Row by row, key by key, in float64: nothing shared with the tested code."""
+    batch, heads, _, size = query.shape
+    group = heads // key.shape[1]
+    out = torch.zeros_like(query, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            for i, position in enumerate(rows):
+                first = 0 if window is None else max(0, position - window + 1)
+                seen = list(range(first, position + 1))
+                keys = key[b, h // group, seen].double()
+                scores = keys @ query[b, h, i].double() * size**-0.5
+                if how is not None and how.softcap is not None:
+                    scores = how.softcap * torch.tanh(scores / how.softcap)
+                weights = torch.exp(scores)
+                sink = 0 if how is None or how.sinks is None else torch.exp(how.sinks[h].double())
+                weights /= weights.sum() + sink
+                out[b, h, i] = weights @ value[b, h // group, seen].double()
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize(
+    "rows",
+    [[0], [29], list(range(30)), list(range(10, 30)), [0, 3, 4, 17, 29]],
+    ids=["first", "last", "all", "tail", "scattered"],
+)
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
+)
+@pytest.mark.parametrize("how", HOW)
+def test_rows_see_exactly_their_keys(
+    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int, how: str
+) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(batch, heads, len(rows), 16)
+    key, value = torch.randn(2, batch, kv_heads, 30, 16)
+    where = Rows.on("cpu", np.array(rows)), window
+    ours = attend(query, key, value, *where, 16**-0.5, how=HOW[how])
+    expected = dense(query, key, value, rows, window, HOW[how])
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_blocks_of_rows_join_without_seams(
+    window: int | None, kept: int, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.attend.rows.KEPT_MASK_BYTES", kept)
+    torch.manual_seed(0)
+    rows = sorted(torch.randperm(600)[:300].tolist())
+    query = torch.randn(1, 2, len(rows), 8).to(dtype)
+    key, value = torch.randn(2, 1, 1, 600, 8).to(dtype)
+    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 8**-0.5)
+    torch.testing.assert_close(
+        ours.double(), dense(query, key, value, rows, window), atol=limit, rtol=limit
+    )

@@ -1,0 +1,241 @@
+"""``ragkv store``: its commands, on a folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from campaign.first_layout import write_first_layout
+from click.testing import Result
+from store_entries import FINGERPRINT, make_entry, same, without_syncs  # noqa: F401
+from typer.testing import CliRunner
+
+from ragkv.cli.main import app
+from ragkv.config import StoreConfig
+from ragkv.errors import StoreError
+from ragkv.store import open_chunk_store
+from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.disk import namespace_folder
+
+pytestmark = pytest.mark.usefixtures("without_syncs")
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["store", *map(str, args)])
+
+
+def run_json(*args: object, code: int = 0) -> dict:
+    result = run(*args, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with closing(open_chunk_store(StoreConfig(tmp_path / "store"))) as store:
+        for text in ("a", "b", "c"):
+            store.put(make_entry(text, tokens=50), FINGERPRINT, document="one")
+        store.put(make_entry("old", tokens=50), FINGERPRINT, expires_at=1.0)
+    return tmp_path / "store"
+
+
+def entry_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def test_stats(folder):
+    found = run_json("stats", "--store", folder)
+    assert (found["texts"], found["documents"], found["expired"]) == (4, 1, 1)
+    assert found["kinds"][0]["codec"] == "raw"
+    assert "4 chunks of 1 documents" in run("stats", "--store", folder).stdout
+
+
+def test_verify_fails_until_it_has_healed(folder):
+    assert run_json("verify", "--store", folder)["sound"]
+    path = entry_files(folder)[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = run_json("verify", "--store", folder, code=1)
+    assert (found["damaged"], found["healed"]) == (1, 0)
+    assert path.exists()
+    shown = run("verify", "--store", folder)
+    assert shown.exit_code == 1
+    assert "1 damaged" in shown.stdout
+    assert run_json("verify", "--store", folder, "--heal")["healed"] == 1
+    assert run_json("verify", "--store", folder)["sound"]
+    assert not path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
+@pytest.mark.parametrize("command", ["verify", "stats", "migrate"])
+def test_after_a_crash_in_the_middle_of_a_commit(folder, command):
+    (database,) = folder.rglob("cache.db")
+    child = os.fork()
+    if child == 0:
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE Cache SET value = zeroblob(20000)")
+        os._exit(9)
+    os.waitpid(child, 0)
+    assert database.with_name("cache.db-journal").stat().st_size > 0
+    run_json(command, "--store", folder)
+    assert run_json("stats", "--store", folder)["entries"] == 4
+
+
+def test_what_only_reads_changes_nothing(folder, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    run_json("stats", "--store", folder)
+    run_json("verify", "--store", folder)
+    run_json("export", tmp_path / "a.tar", "--store", folder)
+    for command in (["stats"], ["verify"], ["export", tmp_path / "a.tar"]):
+        refused = run(*command, "--store", folder, "--namespace", "typo")
+        assert refused.exit_code == 2
+        assert "with the namespace 'typo'" in refused.stderr
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert run("verify", "--store", tmp_path / "none").exit_code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_gc(folder):
+    assert run_json("gc", "--store", folder) == {"removed": 1}
+    assert "0 chunks removed" in run("gc", "--store", folder).stdout
+
+
+@pytest.mark.parametrize("command", [["gc"], ["verify", "--heal"], ["stats"], ["export", "a.tar"]])
+def test_a_mistyped_folder_is_not_made(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*command, "--store", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "no store at" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_leaves_alone_what_is_no_file(folder, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "and no file" in run("export", pipe, "--store", folder).stderr
+    assert pipe.is_fifo()
+
+
+def test_export_and_import(folder, tmp_path):
+    done = run_json("export", tmp_path / "a.tar", "--store", folder)
+    assert done["entries"] == 3, "the fourth has expired"
+    again = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+    assert (again["entries"], again["nbytes"]) == (3, done["nbytes"])
+    shown = run("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+    assert "0 entries, 0.0 MB; 3 were there already" in shown.stdout
+    refused = run("import", entry_files(folder)[0], "--store", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "Error: " in refused.stderr
+
+
+def test_migrate(tmp_path):
+    folder = namespace_folder(tmp_path, "default")
+    write_first_layout(folder, [make_entry("a", tokens=50)], FINGERPRINT)
+    refused = run("stats", "--store", tmp_path)
+    assert refused.exit_code == 2
+    assert "ragkv store migrate" in refused.stderr
+    assert run_json("migrate", "--store", tmp_path) == {"entries": 1, "damaged": 0}
+    assert run_json("stats", "--store", tmp_path)["entries"] == 1
+    assert "0 entries carried over" in run("migrate", "--store", tmp_path).stdout
+
+
+def test_an_encrypted_store(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+    monkeypatch.delenv("RAGKV_STORE_KEY", raising=False)
+    options = ("--store", tmp_path / "store", "--encrypt")
+    key = run("key").stdout.strip()
+    assert len(base64.b64decode(key)) == 32
+    monkeypatch.setenv("RAGKV_STORE_KEY", key)
+    with closing(open_chunk_store(StoreConfig(tmp_path / "store", encrypt=True))) as store:
+        store.put(make_entry("a secret", tokens=50), FINGERPRINT, document="a document")
+        assert same(store.get("a secret", FINGERPRINT).entry, make_entry("a secret", tokens=50))
+    for path in (tmp_path / "store").rglob("*"):
+        assert path.is_dir() or b"secret" not in path.read_bytes()
+    assert run_json("stats", *options)["documents"] == 1
+    assert run_json("verify", *options)["sound"]
+    assert run_json("export", tmp_path / "a.tar", *options)["entries"] == 1
+    plain = run("stats", "--store", tmp_path / "store")
+    assert plain.exit_code == 2
+    assert "encrypt" in plain.stderr
+    monkeypatch.delenv("RAGKV_STORE_KEY")
+    refused = run("stats", *options)
+    assert refused.exit_code == 2
+    assert "ragkv store key" in refused.stderr
+    monkeypatch.setenv("RAGKV_STORE_KEY", run("key").stdout.strip())
+    other = run("stats", *options)
+    assert other.exit_code == 2
+    assert "RAGKV_STORE_KEY" in other.stderr
+
+
+def test_bench(tmp_path):
+    options = ("bench", "--store", tmp_path / "store", "--mb", 6, "--chunk-mb", 2, "--rounds", 1)
+    found = run_json(*options)
+    assert found["megabytes"] == pytest.approx(6, abs=0.1)
+    assert found["chunk_megabytes"] == pytest.approx(2, abs=0.1)
+    for name in ("warm", "cold"):
+        assert found[name]["share"] == found[name]["store"] / found[name]["memmap"] > 0
+    assert not list((tmp_path / "store").iterdir())
+    assert "memmap MB/s" in run(*options).stdout
+    assert run("bench", "--store", ":memory:").exit_code == 2
+
+
+def test_a_bench_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreError("the backend is gone")
+
+    monkeypatch.setattr(ChunkStore, "get", fail)
+    result = run("bench", "--store", tmp_path / "store", "--mb", 1, "--chunk-mb", 1)
+    assert result.exit_code == 2
+    assert "the backend is gone" in result.stderr
+    assert not list((tmp_path / "store").iterdir())
+
+
+def test_a_store_without_a_name_is_refused():
+    refused = run("gc", "--store", "")
+    assert refused.exit_code == 2
+    assert "has no name" in refused.stderr
+
+
+def test_a_stray_folder_does_not_close_a_store(folder):
+    """As backups and file managers leave them: nothing of it is touched."""
+    kv = entry_files(folder)[0].parent
+    stray = kv / "tmp-backup"
+    stray.mkdir()
+    os.utime(stray, (0, 0))
+    assert run("gc", "--store", folder).exit_code == 0
+    assert stray.is_dir()
+    entry = entry_files(folder)[0]
+    entry.unlink()
+    entry.mkdir()
+    found = run("verify", "--store", folder, "--json")
+    assert found.exit_code == 1
+    assert "cannot be read" in found.stdout
+    assert run("gc", "--store", folder).exit_code == 0
+
+
+def test_json_is_json_in_color_too(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert json.loads(run("stats", "--store", folder, "--json").stdout)["texts"] == 4
+    plain = CliRunner().invoke(app, ["plan", "--prefill-tps", "1e-310", "--json"]).stdout
+    assert "Infinity" not in plain
+    assert json.loads(plain)
+
+
+def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
+    with closing(open_chunk_store(StoreConfig(folder))) as store:
+        entry = make_entry("soon over", tokens=50)
+        store.put(entry, FINGERPRINT, document="two", expires_at=4e9)
+    assert run_json("export", tmp_path / "a.tar", "--store", folder)["entries"] == 4
+    monkeypatch.setattr("ragkv.store.operate.archive.time.time", lambda: 5e9)
+    for again in (False, True):
+        done = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+        kept = (0, 3) if again else (3, 0)
+        assert (done["entries"], done["existing"], done["expired"]) == (*kept, 1)

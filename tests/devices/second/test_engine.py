@@ -1,0 +1,240 @@
+"""An engine on a device other than the CPU gives the same answers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.config import StoreConfig
+from ragkv.engine.verify import check_model
+from ragkv.errors import StoreError, UnsupportedModelError
+from ragkv.measure.speed.run import bench_ttft
+from ragkv.measure.speed.ttft import Plan
+from ragkv.select import method_names
+from ragkv.store.entry.codecs import CODECS, codec_of
+from ragkv.store.entry.codecs.grid import GridCodec
+from ragkv.store.entry.codecs.raw import Raw
+
+DEVICE = os.environ["RAGKV_SECOND_DEVICE"]
+EXACT = {"atol": 0, "rtol": 0} if DEVICE == "second" else {"atol": 1e-5, "rtol": 1e-5}
+"""A GPU's cosine is another in the last place."""
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+REUSED = 1
+"""In a report's positions."""
+
+WITHOUT_TIES = [("llama", name) for name in method_names()] + [
+    (family, "query")
+    for family in ("qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "phi3", "mistral-window")
+]
+
+
+@pytest.fixture(scope="module")
+def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("auxiliary")
+    tiny_model("qwen2", seed=5).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "name"), WITHOUT_TIES, ids=str)
+def test_answers_are_those_of_the_cpu(
+    make_engine: Make, auxiliary: Path, family: str, name: str
+) -> None:
+    settings = {"method": name, "recompute_ratio": 0.3, "auxiliary_model": str(auxiliary)}
+    logits, tokens, reused = [], [], []
+    for device in ("cpu", DEVICE):
+        engine = make_engine(family, device=device)
+        engine.precompute(CHUNKS, **settings)
+        prefilled = engine.prefill(PROMPT, **settings)
+        assert prefilled.logits.device.type == device
+        logits.append(prefilled.logits.cpu())
+        reused.append(prefilled.report.reused_tokens)
+        tokens.append(engine.generate(PROMPT, max_new_tokens=8, **settings).token_ids)
+    torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
+    assert tokens[0] == tokens[1]
+    assert reused[0] == reused[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_steps_over_a_static_cache(make_engine: Make, family: str) -> None:
+    tokens = []
+    for device, over in (("cpu", None), (DEVICE, "static"), (DEVICE, "static")):
+        engine = make_engine(family, device=device)
+        engine.precompute(CHUNKS)
+        settings = {"max_new_tokens": 8, "repair_ahead": False, "cache_implementation": over}
+        answers = [engine.generate(PROMPT, method=name, **settings) for name in ("query", "full")]
+        tokens.append([answer.token_ids for answer in answers])
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+TIERS = {
+    "device": {},
+    "memory": {"device_bytes": 0},
+    "disk": {"device_bytes": 0, "memory_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("fetched", [False, True], ids=["asked", "prefetched"])
+def test_from_every_tier(
+    make_engine: Make, tmp_path: Path, tier: str, codec: str, fetched: bool
+) -> None:
+    """Entries of one store, written on either device, are those of the other."""
+    logits = []
+    for device in ("cpu", DEVICE, DEVICE):
+        store = StoreConfig(tmp_path, codec=codec, **TIERS[tier])
+        engine = make_engine(device=device, store=store)
+        assert engine.precompute(CHUNKS).new == (len(CHUNKS) if device == "cpu" else 0)
+        for _ in range(2):
+            if fetched:
+                engine.prefetch(CHUNKS)
+            out = engine.prefill(PROMPT, recompute_ratio=0.3)
+            assert out.report.misses == ()
+            logits.append(out.logits.cpu())
+        engine.close()
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4", "raw+zstd", "int4+zstd"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
+def test_what_a_disk_has_is_decoded_there(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, codec: str
+) -> None:
+    """Codes cross to the device, and become what the CPU makes of them, to the last bit."""
+    store = StoreConfig(tmp_path, codec=codec, device_bytes=0, memory_bytes=0)
+    settings = {"method": "reuse", "recompute_ratio": 0.0, "on_miss": "skip"}
+    engine = make_engine(family, store=store)
+    engine.precompute(CHUNKS)
+    expected = engine.prefill(PROMPT, **settings)
+    for plain in (GridCodec, Raw):
+        monkeypatch.setattr(plain, "decode", None)
+    found = make_engine(family, device=DEVICE, store=store).prefill(PROMPT, **settings)
+    assert found.report.misses == ()
+    cached = torch.tensor(list(found.report.positions)) == REUSED
+    assert int(cached.sum()) > 100
+    for ours, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
+        for part in ("keys", "values"):
+            mine, wanted = (getattr(layer, part)[0, :, : len(cached)] for layer in (ours, theirs))
+            torch.testing.assert_close(mine.cpu()[:, cached], wanted[:, cached], **EXACT)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8+zstd"])
+@pytest.mark.parametrize("memory", [0, 1 << 24])
+def test_a_chunk_that_is_damaged_costs_itself(
+    make_engine: Make, tmp_path: Path, codec: str, memory: int
+) -> None:
+    answers = []
+    for device in ("cpu", DEVICE):
+        store = StoreConfig(tmp_path / device, codec=codec, memory_bytes=memory, device_bytes=0)
+        make_engine(store=store).precompute(CHUNKS)
+        path = max((tmp_path / device).rglob("*.safetensors"))
+        raw = bytearray(path.read_bytes())
+        raw[-len(raw) // 4] ^= 1  # in one of the later layers
+        path.write_bytes(raw)
+        engine = make_engine(device=device, store=store)
+        found = engine.generate(PROMPT, max_new_tokens=6, on_miss="skip")
+        assert [miss.reason for miss in found.report.misses] == ["checksum"]
+        answers.append((found.report.misses, found.token_ids))
+        engine.close()
+    assert answers[0] == answers[1]
+
+
+def test_chunks_that_are_encoded_on_it_are_those_of_the_cpu(
+    make_engine: Make, tmp_path: Path
+) -> None:
+    logits = []
+    for writer, reader in (("cpu", "cpu"), (DEVICE, "cpu"), (DEVICE, DEVICE)):
+        store = tmp_path / writer
+        make_engine(device=writer, store=store).precompute(CHUNKS)
+        out = make_engine(device=reader, store=store).prefill(PROMPT, recompute_ratio=0.3)
+        assert out.report.misses == ()
+        logits.append(out.logits.cpu())
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4+zstd"])
+def test_codes_that_are_made_on_it_are_read_everywhere(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    store = StoreConfig(tmp_path, codec=codec)
+    with monkeypatch.context() as patch:
+        patch.setattr(GridCodec, "_put_keys", None)  # the host's way of making them
+        assert make_engine(device=DEVICE, store=store).precompute(CHUNKS).new == len(CHUNKS)
+    logits = []
+    for device in ("cpu", DEVICE):
+        out = make_engine(device=device, store=store).prefill(PROMPT, recompute_ratio=0.3)
+        assert out.report.misses == ()
+        logits.append(out.logits.cpu())
+    torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("shape", [(2, 150, 64), (3, 21, 6), (1, 1, 2)], ids=str)
+def test_codecs_make_the_same_bytes_there(
+    name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    layer = [torch.randn(shape, generator=draw).mul(5).to(dtype) for _ in range(2)]
+    codec = codec_of(name)
+    there = codec.encode(*(part.to(DEVICE) for part in layer))
+    assert b"".join(there) == b"".join(codec.encode(*layer))
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf, 1e6])
+@pytest.mark.parametrize("where", [0, 1], ids=["keys", "values"])
+def test_what_cannot_be_kept_is_refused_there(number: float, where: int) -> None:
+    layer = torch.ones(2, 2, 9, 4)
+    layer[where, 1, 4, 3] = number
+    with pytest.raises(StoreError, match="use codec raw"):
+        codec_of("int8").encode(*layer.to(DEVICE))
+
+
+def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
+    answers = []
+    for device in ("cpu", DEVICE):
+        engine = make_engine(device=device)
+        engine.precompute(CHUNKS)
+        settings = {"max_new_tokens": 6, "recompute_ratio": "auto"}
+        drawn = engine.generate(PROMPT, seed=3, temperature=1.2, **settings)
+        assert "of the cached tokens" in drawn.report.choice
+        assert "recomputed" in drawn.report.to_html()
+        answers.append((drawn.token_ids, "".join(engine.stream(PROMPT, **settings))))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_check_holds(make_engine: Make, family: str) -> None:
+    engine = make_engine(family, device=DEVICE)
+    assert all(row.holds for row in check_model(engine))
+    with torch.device(DEVICE):  # as torch.set_default_device does
+        assert all(row.holds for row in check_model(engine))
+        assert engine.generate(PROMPT, max_new_tokens=300).token_ids
+
+
+def test_the_benchmark_measures_there(make_engine: Make) -> None:
+    loaded = make_engine(device=DEVICE).loaded
+    plan = Plan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
+    found = bench_ttft(loaded, plan)
+    assert [(row.tier, row.ratio) for row in found.rows] == [("memory", 0.2), ("disk", 0.2)]
+    assert all(row.ragkv_s > 0 and row.bound_s > 0 for row in found.rows)
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    model = tiny_model()
+    model.model.layers[1].to(DEVICE)
+    with pytest.raises(UnsupportedModelError, match=f"weights on cpu and {DEVICE}:0"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")

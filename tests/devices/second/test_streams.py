@@ -1,0 +1,102 @@
+"""An engine on a device other than the CPU: no race, no needless waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import second_device
+from tiny import some_chunks
+
+from ragkv import RagKV
+from ragkv.config import StoreConfig
+from ragkv.engine.corpus import Corpus
+from ragkv.model.streams import SideStream, side_stream
+from ragkv.splice.on_device import put_on_device
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt-oss"])
+def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: str) -> None:
+    """The host waits for scores, to choose by them, and for the first token: for nothing else."""
+    engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    waited: list[list[str]] = []
+
+    def before(*_: object) -> None:
+        second_device.waits.clear()
+
+    def after(*_: object) -> None:
+        waited.append(list(second_device.waits))
+
+    hooks = [
+        engine.model.register_forward_pre_hook(before),
+        engine.model.register_forward_hook(after, always_call=True),
+    ]
+    for method in ("query", "epic", "reuse"):
+        engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
+    for hook in hooks:
+        hook.remove()
+    assert waited == [[]] * 4  # query has a pass to choose by
+
+
+@pytest.mark.parametrize("store", [{"device_bytes": 0}, {}], ids=["from-host", "from-device"])
+def test_later_layers_are_copied_while_earlier_ones_are_computed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, store: dict[str, int]
+) -> None:
+    engine = make_engine(device="second", store=StoreConfig(":memory:", **store))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    given: list[tuple[int, int]] = []
+
+    def noted(*args: Any) -> None:
+        own = side_stream(engine.loaded.device)._own
+        computing = second_device.current_stream()
+        given.append((computing.known[computing.number], own.known[computing.number]))
+        put_on_device(*args)
+
+    monkeypatch.setattr("ragkv.splice.place.put_on_device", noted)
+    engine.prefill(PROMPT, method="epic", recompute_ratio=0.3)
+    computed, waited_for = zip(*given, strict=True)
+    assert len(set(computed)) == len(computed) > 1
+    assert len(set(waited_for)) == 1
+
+
+def test_layers_that_are_not_waited_for_are_seen(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test's own test: without the one line that joins the streams, there is a race."""
+    engine = make_engine(device="second", store=StoreConfig(":memory:", device_bytes=0))
+    engine.precompute(CHUNKS)
+    engine.prefill(PROMPT)
+    beside = SideStream.beside
+
+    @contextmanager
+    def forgetful(self: SideStream) -> Iterator[None]:
+        current = second_device.current_stream()
+        known = dict(current.known)
+        with beside(self):
+            yield
+        current.known = known
+
+    monkeypatch.setattr(SideStream, "beside", forgetful)
+    with pytest.raises(second_device.RaceError):
+        engine.prefill(PROMPT)
+
+
+def test_what_is_timed_has_been_computed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate at which chunks are computed decides whether they are loaded."""
+    waited: list[list[str]] = []
+    monkeypatch.setattr(Corpus, "computed", lambda *_: waited.append(list(second_device.waits)))
+    engine = make_engine(device="second")
+    second_device.waits.clear()
+    engine.precompute(CHUNKS[:1])
+    assert "streams.py:wait_for" in waited[0]

@@ -1,0 +1,151 @@
+"""Many readers in one event loop: who waits costs no thread of the program's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from langchain_ragkv import ChatRagKV, RagKVPipeline
+from llama_index.llms.ragkv import RagKVLLM
+from tiny import some_chunks
+
+from ragkv import RagKV
+from ragkv.errors import ModelInUseError
+
+Make = Callable[..., RagKV]
+Call = Callable[[str], Coroutine[Any, Any, object]]
+READERS = 40
+"""More than the default executor has threads."""
+
+
+def endless(engine: RagKV) -> RagKV:
+    engine.model.generation_config.eos_token_id = None
+    return engine
+
+
+def calls(kv: RagKV, tokens: int) -> dict[str, Call]:
+    """Each framework's ways to ask, for answers of so many tokens."""
+    chat = ChatRagKV(kv=kv, max_tokens=tokens)
+    settings = {"max_new_tokens": tokens, "do_sample": False}
+    pipeline = RagKVPipeline(kv=kv, pipeline_kwargs=settings)
+    llm = RagKVLLM(kv=kv, max_new_tokens=tokens, context_window=200_000)
+
+    async def read(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    async def completed(prompt: str) -> None:
+        await read(await llm.astream_complete(prompt))
+
+    return {
+        "chat": chat.ainvoke,
+        "chat, streamed": lambda prompt: read(chat.astream(prompt)),
+        "pipeline": pipeline.ainvoke,
+        "pipeline, streamed": lambda prompt: read(pipeline.astream(prompt)),
+        "llama": llm.acomplete,
+        "llama, streamed": completed,
+    }
+
+
+WAYS = ("chat", "chat, streamed", "pipeline", "pipeline, streamed", "llama", "llama, streamed")
+
+
+def test_a_stream_is_read_by_async_for(make_engine: Make) -> None:
+    engine = make_engine()
+    expected = engine.generate("Some words", max_new_tokens=6)
+
+    async def read() -> None:
+        async with engine.stream("Some words", max_new_tokens=6) as stream:
+            assert "".join([piece async for piece in stream]) == expected.text
+        assert stream.completion.token_ids == expected.token_ids
+        assert [piece async for piece in stream] == []
+        failing = engine.stream("", max_new_tokens=6)
+        with pytest.raises(ValueError, match="prompt"):
+            [piece async for piece in failing]
+
+    asyncio.run(read())
+
+
+def test_an_async_reader_cannot_wait_for_itself(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.engine.stream._PATIENCE_S", 0.2)
+    engine = make_engine()
+
+    async def read() -> None:
+        with engine.turn(), pytest.raises(ModelInUseError, match="outside"):
+            await anext(engine.stream("Some words", max_new_tokens=3))
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_takes_no_thread_of_the_programs(make_engine: Make, way: str) -> None:
+    engine = make_engine()
+    call = calls(engine, 3)[way]
+
+    async def scenario() -> None:
+        with engine.turn():  # nobody gets on
+            waiting = [asyncio.create_task(call(f"Words {number}")) for number in range(READERS)]
+            await asyncio.sleep(0.2)
+            await asyncio.wait_for(asyncio.to_thread(time.sleep, 0), timeout=5)
+            assert not any(task.done() for task in waiting)
+        await asyncio.wait_for(asyncio.gather(*waiting), timeout=60)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_is_cancelled_lets_go_at_once(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Whoever holds the model ends with the next token; those who wait prepare nothing."""
+    engine = endless(make_engine())
+    call = calls(engine, 100_000)[way]
+    prepare, prepared, begun = engine._repairer.prepare, [], threading.Event()
+
+    def noted(*given: Any, **more: Any) -> Any:
+        prepared.append(1)
+        begun.set()
+        return prepare(*given, **more)
+
+    monkeypatch.setattr(engine._repairer, "prepare", noted)
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(call("\n".join(some_chunks(2)))) for _ in range(READERS)]
+        assert await asyncio.to_thread(begun.wait, 10)
+        for task in tasks:
+            task.cancel()
+        began = time.monotonic()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert time.monotonic() - began < 2
+
+    asyncio.run(scenario())
+    assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5
+    assert len(prepared) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_time_spent_waiting_counts(make_engine: Make, *, asynchronous: bool) -> None:
+    engine = make_engine()
+    chat = ChatRagKV(kv=engine, max_tokens=3, timeout=0.3)
+
+    async def ask() -> None:
+        if asynchronous:
+            await chat.ainvoke("Words")
+        else:
+            await asyncio.to_thread(chat.invoke, "Words")
+
+    async def scenario() -> None:
+        with engine.turn():
+            began = time.monotonic()
+            with pytest.raises(TimeoutError, match=r"0\.3"):
+                await ask()
+            assert time.monotonic() - began < 5
+
+    asyncio.run(scenario())
+    assert chat.invoke("Words").content

@@ -1,0 +1,109 @@
+"""What an engine remembers of the chunks that were named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from threads import each_in_a_thread
+from tiny import some_chunks
+
+from ragkv import RagKV
+from ragkv.engine.background import MOST_NAMED
+
+Make = Callable[..., RagKV]
+
+
+def test_what_the_store_has_needs_no_remembering(make_engine: Make) -> None:
+    engine, chunks = make_engine(), some_chunks(3)
+    engine.precompute(chunks[:2])
+    engine.prefetch(chunks)
+    engine.wait()
+    assert engine._background.named == [chunks[2]]
+    engine.generate("\n\n".join(chunks), max_new_tokens=1)
+    engine.wait()
+    assert engine._background.named == []
+    assert engine.contains(chunks[2])
+
+
+def test_the_last_named_are_remembered(make_engine: Make) -> None:
+    engine = make_engine()
+    first, *others = [f"A text that no prompt has, number {i}." for i in range(MOST_NAMED + 20)]
+
+    def name(texts: list[str]) -> None:
+        engine.prefetch(texts)
+
+    engine.prefetch([first])
+    each_in_a_thread(name, [others[at::10] for at in range(10)])
+    assert len(engine._background.named) == MOST_NAMED
+    assert first not in engine._background.named
+    engine.prefetch(["fresh"])
+    again = engine._background.named[0]
+    engine.prefetch([again])
+    assert engine._background.named[-2:] == ["fresh", again]
+
+
+def test_what_fails_there_is_said(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, chunks = make_engine(), some_chunks(3)
+    engine.precompute(chunks[:2])
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory left")
+
+    engine.prefetch(chunks)
+    engine.wait()
+    monkeypatch.setattr(engine._corpus, "encode", fail)
+    assert engine.generate("\n\n".join(chunks), max_new_tokens=1).token_ids
+    engine.wait()
+    assert "no memory left" in caplog.text
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_chunks_that_a_pipeline_rewrites_are_noticed(
+    make_engine: Make, caplog: pytest.LogCaptureFixture, stored: bool
+) -> None:
+    """Other metadata, or texts as a list: the words are there, and nothing is reused."""
+    engine = make_engine()
+    chunks = [f"page: {at}\n{text}\nthe end" for at, text in enumerate(some_chunks(3))]
+    if stored:
+        engine.precompute(chunks)
+    for prompt in ("\n\n".join(some_chunks(3)), str(chunks)):
+        engine.prefetch(chunks)
+        report = engine.generate(prompt, max_new_tokens=1).report
+        assert report.reused_tokens == 0
+        assert "in another form" in report.warnings[0]
+    assert caplog.text.count("in another form") == 1
+
+
+def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(
+    make_engine: Make,
+) -> None:
+    engine, chunks = make_engine(), some_chunks(3)
+    engine.precompute(chunks)
+    for prompt in (
+        chunks[1] + chunks[0][: len(chunks[0]) // 2],  # the others left out, one cut
+        "Make one question of this talk.",
+        "",
+    ):
+        engine.prefetch([*chunks, "", "short"])
+        if prompt:
+            assert not any("form" in said for said in engine.prefill(prompt).report.warnings)
+    assert not any("form" in said for said in engine.prefill("Words " * 40).report.warnings)
+
+
+@pytest.mark.parametrize("method", ["query", "prefix", "full"])
+def test_a_chunk_that_was_cut_or_not_looked_for_warns_of_nothing(
+    make_engine: Make, method: str
+) -> None:
+    engine = make_engine()
+    chunk = "page 1\n" + "The longest line is not cut. " * 12 + "\n" + some_chunks(1)[0]
+    engine.precompute([chunk])
+    engine.prefetch([chunk])
+    report = engine.generate(chunk[:-80], max_new_tokens=1, method=method).report
+    assert bool(report.reused_tokens) == (method == "query")
+    assert not any("form" in said for said in report.warnings)
+    engine.prefetch([chunk])
+    report = engine.generate(repr(chunk), max_new_tokens=1, method=method).report
+    assert any("form" in said for said in report.warnings) == (method != "full")

@@ -1,0 +1,495 @@
+"""The engine as its user sees it: ingestion, misses, overrides, streams, bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from threads import each_in_a_thread
+from tiny import LONGROPE, SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, normalizers
+from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
+
+from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig
+from ragkv.config import AutoRatio
+from ragkv.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    StoreFullError,
+    UnknownMethodError,
+    UnsupportedModelError,
+)
+from ragkv.select import Method, Scene
+from ragkv.select.method import FloatArray
+
+Make = Callable[..., RagKV]
+
+
+# ---- ingestion
+
+
+def test_precompute_counts_new_and_existing(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(3)
+    first = engine.precompute([chunks[0], chunks[1], f"  {chunks[0]}\n", "tiny"])
+    assert (first.new, first.existing, first.skipped) == (2, 0, 1)
+    assert first.tokens > 100
+    assert first.bytes > 0
+    second = engine.precompute(chunks)
+    assert (second.new, second.existing) == (1, 2)
+    assert engine.contains(f"\n{chunks[2]} ")
+    assert engine.forget(chunks[2])
+    assert not engine.forget(chunks[2])
+    assert not engine.contains(chunks[2])
+    assert engine.prefill(ask(chunks[2:])).report.reused_tokens == 0
+
+
+def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -> None:
+    chunks = some_chunks(3)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as one:
+        one.precompute(chunks)
+        before = one.prefill(ask(chunks)).logits
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as two:
+        assert two.precompute(chunks).existing == 3
+        out = two.prefill(ask(chunks))
+        assert out.report.reused_tokens > 100
+        torch.testing.assert_close(out.logits, before)
+
+
+@pytest.mark.parametrize("change", ["weights", "dtype", "sink", "tokenizer", "namespace"])
+def test_another_fingerprint_never_hits(tmp_path: Path, change: str) -> None:
+    chunks = some_chunks(2)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as one:
+        one.precompute(chunks)
+    model, tokenizer, settings = tiny_model(), tiny_tokenizer(), {}
+    if change == "weights":
+        with torch.no_grad():
+            model.model.layers[2].mlp.up_proj.weight[3, 5] += 1e-3
+    elif change == "dtype":
+        model = model.to(torch.bfloat16)
+    elif change == "sink":
+        settings = {"reuse": ReuseConfig(sink="Another head.\n")}
+    elif change == "tokenizer":
+        raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        raw.normalizer = normalizers.NFC()
+        tokenizer = type(tokenizer)(tokenizer_object=raw, bos_token="<|bos|>", eos_token="<|eos|>")
+        tokenizer.chat_template = tiny_tokenizer().chat_template
+    elif change == "namespace":
+        settings = {"namespace": "other"}
+    with RagKV(model, tokenizer, store=tmp_path, **settings) as two:
+        report = two.prefill(ask(chunks)).report
+        assert report.reused_tokens == 0
+        expected = [] if change == "namespace" else ["fingerprint", "fingerprint"]
+        assert [miss.reason for miss in report.misses] == expected
+
+
+def test_chunks_put_by_another_engine_are_found_without_restart(tmp_path: Path) -> None:
+    chunks = some_chunks(2)
+    with (
+        RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as server,
+        RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as ingest,
+    ):
+        assert server.prefill(ask(chunks)).report.reused_tokens == 0
+        ingest.precompute(chunks)
+        assert server.prefill(ask(chunks)).report.reused_tokens > 100
+
+
+def test_named_chunks_are_stored_after_the_answer(make_engine: Make) -> None:
+    chunks = some_chunks(2)
+    engine = make_engine()
+    engine.prefetch(chunks)
+    assert engine.prefill(ask(chunks)).report.reused_tokens == 0
+    engine.wait()
+    assert engine.contains(chunks[0])
+    assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+    skipping = make_engine(reuse=ReuseConfig(on_miss="skip"))
+    skipping.prefetch(chunks)
+    skipping.prefill(ask(chunks))
+    skipping.wait()
+    assert not skipping.contains(chunks[0])
+
+
+def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
+    chunks = some_chunks(2)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks)
+        before = engine.prefill(ask(chunks), method="full").logits
+    for path in tmp_path.rglob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        raw[-5] ^= 1
+        path.write_bytes(raw)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        torn = engine.prefill(ask(chunks))
+        assert {miss.reason for miss in torn.report.misses} == {"checksum"}
+        torch.testing.assert_close(torn.logits, before, atol=5e-5, rtol=1e-4)
+        engine.wait()
+        assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+
+
+def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
+    chunks = some_chunks(6)
+    store = StoreConfig(path=tmp_path, disk_bytes=200_000)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        with pytest.raises(StoreFullError):
+            engine.precompute(chunks)
+        kept = [chunk for chunk in chunks if engine.contains(chunk)]
+        assert 0 < len(kept) < len(chunks)
+        engine.prefetch(chunks)
+        out = engine.generate(ask(chunks), max_new_tokens=2)
+        engine.wait()
+        assert len(out.report.chunks) == len(kept)
+
+
+# ---- answering
+
+
+def test_overrides_are_for_one_call(make_engine: Make) -> None:
+    engine = make_engine(reuse=ReuseConfig(recompute_ratio=0.5))
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    assert engine.prefill(ask(chunks), recompute_ratio=0.1).report.effective_ratio < 0.11
+    assert engine.prefill(ask(chunks), method="full").report.method == "full"
+    assert engine.prefill(ask(chunks)).report.effective_ratio == pytest.approx(0.5, abs=0.01)
+
+
+def test_stream_gives_the_same_text(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    whole = engine.generate(ask(chunks), max_new_tokens=20)
+    stream = engine.stream(ask(chunks), max_new_tokens=20)
+    with pytest.raises(RuntimeError):
+        _ = stream.completion
+    assert "".join(stream) == whole.text == stream.completion.text
+    assert stream.completion.token_ids == whole.token_ids
+    assert stream.completion.report.ttft_s > 0
+
+
+def test_a_stream_closed_early_ends_the_generation(make_engine: Make) -> None:
+    engine = make_engine()
+    with engine.stream("Some words to begin with", max_new_tokens=100_000) as stream:
+        next(stream)
+    assert list(stream) == []
+    assert engine.generate("Some words", max_new_tokens=2).token_ids
+
+
+def test_an_error_in_a_stream_reaches_its_reader(make_engine: Make) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match="messages"):
+        list(engine.stream([{"text": "no role"}]))
+
+
+def test_stop_texts_end_the_answer_and_are_not_in_it(make_engine: Make) -> None:
+    engine = make_engine()
+    plain = engine.generate("The assignment statement", max_new_tokens=24).text
+    stop = plain[len(plain) // 2 :][:3]
+    stopped = engine.generate("The assignment statement", max_new_tokens=24, stop=stop)
+    assert stopped.text == plain[: plain.index(stop)]
+    assert len(stopped.token_ids) < 24
+    pieces = list(engine.stream("The assignment statement", max_new_tokens=24, stop=[stop]))
+    assert "".join(pieces) == stopped.text
+
+
+def test_sampling_follows_its_seed(make_engine: Make) -> None:
+    engine = make_engine()
+
+    def drawn(seed: int) -> list[int]:
+        settings = {"temperature": 1.5, "top_p": 0.95, "max_new_tokens": 12}
+        return engine.generate("Words", seed=seed, **settings).token_ids
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    greedy = engine.generate("Words", max_new_tokens=12).token_ids
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+        settings = {"temperature": 9.0, "seed": 1, "max_new_tokens": 12, **narrow}
+        assert engine.generate("Words", **settings).token_ids == greedy
+
+
+def test_a_foreign_head_is_in_each_report_and_once_in_the_log(
+    make_engine: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    with caplog.at_level(logging.WARNING, "ragkv"):
+        first = engine.prefill("No chat template here.\n\n" + "\n\n".join(chunks) + "\n\nWell?")
+        second = engine.prefill("No chat template here.\n\n" + "\n\n".join(chunks) + "\n\nSo?")
+    assert "head" in first.report.warnings[0]
+    assert second.report.warnings == first.report.warnings
+    assert len([record for record in caplog.records if "head" in record.message]) == 1
+
+
+def test_sink_from_a_template_covers_the_prompts_head(make_engine: Make) -> None:
+    engine = make_engine()
+    template = "Use the context.\n-----\n{context}\n-----\nQuestion: {question}"
+    sink = engine.sink_from([{"role": "user", "content": template}])
+    chunks = some_chunks(2)
+    engine.precompute(chunks, sink=sink)
+    text = template.format(context="\n\n".join(chunks), question="Why?")
+    report = engine.prefill([{"role": "user", "content": text}], sink=sink).report
+    assert report.sink_tokens == len(engine.tokenizer(sink)["input_ids"])
+    assert report.warnings == ()
+    assert report.reused_tokens > 100
+
+
+def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(6)
+    engine.precompute(chunks[:4])
+    prompts = [ask([chunks[i], chunks[(i + 2) % 6]], f"\n\nQuestion {i}?") for i in range(6)]
+    alone = [engine.generate(prompt, max_new_tokens=5).token_ids for prompt in prompts]
+    together: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        if index == 5:
+            engine.precompute(chunks[4:5])
+        together[index] = engine.generate(
+            prompts[index], max_new_tokens=5, on_miss="skip"
+        ).token_ids
+
+    each_in_a_thread(work, range(6))
+    assert [together[index] for index in (0, 1, 3)] == [alone[index] for index in (0, 1, 3)]
+
+
+def test_the_report_is_plain_data(make_engine: Make) -> None:
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    report = engine.generate(ask(chunks), max_new_tokens=3).report.to_dict()
+    again = json.loads(json.dumps(report))
+    assert again["completion_tokens"] == 3
+    assert len(again["positions"]) == again["prompt_tokens"]
+    assert set(again["steps"]) >= {"find", "load", "splice", "select", "recompute", "first_token"}
+
+
+def test_auto_says_what_it_chose(make_engine: Make) -> None:
+    engine = make_engine(reuse=ReuseConfig(recompute_ratio="auto"))
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    report = engine.prefill(ask(chunks), auto=AutoRatio(0.5)).report
+    assert report.recompute_ratio == "auto"
+    assert "hold 50% of the query's attention" in report.choice
+    more = engine.prefill(ask(chunks), auto=AutoRatio(0.7, ceiling=1.0)).report
+    assert report.effective_ratio < more.effective_ratio
+    assert json.loads(json.dumps(report.to_dict()))["choice"] == report.choice
+
+
+def test_a_method_made_of_pieces(make_engine: Make) -> None:
+    def backwards(scene: Scene) -> FloatArray:
+        return np.arange(len(scene.layout.cached), dtype=np.float32)
+
+    engine = make_engine()
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+    mine = Method("mine", "this test", score=backwards, heads=2, grouping=Grouping(4, 3))
+    report = engine.prefill(ask(chunks), method=mine).report
+    assert report.method == "mine"
+    assert report.chunks[0].recomputed == 0
+    assert report.chunks[2].recomputed > report.chunks[1].recomputed
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recompute_ratio": 1.5}, "between 0 and 1"),
+        ({"recompute_ratio": -0.1}, "between 0 and 1"),
+        ({"recompute_ratio": "much"}, "number"),
+        ({"recompute_ratio": True}, "number"),
+        ({"recompute_ratio": float("nan")}, "between 0 and 1"),
+        ({"method": 3}, "name or a Method"),
+        ({"auto": 0.9}, "AutoRatio"),
+        ({"recompute_ratio": "auto", "method": "epic"}, "'query'"),
+        ({"on_miss": "explode"}, "store, skip"),
+        ({"grouping": 8}, "Grouping"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"sinks": "x"}, "unknown reuse setting"),
+    ],
+)
+def test_bad_settings_are_refused(
+    make_engine: Make, settings: dict[str, object], message: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match=message):
+        engine.generate("Hello there", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 2.5}, "whole number"),
+        ({"top_k": 2.5}, "whole number"),
+        ({"seed": 1.5}, "whole number"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": "5"}, "stop_token_ids"),
+        ({"stop_token_ids": [1.5]}, "whole number"),
+        ({"temperature": 1e-40}, "0 is greedy"),
+    ],
+)
+def test_bad_decoding_is_refused(
+    make_engine: Make, settings: dict[str, object], message: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match=message):
+        engine.generate("Hello there", **settings)
+
+
+def test_a_prompt_that_no_tokenizer_reads_is_refused(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match=r"prompt .a .*. has a lone surrogate.* character 2"):
+        make_engine().generate("a \ud800 b")
+
+
+@pytest.mark.parametrize("texts", ["one text, not a list", None, 3, [3]])
+def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
+    engine = make_engine()
+    for take in (engine.precompute, engine.prefetch):
+        with pytest.raises(ConfigError, match="chunk"):
+            take(texts)
+
+
+@pytest.mark.parametrize("device", ["abacus", "cpu:x", "xpu:7"])
+def test_a_device_that_cannot_be_used_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device must be .* not '{device}'"):
+        RagKV(tiny_model(), tiny_tokenizer(), device=device)
+
+
+def test_bad_arguments_are_refused(make_engine: Make) -> None:
+    engine = make_engine()
+    with pytest.raises(UnknownMethodError):
+        engine.generate("Hello there", method="telepathy")
+    with pytest.raises(UnknownMethodError):
+        RagKV(tiny_model(), tiny_tokenizer(), reuse=ReuseConfig(method="telepathy"))
+    with pytest.raises(ConfigError):
+        engine.precompute("one text, not a list")
+    with pytest.raises(ConfigError):
+        engine.precompute(["fine chunk of sufficient length", 3])  # type: ignore[list-item]
+    with pytest.raises(ConfigError):
+        engine.generate({"role": "user"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        engine.generate("Hello", max_new_tokens=0)
+    with pytest.raises(ConfigError):
+        engine.generate("")
+    with pytest.raises(ConfigError, match="message"):
+        engine.generate([])
+    with pytest.raises(ConfigError):
+        RagKV(tiny_model())
+    with pytest.raises(ConfigError):
+        RagKV(42)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", dtype="float99")
+    with pytest.raises(ConfigError):
+        Grouping(window=0)
+    with pytest.raises(ConfigError, match="whole number"):
+        Grouping(window=7.5)  # type: ignore[arg-type]
+    with pytest.raises(ModelNotFoundError, match="no-such-folder"):
+        RagKV("/no-such-folder")
+
+
+# ---- models that cannot be reused
+
+
+def unsupported() -> dict[str, tuple[object, str]]:
+    small = {key: value for key, value in SIZE.items() if key != "head_dim"}
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    return {
+        "dynamic-rope": (LlamaConfig(**{**SIZE, "rope_parameters": dynamic}), "dynamic NTK"),
+        "learned-positions": (
+            OPTConfig(
+                vocab_size=600, hidden_size=32, num_hidden_layers=1, ffn_dim=32,
+                num_attention_heads=2, word_embed_proj_dim=32, max_position_embeddings=128,
+            ),
+            "rotary",
+        ),
+        "recurrent": (
+            MambaConfig(vocab_size=600, hidden_size=16, num_hidden_layers=1, state_size=4),
+            "recurrent",
+        ),
+        "layer-type": (
+            Qwen2Config(**{**small, "layer_types": ["chunked_attention"] * 4}),
+            "chunked_attention",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["dynamic-rope", "learned-positions", "recurrent"])
+def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> None:
+    config, reason = unsupported()[case]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UnsupportedModelError, match=reason) as error:
+        RagKV(model, tiny_tokenizer(), store=":memory:")
+    assert "on_unsupported='full'" in str(error.value)
+    with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
+        assert not engine.supported
+        assert reason in engine.unsupported_reason
+        engine.precompute(some_chunks(1))
+        out = engine.generate("Some words to go on", max_new_tokens=4)
+        assert out.report.fresh_tokens == out.report.prompt_tokens
+        ids = torch.tensor([engine.tokenizer("Some words to go on")["input_ids"]])
+        mask = torch.ones_like(ids)
+        theirs = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+        assert out.token_ids == theirs[0, ids.shape[1] :].tolist()
+
+
+def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: Make) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    chunks = some_chunks(3)
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(chunks)
+        short = engine.prefill(ask(chunks[:1]), recompute_ratio=0.0)
+        assert short.report.reused_tokens > 80
+        long = engine.prefill(ask(chunks), recompute_ratio=0.0)
+        assert long.report.prompt_tokens > 256
+        assert long.report.reused_tokens == 0
+        assert {miss.reason for miss in long.report.misses} == {"positions"}
+        for out in (short, long):
+            with torch.no_grad():
+                full = model(torch.tensor([out.token_ids])).logits[0, -1]
+            torch.testing.assert_close(out.logits, full, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["full", "query"])
+def test_a_prompt_beyond_the_models_positions_is_refused(make_engine: Make, method: str) -> None:
+    engine = make_engine()
+    with pytest.raises(PromptTooLongError, match="4096"):
+        engine.generate("word " * 5000, method=method)
+
+
+def test_a_store_that_is_read_only_serves_and_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunks = some_chunks(3)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks[:2])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    store = StoreConfig(path=tmp_path, read_only=True)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.prefetch(chunks)
+        assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+        engine.wait()
+        assert not engine.contains(chunks[2])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "not stored" not in caplog.text
+
+
+def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) -> None:
+    folder, chunks = tmp_path / "auxiliary", some_chunks(3)
+    tiny_model("qwen2").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
+        engine.precompute(chunks)
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    store = StoreConfig(path=tmp_path / "store", disk_bytes=used)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        settings = {"method": "cacheclip", "auxiliary_model": str(folder)}
+        out = engine.generate(ask(chunks), max_new_tokens=2, **settings)
+        assert len(out.report.chunks) == 3

@@ -1,0 +1,206 @@
+"""What an engine must not take from others, or from itself: locks, caches, named chunks, verdicts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, normalizers
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
+
+from ragkv import RagKV
+from ragkv.attend.switch import described_by_own, own_pass
+from ragkv.decode import static
+from ragkv.engine import verify as check
+from ragkv.errors import ClosedError, ConfigError, UnsupportedModelError
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat now?"}]
+
+
+def unlisted() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(Olmo2Config(**SIZE)).eval()
+
+
+def test_a_fork_is_not_kept_waiting_by_who_held_the_model_before(make_engine: Make) -> None:
+    """Whoever held the lock is not in the child; its own engine computes there."""
+    parent = make_engine()
+    holding, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with parent.turn():
+            holding.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    assert holding.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            with RagKV(parent.loaded, store=":memory:") as own:
+                found = own.precompute(CHUNKS[:1]).new
+            os._exit(0 if found == 1 else 1)
+        finally:
+            os._exit(2)
+    done.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_closing_one_engine_leaves_the_others_their_caches() -> None:
+    first = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+    second = RagKV(first.loaded, store=":memory:")
+    first.generate(PROMPT, max_new_tokens=2, cache_implementation="static")
+    kept = static._kept[first.model]
+    second.close()
+    second.close()
+    assert static._kept[first.model] is kept
+    first.close()
+    assert first.model not in static._kept
+    with pytest.raises(ClosedError):
+        first.turn()
+
+
+def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.prefetch(CHUNKS)
+    engine.wait()
+    engine.prefill(PROMPT, on_miss="skip")
+    assert engine.prefill(PROMPT).report.reused_tokens == 0
+    engine.wait()
+    assert engine.prefill(PROMPT, recompute_ratio=0.0).report.reused_tokens > 100
+
+
+def test_naming_chunks_does_not_wait_for_the_model(make_engine: Make) -> None:
+    engine = make_engine()
+    began = threading.Event()
+
+    def hold() -> None:
+        with engine.turn():
+            began.set()
+            time.sleep(1.5)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert began.wait(10)
+    started = time.perf_counter()
+    engine.prefetch(CHUNKS, sink="A sink that nobody has encoded yet.")
+    assert time.perf_counter() - started < 1
+    holder.join()
+
+
+def test_a_chunk_without_a_token_is_skipped() -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    raw: Tokenizer = tokenizer.backend_tokenizer
+    raw.normalizer = normalizers.Replace("\u200b", "")
+    with RagKV(tiny_model(), tokenizer, store=":memory:") as engine:
+        report = engine.precompute([*CHUNKS, "\u200b" * 20])
+        assert (report.new, report.skipped) == (3, 1)
+        assert engine.precompute([*CHUNKS, "\u200b" * 20]).existing == 3
+
+
+def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
+    engine = make_engine()
+    before = engine.fingerprint
+    with torch.no_grad():
+        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
+    with pytest.raises(ConfigError, match="calibrated for another"):
+        engine.prefill(PROMPT, calibrated_for=before)
+    assert engine.prefill(PROMPT, calibrated_for=engine.fingerprint).report.prompt_tokens
+
+
+def test_the_callers_autocast_has_no_part_in_the_check() -> None:
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        RagKV(unlisted(), tiny_tokenizer(), store=":memory:") as engine,
+    ):
+        assert engine.supported
+
+
+def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("for now")
+
+    monkeypatch.setattr(check, "check_model", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        RagKV(unlisted(), tiny_tokenizer(), store=":memory:", on_unsupported="full")
+
+
+def test_a_pass_refuses_what_would_change_its_scores(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    layer = engine.model.model.layers[1].self_attn
+    own, bias = layer.forward, {"position_bias": torch.zeros(1)}
+    monkeypatch.setattr(layer, "forward", lambda *args, **given: own(*args, **given, **bias))
+    with pytest.raises(UnsupportedModelError, match="Layer 1 attends with position_bias"):
+        engine.prefill(PROMPT, recompute_ratio=0.2)
+
+
+def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
+    config = make_engine().model.config
+    module = torch.nn.Module()
+    module.config = config  # type: ignore[assignment]
+    with own_pass(config, "outer"):
+        with own_pass(config, "inner"):
+            assert described_by_own(module) == "inner"
+        assert described_by_own(module) == "outer"
+
+
+def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
+    """A step inside ``decoding()`` that repairs is a pass: it ends with the error."""
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    out = engine.prefill(PROMPT, recompute_ratio=0.1)
+    model: Any = engine.model
+    assert out.ahead is not None
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("in layer 2")
+
+    with torch.no_grad(), out.decoding():
+        hook = model.model.layers[2].register_forward_pre_hook(fails)
+        for token in out.token_ids[-60:-20]:  # copied from a chunk: some step repairs
+            with pytest.raises(RuntimeError, match="in layer 2"):
+                model(torch.tensor([[token]]), past_key_values=out.cache, use_cache=True)
+            assert model.config._attn_implementation == "sdpa"
+        hook.remove()
+
+
+def test_a_static_cache_has_no_more_rows_than_the_model_knows_positions(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.model.generation_config.eos_token_id = None
+    over = {"cache_implementation": "static", "method": "full"}
+    prompt = "word " * 1300
+    answer = engine.generate(prompt, max_new_tokens=10**6, stop="\x00\x00\x00", **over)
+    known = SIZE["max_position_embeddings"]
+    assert answer.report.prompt_tokens + len(answer.token_ids) == known
+    assert static._kept[engine.model].rows == known
+
+
+def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(CHUNKS[1:])
+        engine.precompute(CHUNKS[:1], expires_in=0.001)
+        time.sleep(0.01)
+        misses = engine.prefill(PROMPT).report.misses
+    assert sorted(miss.reason for miss in misses) == ["expired", "positions", "positions"]

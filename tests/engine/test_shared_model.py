@@ -1,0 +1,315 @@
+"""One model used through several objects, and from several threads, at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
+from langchain_ragkv import ChatRagKV, RagKVPipeline
+from threads import each_in_a_thread
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, pipeline
+
+from ragkv import RagKV
+from ragkv.attend.attention import last_row_ends, subset_attention
+from ragkv.attend.forward import subset_as_first_call
+from ragkv.errors import ModelInUseError
+from ragkv.model.lock import lock_of
+
+CHUNKS = some_chunks(4, 60)
+PROMPTS = ["\n\n".join(CHUNKS[i:] + CHUNKS[:i]) + f"\n\nQuestion {i}?" for i in range(4)]
+
+
+def all_at_once(ways: dict[str, Callable[[str], object]], times: int = 3) -> None:
+    """Ask in every way in a thread of its own and compare with what each says alone."""
+    alone = {name: [ask(prompt) for prompt in PROMPTS] for name, ask in ways.items()}
+    wrong: list[object] = []
+
+    def work(name: str) -> None:
+        for _ in range(times):
+            try:
+                if [ways[name](prompt) for prompt in PROMPTS] != alone[name]:
+                    wrong.append(f"{name}: another answer")
+            except Exception as error:  # noqa: BLE001  told below
+                wrong.append(repr(error))
+
+    each_in_a_thread(work, ways)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("again", ["the model", "what was loaded"])
+def test_two_engines_over_one_model(again: str) -> None:
+    with ExitStack() as stack:
+        one = stack.enter_context(RagKV(tiny_model(), tiny_tokenizer(), store=":memory:"))
+        given = (one.loaded,) if again == "what was loaded" else (one.model, one.tokenizer)
+        two = stack.enter_context(RagKV(*given, store=":memory:"))
+        for engine in (one, two):
+            engine.precompute(CHUNKS)
+        all_at_once(
+            {
+                "one": lambda prompt: one.generate(prompt, max_new_tokens=6).token_ids,
+                "two": lambda prompt: (
+                    two.generate(prompt, max_new_tokens=6, recompute_ratio=0.5).token_ids
+                ),
+            }
+        )
+        assert one.model.config._attn_implementation == "sdpa"
+
+
+def test_two_models_that_share_their_configuration_take_turns() -> None:
+    """A pass switches the configuration."""
+    model = tiny_model()
+    beside = LlamaForCausalLM(model.config)
+    assert beside.config is model.config
+    assert lock_of(beside) is lock_of(model)
+    assert lock_of(tiny_model()) is not lock_of(model)
+
+
+def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: Path) -> None:
+    for family in ("llama", "qwen2"):
+        tiny_model(family).save_pretrained(tmp_path / family)
+        tiny_tokenizer().save_pretrained(tmp_path / family)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[str], object]] = {}
+        for main, auxiliary in (("llama", "qwen2"), ("qwen2", "llama")):
+            engine = stack.enter_context(RagKV(tmp_path / main, store=":memory:"))
+            settings = {"method": "cacheclip", "auxiliary_model": str(tmp_path / auxiliary)}
+            engine.precompute(CHUNKS, **settings)
+            ways[main] = partial(ids_of, engine, settings)
+        all_at_once(ways, times=1)
+
+
+def ids_of(engine: RagKV, settings: dict[str, str], prompt: str) -> list[int]:
+    return engine.generate(prompt, max_new_tokens=3, **settings).token_ids
+
+
+@pytest.fixture
+def piped() -> Iterator[Callable[..., object]]:
+    model, engines = tiny_model(), []
+
+    def make(wrapper, **fields):
+        made = pipeline(
+            "text-generation",
+            model=model,
+            tokenizer=tiny_tokenizer(),
+            max_new_tokens=6,
+            do_sample=False,
+            return_full_text=False,
+        )
+        name = "pipeline" if wrapper in {RagKVPipeline, HuggingFacePipeline} else "llm"
+        if wrapper is HuggingFacePipeline:
+            return wrapper(pipeline=made)
+        given = made if name == "pipeline" else HuggingFacePipeline(pipeline=made)
+        out = wrapper(**{name: given, **fields})
+        if hasattr(out, "kv"):
+            out.precompute(CHUNKS)
+            engines.append(out.kv)
+        return out
+
+    yield make
+    for engine in engines:
+        engine.close()
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_two_chat_models_over_one_pipeline(piped) -> None:
+    chats = {name: piped(ChatRagKV, store=":memory:", namespace=name) for name in "ab"}
+    all_at_once({name: lambda p, c=chat: c.invoke(p).content for name, chat in chats.items()})
+
+
+def test_the_ordinary_chat_model_beside_ours(piped) -> None:
+    ours, ordinary = piped(ChatRagKV, store=":memory:"), piped(HuggingFacePipeline)
+    chat = ChatHuggingFace(llm=ordinary, tokenizer=tiny_tokenizer())
+    all_at_once(
+        {
+            "ours": lambda prompt: ours.invoke(prompt).content,
+            "ordinary": lambda prompt: chat.invoke(prompt).content,
+        }
+    )
+
+
+def test_what_the_ordinary_pipeline_answers_takes_its_turn(piped) -> None:
+    llm = piped(RagKVPipeline, store=":memory:", on_unsupported="full")
+    beams = {"pipeline_kwargs": {"num_beams": 2}}
+    penalty = {"pipeline_kwargs": {"repetition_penalty": 1.3}}
+    all_at_once(
+        {
+            "ours": llm.invoke,
+            "beams": lambda prompt: llm.invoke(prompt, **beams),
+            "stream": lambda prompt: "".join(llm.stream(prompt, **penalty)),
+        },
+        times=2,
+    )
+    with llm.kv.turn():
+        answered = threading.Event()
+
+        def ask() -> None:
+            list(llm.stream(PROMPTS[0], **penalty))
+            llm.invoke(PROMPTS[0], **beams)
+            answered.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        assert not answered.wait(0.3)
+    assert answered.wait(30)
+
+
+def test_an_error_of_the_ordinary_stream_reaches_its_reader(piped) -> None:
+    llm = piped(RagKVPipeline, store=":memory:", on_unsupported="full")
+    with pytest.raises(TypeError, match="list"):
+        list(llm.stream(PROMPTS[0], stop=[["x"]], pipeline_kwargs={"repetition_penalty": 1.3}))
+    assert llm.invoke(PROMPTS[0])
+
+
+# ---- an ordinary call, and ragkv's pass, at every moment of the other
+
+
+@contextmanager
+def switched_at(model: PreTrainedModel, first: int, last: int) -> Iterator[None]:
+    """Have ragkv's pass in another thread while layers ``first`` to ``last - 1`` run here."""
+    stack, steps = ExitStack(), {first: threading.Event(), last: threading.Event()}
+    done = {at: threading.Event() for at in steps}
+
+    def passing() -> None:
+        assert steps[first].wait(30)
+        with subset_attention(model), last_row_ends(model):
+            done[first].set()
+            assert steps[last].wait(30)
+        done[last].set()
+
+    def at(place: int) -> None:
+        if place in steps:
+            steps[place].set()
+            assert done[place].wait(30)
+
+    other = threading.Thread(target=passing, daemon=True)
+    other.start()
+    with stack:
+        stack.callback(other.join)
+        stack.callback(lambda: [step.set() for step in steps.values()])
+        at(-1)  # before the masks are made
+        for place, layer in enumerate(model.model.layers):
+            hook = layer.register_forward_pre_hook(lambda *_, place=place: at(place))
+            stack.callback(hook.remove)
+        yield
+        at(len(model.model.layers))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
+@pytest.mark.parametrize(("first", "last"), [(-1, 4), (-1, 2), (2, 4), (1, 3)])
+def test_an_ordinary_call_is_the_same_beside_a_pass(
+    family: str, attention: str, first: int, last: int
+) -> None:
+    model = tiny_model(family, attention)
+    ids = torch.randint(2, 600, (2, 90))
+    seen = torch.ones_like(ids)
+    seen[0, :30] = 0  # padded on the left
+
+    @torch.no_grad()
+    def logits() -> torch.Tensor:
+        """In two calls, the second over a cache."""
+        one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
+        two = model(input_ids=ids[:, 40:], attention_mask=seen, past_key_values=one.past_key_values)
+        return two.logits
+
+    alone = logits()
+    found = []
+
+    @torch.no_grad()
+    def beside() -> None:
+        one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
+        with switched_at(model, first, last):
+            two = model(
+                input_ids=ids[:, 40:], attention_mask=seen, past_key_values=one.past_key_values
+            )
+        found.append(two.logits)
+
+    beside()
+    assert torch.equal(found[0], alone)
+    assert model.config._attn_implementation == attention
+
+
+def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
+    model = tiny_model()
+    AttentionInterface.register("mine", AttentionInterface()["sdpa"])
+    model.config._attn_implementation = "mine"
+    ids = torch.randint(2, 600, (1, 20))
+    for first in (-1, 2):
+        with pytest.raises(ModelInUseError, match="sdpa"), switched_at(model, first, 4):
+            model(input_ids=ids)
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:  # ours are served
+        engine.precompute(CHUNKS)
+        assert engine.generate(PROMPTS[0], max_new_tokens=2).report.reused_tokens > 100
+
+
+def test_a_call_that_comes_first_is_not_taken_for_the_pass() -> None:
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(CHUNKS)
+        prefilled = engine.prefill(PROMPTS[0])
+        ids = np.asarray(prefilled.token_ids, dtype=np.int32)
+        other = torch.randint(2, 600, (1, 20))
+        alone = engine.model(input_ids=other).logits
+        steps: list[str] = []
+
+        @contextmanager
+        def step() -> Iterator[None]:
+            steps.append("pass")
+            yield
+
+        prefilled.cache.crop(-1)
+        rows = np.arange(len(ids))
+        with (
+            torch.no_grad(),
+            subset_as_first_call(engine.loaded, ids, rows, prefilled.cache, step),
+        ):
+            assert torch.equal(engine.model(input_ids=other).logits, alone)
+            assert steps == []
+            engine.model(
+                input_ids=torch.tensor(ids[-1:], dtype=torch.long)[None],
+                past_key_values=prefilled.cache,
+            )
+            assert steps == ["pass"]
+
+
+def test_other_threads_call_the_model_while_chunks_overlap_in_one() -> None:
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(CHUNKS)
+        other = torch.randint(2, 600, (1, 20))
+        alone = engine.model(input_ids=other).logits
+        prefilled = engine.prefill(PROMPTS[0], method="ape")
+        with prefilled.decoding():
+            found = []
+            each_in_a_thread(lambda ids: found.append(engine.model(input_ids=ids).logits), [other])
+            with pytest.raises(RuntimeError, match="decodes over chunks"):
+                engine.model(input_ids=other)
+        assert torch.equal(found[0], alone)
+
+
+def test_seeded_answers_are_the_same_beside_others() -> None:
+    """torch's own generators are the process's: two models would draw from the same."""
+    engines = [RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:") for i in range(2)]
+    settings = {"temperature": 1.5, "max_new_tokens": 30}
+    for engine in engines:
+        engine.model.generation_config.eos_token_id = None
+    alone = [engine.generate(PROMPTS[0], seed=7, **settings).token_ids for engine in engines]
+    wrong: list[int] = []
+
+    def draw(which: int) -> None:
+        for _ in range(4):
+            seed = {"seed": 7} if which < 2 else {}  # others draw without one
+            found = engines[which % 2].generate(PROMPTS[0], **seed, **settings).token_ids
+            if which < 2 and found != alone[which]:
+                wrong.append(which)
+
+    each_in_a_thread(draw, range(4))
+    assert wrong == []
+    assert alone[0] != alone[1]
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,205 @@
+"""One run of the campaign: a store, what was acknowledged, and what was found."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from campaign.world import TEXTS, Question, ask, draw_questions, engine, precompute, whole, wrong
+from ragkv import RagKV
+from ragkv.config import StoreConfig
+from ragkv.errors import StoreError
+from ragkv.store import open_chunk_store
+from ragkv.store.operate import inspect
+
+ALL = range(len(TEXTS))
+Say = Callable[[str], None]
+_FIRST_PACE_S = 0.02
+
+
+@dataclass
+class Outcome:
+    """What one run, or all runs of one fault, came to.
+
+    ``struck`` counts runs in which the fault came in time: the process was killed before
+    it was done, the disk was full before everything was written, the server was gone while
+    answers were asked for.
+    """
+
+    runs: int = 0
+    struck: int = 0
+    answers: int = 0
+    refused: int = 0
+    damaged: int = 0
+    healed: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Sum up."""
+        for name in ("runs", "struck", "answers", "refused", "damaged", "healed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.misses += other.misses
+        self.wrong += other.wrong
+        self.lost += other.lost
+
+
+@dataclass
+class Case:
+    """A store with the first chunks in it, for one fault.
+
+    Attributes
+    ----------
+    folder
+        Scratch space; the store lies in ``folder / "store"`` unless it is elsewhere.
+    acknowledged
+        Chunks whose ``put`` has returned, and that nobody has removed since.
+    damages
+        Whether the fault destroys bytes: then a store may lose entries, and even refuse
+        to open, as long as it gives no wrong answer.
+    examined
+        Whether :meth:`examine` was called.
+    """
+
+    folder: Path
+    config: StoreConfig
+    draw: random.Random
+    acknowledged: set[int]
+    damages: bool = False
+    examined: bool = False
+    outcome: Outcome = field(default_factory=lambda: Outcome(runs=1))
+
+    def ask(self, kv: RagKV, count: int = 1) -> None:
+        """Ask, and compare with fresh engines."""
+        for question in draw_questions(self.draw, count):
+            self._ask(kv, question)
+
+    def _ask(self, kv: RagKV, question: Question, *, all_known: bool = False) -> None:
+        self.outcome.answers += 2
+        try:
+            answer = ask(kv, question)
+            difference = wrong(question, answer)
+        except Exception:  # noqa: BLE001  whatever it is, it must not come out of an answer
+            self.outcome.wrong.append(traceback.format_exc())
+            return
+        self.outcome.misses.update(answer.misses)
+        if difference:
+            self.outcome.wrong.append(difference)
+        if all_known and answer.reused != frozenset(question.chunks):
+            self.outcome.wrong.append(f"{question} reuses {answer.reused} of a healed store")
+
+    def check_acknowledged(self, kv: RagKV) -> None:
+        """Demand what was acknowledged, unless the fault destroys bytes."""
+        if not self.damages:
+            lost = self.acknowledged - set(whole(kv, self.acknowledged))
+            self.outcome.lost += [f"chunk {chunk}" for chunk in sorted(lost)]
+
+    def check_budget(self) -> None:
+        """Demand that the entries take no more than the budget."""
+        with closing(open_chunk_store(self.config)) as store:
+            used = sum(info.nbytes for info in store.entries())
+        if self.config.disk_bytes is not None and used > self.config.disk_bytes:
+            self.outcome.wrong.append(f"{used} bytes in a store for {self.config.disk_bytes}")
+
+    def examine(self) -> None:
+        """Look at what the fault left; a store that refuses to open is made anew."""
+        if self.examined:
+            return
+        self.examined = True
+        try:
+            self._examine()
+        except StoreError as error:
+            self.outcome.refused += 1
+            if not self.damages:
+                self.outcome.lost.append(f"the store is refused: {error}")
+            self.config = replace(self.config, path=self.folder / "anew")
+            self.acknowledged = set()
+            self._examine()
+
+    def _examine(self) -> None:
+        with engine(self.config) as kv:
+            self.check_acknowledged(kv)
+            self.ask(kv, 3)
+        with closing(open_chunk_store(self.config)) as store:
+            found = inspect.verify(store, heal=True)
+            self.outcome.damaged += sum(found.counts.get(k, 0) for k in ("damaged", "foreign"))
+            self.outcome.healed += found.healed
+            if not (again := inspect.verify(store)).sound:
+                self.outcome.wrong.append(f"verify --heal leaves {again}")
+        with engine(replace(self.config, disk_bytes=None, evict=False)) as kv:
+            for chunk in ALL:
+                precompute(kv, chunk)
+            if missing := set(ALL) - set(whole(kv, ALL)):
+                self.outcome.wrong.append(f"{missing} cannot be precomputed again")
+            (question,) = draw_questions(self.draw, 1)
+            self._ask(kv, question, all_known=True)
+
+
+class Child:
+    """A forked process that says, line by line, what was acknowledged.
+
+    ``+3`` after chunk 3's ``put`` has returned, ``-3`` before chunk 3 is removed.
+    """
+
+    def __init__(self, work: Callable[[Say], None]) -> None:
+        self._pipe, end = os.pipe()
+        self.said: list[str] = []
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._pipe)
+            code = 1
+            try:
+                work(lambda line: os.write(end, f"{line}\n".encode()) and None)
+                code = 0
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(end)
+
+    def listen(self, lines: int | None = None) -> None:
+        """Wait until so many lines were said, or until the child is done."""
+        with os.fdopen(os.dup(self._pipe), "rb", buffering=0) as pipe:
+            while lines is None or len(self.said) < lines:
+                line = pipe.readline()
+                if not line.endswith(b"\n"):
+                    return
+                self.said.append(line.decode().strip())
+
+    def kill(self, draw: random.Random, most: int) -> bool:
+        """End it after at most ``most`` lines, anywhere between one and the next.
+
+        Returns whether it was not done before.
+        """
+        self.listen(1)
+        begun = time.perf_counter()
+        self.listen(draw.randint(1, max(1, most - 1)))
+        lines = len(self.said) - 1
+        pace = (time.perf_counter() - begun) / lines if lines > 0 else _FIRST_PACE_S
+        time.sleep(draw.uniform(0, pace))
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        return self.end() == -signal.SIGKILL
+
+    def end(self) -> int:
+        """Read the rest, wait, and return the exit code (negative for a signal)."""
+        self.listen()
+        os.close(self._pipe)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def acknowledged(self, before: set[int]) -> set[int]:
+        """Return the chunks that were acknowledged and not removed since."""
+        chunks = set(before)
+        for line in self.said:
+            if line[0] in "+-":
+                (chunks.add if line[0] == "+" else chunks.discard)(int(line[1:]))
+        return chunks

@@ -1,0 +1,313 @@
+"""The faults: each does its harm to a case's store and says what is still acknowledged."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from campaign.case import ALL, Case, Child, Say
+from campaign.first_layout import write_first_layout
+from campaign.servers import RedisServer
+from campaign.world import TEXTS, engine, precompute
+from ragkv.config import StoreConfig
+from ragkv.errors import StoreError
+from ragkv.store import open_chunk_store
+from ragkv.store.disk import namespace_folder
+from ragkv.store.operate import upgrade
+from ragkv.store.operate.upgrade import is_first_layout, migrate_folder
+
+DAY_S = 86_400.0
+
+
+def kill_precompute(case: Case) -> None:
+    """SIGKILL a process that precomputes chunks and forgets some."""
+    order = case.draw.sample(ALL, len(ALL))
+
+    def work(say: Say) -> None:
+        with engine(case.config) as kv:
+            for chunk in order * 2:
+                if kv.contains(TEXTS[chunk]):
+                    say(f"-{chunk}")
+                    kv.forget(TEXTS[chunk])
+                precompute(kv, chunk)
+                say(f"+{chunk}")
+
+    child = Child(work)
+    case.outcome.struck += child.kill(case.draw, 2 * len(ALL))
+    case.acknowledged = child.acknowledged(case.acknowledged)
+
+
+def kill_eviction(case: Case) -> None:
+    """SIGKILL a process whose store is full, so that every put deletes chunks."""
+    case.config = replace(case.config, disk_bytes=_room(case), evict=True)
+    order = [case.draw.choice(ALL) for _ in range(20)]
+
+    def work(say: Say) -> None:
+        with engine(case.config) as kv:
+            for chunk in order:
+                precompute(kv, chunk)
+                say(f"+{chunk}")
+
+    child = Child(work)
+    case.outcome.struck += child.kill(case.draw, len(order))
+    # what was acknowledged before the last one may have left for it, or for the next
+    case.acknowledged = {int(line[1:]) for line in child.said[-1:]}
+    case.check_budget()
+
+
+def kill_migration(case: Case) -> None:
+    """SIGKILL `ragkv store migrate` on a folder of layout 1; then migrate again."""
+    folder = namespace_folder(case.config.path, "default")
+    with engine(":memory:") as kv:
+        for chunk in case.acknowledged:
+            precompute(kv, chunk)
+        fingerprint = kv._sink(kv.reuse).fingerprint
+        entries = [kv._store.get(TEXTS[chunk], fingerprint).entry for chunk in case.acknowledged]
+    shutil.rmtree(folder)
+    write_first_layout(folder, entries, fingerprint)
+
+    def migrate() -> None:
+        migrate_folder(folder, lambda: open_chunk_store(case.config))
+
+    def work(say: Say) -> None:
+        carry = upgrade._carry
+        said = lambda path, store: (say("next"), carry(path, store))[1]  # noqa: E731
+        with mock.patch.object(upgrade, "_carry", said):
+            migrate()
+
+    case.outcome.struck += Child(work).kill(case.draw, len(entries))
+    if not is_first_layout(folder):  # or it would be refused
+        with engine(case.config) as kv:
+            case.ask(kv)
+    migrate()
+
+
+def flip(case: Case) -> None:
+    """Flip one random bit of a random file."""
+    path = _any_file(case)
+
+    def damage() -> None:
+        data = bytearray(path.read_bytes())
+        if data:
+            data[case.draw.randrange(len(data))] ^= 1 << case.draw.randrange(8)
+            path.write_bytes(data)
+
+    _damage_between_answers(case, damage)
+
+
+def cut(case: Case) -> None:
+    """Cut a random file to a random length."""
+    path = _any_file(case)
+    length = case.draw.randrange(max(1, path.stat().st_size))
+    _damage_between_answers(case, lambda: os.truncate(path, length))
+
+
+def full_quota(case: Case) -> None:
+    """Let a quota be used up while chunks are put."""
+    config, case.config = case.config, replace(case.config, disk_bytes=_room(case))
+    _fill(case)
+    case.check_budget()
+    case.config = config
+
+
+def full_limit(case: Case) -> None:
+    """Let every file end at a limit, as it does where the disk is full."""
+    limit = case.draw.randrange(1000, 80_000)
+    _fill(case, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+
+
+def full_tmpfs(case: Case) -> None:
+    """Let a small file system be full; where none can be mounted, a limit does."""
+    mounted = case.folder / "small"
+    mounted.mkdir()
+    size = case.draw.randrange(200, 600)
+    with _tmpfs(mounted, size) as usable:
+        if not usable:
+            full_limit(case)
+            return
+        config, case.config = case.config, replace(case.config, path=mounted / "store")
+        case.acknowledged = set()
+        _fill(case)
+        shutil.copytree(mounted / "store", case.folder / "copied")
+        with suppress(StoreError), engine(case.config) as kv:
+            case.ask(kv, 3)
+    case.config = replace(config, path=case.folder / "copied")
+
+
+def gone(case: Case) -> None:
+    """Kill the Redis server while answers are asked for, then start it again.
+
+    Where there is none, the store's folder is moved away and back.
+    """
+    if not RedisServer.is_here():
+        _folder_gone(case)
+        return
+    with RedisServer(case.folder) as server:
+        case.config = StoreConfig(server.url, memory_bytes=case.config.memory_bytes)
+        with engine(case.config) as kv:
+            for chunk in case.acknowledged:
+                precompute(kv, chunk)
+            killer = threading.Timer(case.draw.uniform(0, 0.3), server.kill)
+            killer.start()
+            for chunk in set(ALL) - case.acknowledged:
+                case.ask(kv)
+                with suppress(StoreError):
+                    precompute(kv, chunk)
+                    case.acknowledged.add(chunk)
+            case.outcome.struck += not killer.is_alive()
+            killer.join()
+            case.ask(kv, 2)
+            server.start()
+            case.ask(kv, 2)
+        case.examine()  # while the server is there
+
+
+def two_writers(case: Case) -> None:
+    """Let two processes precompute the same chunks at once."""
+    orders = [case.draw.sample(ALL, len(ALL)) for _ in range(2)]
+    if case.draw.random() < 0.5:
+        orders[1] = orders[0]
+
+    def write(order: list[int], say: Say) -> None:
+        with engine(case.config) as kv:
+            for chunk in order:
+                precompute(kv, chunk)
+                say(f"+{chunk}")
+
+    children = [Child(lambda say, order=order: write(order, say)) for order in orders]  # type: ignore[misc]
+    case.outcome.struck += 1
+    for child in children:
+        if child.end() != 0:
+            case.outcome.wrong.append("a writer failed beside another")
+        case.acknowledged = child.acknowledged(case.acknowledged)
+
+
+def clock_back(case: Case) -> None:
+    """Set the clock back, forth and back again, under a store with a chunk that expires."""
+    now = time.time()
+    ahead = now + case.draw.uniform(0, 30) * DAY_S
+    brief = case.draw.choice(ALL)
+    with engine(":memory:") as kv:
+        precompute(kv, brief)
+        fingerprint = kv._sink(kv.reuse).fingerprint
+        entry = kv._store.get(TEXTS[brief], fingerprint).entry
+    with _clock(ahead), engine(case.config) as kv:
+        kv.forget(TEXTS[brief])
+        kv._store.put(entry, fingerprint, expires_at=ahead + 3600)
+        for chunk in ALL:
+            precompute(kv, chunk)
+        case.acknowledged = set(ALL)
+    case.outcome.struck += 1
+    for moment in (now - case.draw.uniform(0, 30) * DAY_S, ahead + 7200, now):
+        if moment > ahead:
+            case.acknowledged.discard(brief)
+        with _clock(moment):
+            with closing(open_chunk_store(case.config)) as store:
+                store.gc()
+            with engine(case.config) as kv:
+                case.ask(kv)
+                case.check_acknowledged(kv)
+
+
+FAULTS: dict[str, Callable[[Case], None]] = {
+    "killed in precompute": kill_precompute,
+    "killed in eviction": kill_eviction,
+    "killed in migration": kill_migration,
+    "bit flipped": flip,
+    "file cut": cut,
+    "quota full": full_quota,
+    "files limited": full_limit,
+    "small tmpfs full": full_tmpfs,
+    "backend gone": gone,
+    "two writers": two_writers,
+    "clock set back": clock_back,
+}
+
+
+def _damage_between_answers(case: Case, damage: Callable[[], None]) -> None:
+    """Damage a file under an engine that has, or has not, some chunks in memory."""
+    case.damages = True
+    with engine(case.config) as kv:
+        if case.draw.random() < 0.5:
+            case.ask(kv)
+        damage()
+        case.outcome.struck += 1
+        case.ask(kv)
+
+
+def _any_file(case: Case) -> Path:
+    files = [path for path in Path(case.config.path or "").rglob("*") if path.is_file()]
+    return case.draw.choice(sorted(files))
+
+
+def _room(case: Case) -> int:
+    """Return the bytes of four to six entries."""
+    with closing(open_chunk_store(case.config)) as store:
+        largest = max(info.nbytes for info in store.entries())
+    return int(case.draw.uniform(4.1, 6) * largest)
+
+
+def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> None:
+    """Precompute all in a child; nothing but a StoreError may come of what does not fit."""
+
+    def work(say: Say) -> None:
+        limit()
+        try:
+            with engine(case.config) as kv:
+                for chunk in ALL:
+                    try:
+                        precompute(kv, chunk)
+                        say(f"+{chunk}")
+                    except StoreError:
+                        say("full")
+        except StoreError:  # not even the index can be opened
+            say("full")
+
+    child = Child(work)
+    if child.end() != 0:
+        case.outcome.wrong.append("a full store raises something else than a StoreError")
+    case.outcome.struck += "full" in child.said
+    case.acknowledged = child.acknowledged(case.acknowledged)
+
+
+def _folder_gone(case: Case) -> None:
+    folder = Path(case.config.path or "")
+    with engine(case.config) as kv:
+        case.ask(kv)
+        folder.rename(folder.with_name("away"))
+        case.outcome.struck += 1
+        try:
+            case.ask(kv, 2)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.with_name("away").rename(folder)
+
+
+@contextmanager
+def _clock(now: float) -> Iterator[None]:
+    with mock.patch("time.time", return_value=now):
+        yield
+
+
+@contextmanager
+def _tmpfs(folder: Path, kilobytes: int) -> Iterator[bool]:
+    """Mount a small file system; yield whether that was permitted."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], capture_output=True, check=True)

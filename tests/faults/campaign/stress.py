@@ -1,0 +1,192 @@
+"""Many threads and processes over one store, each answer and each entry compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from store_entries import FINGERPRINT, make_entry
+
+from campaign.world import TEXTS, ask, draw_questions, engine, precompute, wrong
+from ragkv import RagKV
+from ragkv.chunk.kv import ChunkKV
+from ragkv.config import StoreConfig
+from ragkv.errors import StoreFullError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store import open_chunk_store
+
+PROCESSES, THREADS = 2, 8
+_ASKING = 2  # of the threads; the others get, put and delete
+_SYNTHETIC, _SYNTHETIC_TOKENS = 40, 100
+_SAMPLE_S = 0.25
+
+Stored = tuple[ChunkKV, Fingerprint]
+
+
+@dataclass
+class Stress:
+    """What was done, what was wrong, and the most bytes that were seen of each budget."""
+
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    most_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Stress) -> None:
+        """Take another process's results in."""
+        self.seconds = max(self.seconds, other.seconds)
+        self.counts += other.counts
+        self.wrong += other.wrong
+        self.most_bytes |= other.most_bytes
+
+
+def run_stress(seconds: float, folder: Path, seed: int = 0) -> Stress:
+    """Let the processes work on a store whose budgets hold about a third of what is put."""
+    entries = _entries()
+    largest = max(entry.nbytes for entry, _ in entries) + 8192  # and the header
+    total = sum(entry.nbytes for entry, _ in entries)
+    config = StoreConfig(
+        folder / "stress", memory_bytes=total // 6, disk_bytes=total // 3, evict=True
+    )
+    with closing(open_chunk_store(config)):
+        pass  # made before they race for it
+    pipes = [_fork(lambda n=n: _work(config, entries, seconds, seed + n)) for n in range(PROCESSES)]
+    result = Stress()
+    for pipe, pid in pipes:
+        with os.fdopen(pipe) as read:
+            said = read.read()
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 or not said:
+            result.wrong.append("a process failed")
+            continue
+        found = json.loads(said)
+        result.add(
+            Stress(
+                found["seconds"],
+                Counter(found["counts"]),
+                found["wrong"],
+                Counter(found["most_bytes"]),
+            )
+        )
+    for name, budget in (("memory", config.memory_bytes), ("disk", config.disk_bytes or 0)):
+        if result.most_bytes[name] > budget + largest:
+            result.wrong.append(f"{result.most_bytes[name]} bytes in {name} for {budget}")
+    return result
+
+
+def _entries() -> list[Stored]:
+    """Return the chunks of the questions, and others whose content follows from their text."""
+    with engine(":memory:") as kv:
+        for chunk in range(len(TEXTS)):
+            precompute(kv, chunk)
+        fingerprint = kv._sink(kv.reuse).fingerprint
+        found = [kv._store.get(text, fingerprint).entry for text in TEXTS]
+    stored: list[Stored] = [(entry, fingerprint) for entry in found if entry is not None]
+    names = [f"synthetic {number}" for number in range(_SYNTHETIC)]
+    return stored + [(make_entry(n, tokens=_SYNTHETIC_TOKENS), FINGERPRINT) for n in names]
+
+
+def _work(config: StoreConfig, entries: list[Stored], seconds: float, seed: int) -> Stress:
+    result = Stress()
+    model = threading.Lock()  # the engine and the fresh engines share it
+    begun = time.perf_counter()
+    end = begun + seconds
+
+    def until_end(step: Callable[[random.Random], None], number: int) -> None:
+        draw = random.Random(f"{seed} {number}")
+        try:
+            while time.perf_counter() < end:
+                step(draw)
+        except Exception:  # noqa: BLE001  a thread's errors would be lost
+            result.wrong.append(traceback.format_exc())
+
+    with engine(config) as kv, closing(open_chunk_store(config)) as below:
+
+        def asking(draw: random.Random) -> None:
+            (question,) = draw_questions(draw, 1)
+            with model:
+                difference = wrong(question, ask(kv, question))
+            _count(result, "answers", difference)
+
+        def storing(draw: random.Random) -> None:
+            _store_step(kv, draw, entries, result)
+
+        def sampling(_: random.Random) -> None:
+            disk = sum(info.nbytes for info in below.entries())
+            memory = kv._store.below.memory.nbytes  # type: ignore[attr-defined]
+            result.most_bytes |= Counter(disk=disk, memory=memory)
+            time.sleep(_SAMPLE_S)
+
+        steps = [asking] * _ASKING + [storing] * (THREADS - _ASKING) + [sampling]
+        threads = [
+            threading.Thread(target=until_end, args=(step, number))
+            for number, step in enumerate(steps)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    result.seconds = time.perf_counter() - begun
+    return result
+
+
+def _store_step(kv: RagKV, draw: random.Random, entries: list[Stored], result: Stress) -> None:
+    """Get an entry, and put it where it is missing; delete one now and then."""
+    wanted, fingerprint = draw.choice(entries)
+    if draw.random() < 0.03:
+        kv._store.delete(wanted.text)
+        _count(result, "deletions")
+        return
+    found = kv._store.get(wanted.text, fingerprint)
+    if found.entry is not None:
+        _count(result, "hits", _difference(found.entry, wanted))
+        return
+    _count(result, f"misses ({found.reason})")
+    try:
+        kv._store.put(wanted, fingerprint)
+        _count(result, "puts")
+    except StoreFullError:  # the other process took the room that was made
+        _count(result, "full")
+
+
+def _difference(found: ChunkKV, wanted: ChunkKV) -> str:
+    same = torch.equal(found.keys, wanted.keys) and torch.equal(found.values, wanted.values)
+    return "" if same and found.text == wanted.text else f"an entry of {wanted.text!r} differs"
+
+
+def _count(result: Stress, what: str, difference: str = "") -> None:
+    with _counting:
+        result.counts[what] += 1
+        if difference:
+            result.wrong.append(difference)
+
+
+_counting = threading.Lock()
+
+
+def _fork(work: Callable[[], Stress]) -> tuple[int, int]:
+    """Run the work in a child; return the pipe with its result, and its id."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(read_end)
+            with os.fdopen(write_end, "w") as pipe:
+                json.dump(vars(work()), pipe)
+            code = 0
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(write_end)
+    return read_end, child

@@ -1,0 +1,482 @@
+"""Planted faults: whatever happens to a store, an answer is right or a miss."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pickle
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import diskcache
+import pytest
+import torch
+from blake3 import blake3
+from store_entries import (  # noqa: F401
+    FINGERPRINT,
+    OTHER,
+    file_of,
+    files_of,
+    make_entry,
+    same,
+    without_syncs,
+)
+
+from ragkv.errors import StoreError, StoreFullError
+from ragkv.store import DiskStore, MemoryStore, Store, TieredStore
+from ragkv.store.backends import index as index_module
+from ragkv.store.backends.index import BytesDisk, Index
+from ragkv.store.catalog.names import digest_of_text, entry_key
+
+pytestmark = pytest.mark.usefixtures("without_syncs")
+
+
+def no_memory(path: Path) -> Store:
+    return TieredStore(MemoryStore(0), DiskStore(path, mapped=False))
+
+
+@pytest.fixture(params=[DiskStore, no_memory])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, DiskStore]]:
+    """Give a store, and the disk store that it stands on."""
+    store = request.param(tmp_path)
+    yield store, getattr(store, "below", store)
+    store.close()
+
+
+def flip(path: Path, position: int, mask: int = 0xFF) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(data)
+
+
+def assert_heals(store: Store, disk: DiskStore, text: str) -> None:
+    """After the miss, the next precompute finds nothing and puts the entry back."""
+    assert not store.contains(text, FINGERPRINT)
+    assert store.get(text, FINGERPRINT).reason == "absent"
+    assert text not in list(store.texts())
+    store.put(make_entry(text), FINGERPRINT)
+    assert same(store.get(text, FINGERPRINT).entry, make_entry(text))
+    assert len(files_of(disk)) == len(list(store.texts()))
+
+
+def test_flipped_bytes(opened: tuple[Store, DiskStore]) -> None:
+    store, disk = opened
+    store.put(make_entry("a"), FINGERPRINT)
+    for position in range(0, file_of(disk, "a").stat().st_size, 37):
+        flip(file_of(disk, "a"), position)
+        lookup = store.get("a", FINGERPRINT)
+        assert lookup.entry is None
+        assert lookup.reason in {"checksum", "format", "unreadable"}
+        assert_heals(store, disk, "a")
+
+
+def test_cut_and_lengthened_files(opened: tuple[Store, DiskStore]) -> None:
+    store, disk = opened
+    store.put(make_entry("a"), FINGERPRINT)
+    size = file_of(disk, "a").stat().st_size
+    for length in [0, 1, 7, 8, 9, *range(10, size, 61), size - 1, size + 1, size + 5000]:
+        os.truncate(file_of(disk, "a"), length)
+        assert not store.contains("a", FINGERPRINT)
+        assert store.get("a", FINGERPRINT).reason == "unreadable"
+        assert_heals(store, disk, "a")
+
+
+FOREIGN: dict[str, Callable[[Path, bytes, bytes], object]] = {
+    "fingerprint": lambda path, other_model, _: path.write_bytes(other_model),
+    "tokens": lambda path, _, other_text: path.write_bytes(other_text),
+    "format": lambda path, *_: path.write_bytes(
+        path.read_bytes().replace(b'"ragkv":"2"', b'"ragkv":"3"')
+    ),
+    "unreadable": lambda path, *_: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("reason", FOREIGN)
+def test_foreign_files_under_a_key(opened: tuple[Store, DiskStore], reason: str) -> None:
+    store, disk = opened
+    data = []
+    for text, fingerprint in (("a", OTHER), ("b", FINGERPRINT)):
+        store.put(make_entry(text), fingerprint)
+        data.append(file_of(disk, text).read_bytes())
+        store.delete(text)
+    store.put(make_entry("a"), FINGERPRINT)
+    FOREIGN[reason](file_of(disk, "a"), *data)
+    assert store.get("a", FINGERPRINT).reason == reason
+    assert_heals(store, disk, "a")
+
+
+def test_one_bad_entry_leaves_the_texts_others(opened: tuple[Store, DiskStore]) -> None:
+    store, disk = opened
+    store.put(make_entry("a"), FINGERPRINT)
+    bad = file_of(disk, "a")
+    store.put(make_entry("a"), OTHER)
+    flip(bad, -1)
+    assert store.get("a", FINGERPRINT).reason == "checksum"
+    assert store.get("a", FINGERPRINT).reason == "fingerprint"
+    assert same(store.get("a", OTHER).entry, make_entry("a"))
+    assert store.changes(0)[1] == ["a"]
+
+
+def test_a_bad_file_that_was_replaced_meanwhile_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = DiskStore(tmp_path), DiskStore(tmp_path)
+    writer.put(make_entry("a"), FINGERPRINT)
+    flip(file_of(writer, "a"), -1)
+    drop = reader._refuse
+
+    def late(*arguments: Any) -> None:
+        writer.put(make_entry("a"), FINGERPRINT)
+        drop(*arguments)
+
+    monkeypatch.setattr(reader, "_refuse", late)
+    assert reader.get("a", FINGERPRINT).reason == "checksum"
+    assert same(reader.get("a", FINGERPRINT).entry, make_entry("a"))
+
+
+def test_a_file_that_cannot_be_opened_now_is_kept(
+    opened: tuple[Store, DiskStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = opened
+    store.put(make_entry("a"), FINGERPRINT)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        assert store.get("a", FINGERPRINT).reason == "unreadable"
+    assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+def use_everything(store: DiskStore) -> None:
+    """Call every method; errors are allowed, unpickling is not."""
+    for call in (
+        lambda: store.get("a", FINGERPRINT),
+        lambda: store.contains("a", FINGERPRINT),
+        lambda: store.changes(0),
+        lambda: list(store.texts()),
+        lambda: store.deletions(0),
+        lambda: list(store.entries()),
+        lambda: store.put(make_entry("b"), FINGERPRINT, document="d"),
+        lambda: store.delete("a"),
+        lambda: store.put(make_entry("a"), FINGERPRINT, document="d"),
+        lambda: store.forget_document("d"),
+        store.gc,
+        lambda: store.put(make_entry("a"), FINGERPRINT),
+        lambda: store.put(make_entry("b"), FINGERPRINT),
+    ):
+        call()
+
+
+ROWS = ["!bytes", "store", "text/%", "kv/%", "log/%", "held/%", "document/%"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kind", ["value", "file", "key", "json", "text", "number", "ours", "away"])
+def test_planted_rows_are_not_believed(tmp_path: Path, row: str, kind: str) -> None:
+    mark, victim = tmp_path / "mark", tmp_path / "victim"
+    victim.touch()
+    bomb = pickle.dumps(Bomb(mark))
+    with closing(DiskStore(tmp_path / "store")) as store:
+        store.put(make_entry("a"), FINGERPRINT, document="d")
+    folder = store.folder / "index"
+    (folder / "bomb.val").write_bytes(bomb)
+    change = {
+        "value": ("mode = 4, value = ?", [bomb]),
+        "file": ("mode = 4, value = NULL, filename = 'bomb.val'", []),
+        "key": ("raw = 0, key = ?", [bomb]),
+        "json": ("value = ?", [b'{"change": [], "fingerprints": {}, "bytes": "x"}']),
+        "ours": ("value = ?", [b'={"text": "b", "change": -1, "expires_at": {}}']),
+        "away": ("value = ?", [b">0123456789abcdef 5"]),
+        "text": ("mode = 3, filename = ?, value = NULL", [str(victim)]),
+        "number": ("value = 5", []),
+    }[kind]
+    with closing(sqlite3.connect(folder / "cache.db", isolation_level=None)) as planted:
+        statement = f"UPDATE Cache SET {change[0]} WHERE key LIKE '{row}'"  # noqa: S608
+        assert planted.execute(statement, change[1]).rowcount == 1
+    with closing(DiskStore(tmp_path / "other")) as store:  # the method calls are in order
+        use_everything(store)
+    try:
+        with closing(DiskStore(tmp_path / "store")) as store:
+            use_everything(store)
+            assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
+            assert same(store.get("b", FINGERPRINT).entry, make_entry("b"))
+    except StoreError as refused:
+        assert row == "store"
+        assert re.search("the index is of|first row cannot be read", str(refused))  # noqa: PT017
+    assert not mark.exists()
+    assert victim.exists()
+
+
+def test_the_bomb_goes_off_where_pickles_are_read(tmp_path: Path) -> None:
+    """The tests above would see it: plain diskcache steps on it."""
+    with closing(diskcache.Cache(str(tmp_path / "plain"))) as plain:
+        plain["key"] = Bomb(tmp_path / "mark")
+        assert plain["key"] is None
+    assert (tmp_path / "mark").exists()
+
+
+def test_the_index_disk_refuses_pickles_both_ways(tmp_path: Path) -> None:
+    disk = BytesDisk(str(tmp_path))
+    bomb = pickle.dumps(Bomb(tmp_path / "mark"))
+    (tmp_path / "bomb.val").write_bytes(bomb)
+    assert disk.fetch(*disk.store(b"data", False)[1:], False) == b"data"
+    for refused in (
+        lambda: disk.put(("a", "tuple")),
+        lambda: disk.put(b"bytes"),
+        lambda: disk.store({"a": "dict"}, False),
+        lambda: disk.store(bytearray(b"data"), False),
+        lambda: disk.store(io.BytesIO(bomb), True),
+        lambda: disk.get(bomb, False),
+        lambda: disk.get(bomb, True),
+        lambda: disk.fetch(4, None, bomb, False),
+        lambda: disk.fetch(4, "bomb.val", None, False),
+        lambda: disk.fetch(2, "bomb.val", None, False),
+        lambda: disk.fetch(1, None, "text", False),
+    ):
+        with pytest.raises(StoreError):
+            refused()
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_pickled_files_under_a_key(
+    opened: tuple[Store, DiskStore], tmp_path: Path, kind: str
+) -> None:
+    store, disk = opened
+    store.put(make_entry("a"), FINGERPRINT)
+    path, mark = file_of(disk, "a"), tmp_path / "mark"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Bomb(mark)))
+    else:
+        torch.save({"kv": Bomb(mark)}, path)
+    assert store.get("a", FINGERPRINT).reason == "unreadable"
+    assert not mark.exists()
+    assert_heals(store, disk, "a")
+
+
+def fail_with(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def half_then_full(file: int, views: Sequence[memoryview]) -> int:
+    data = b"".join(views)
+    if len(data) < 50:
+        fail_with(errno.ENOSPC)()
+    return os.pwrite(file, data[: len(data) // 2], 0)
+
+
+def database_full(*_: object) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL  # type: ignore[misc]
+    raise error
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "again"])
+@pytest.mark.parametrize(
+    ("target", "fault", "error"),
+    [
+        ("ragkv.store.backends.files._write", half_then_full, StoreFullError),
+        ("ragkv.store.backends.files._write", fail_with(errno.EDQUOT), StoreFullError),
+        ("ragkv.store.backends.files._write", fail_with(errno.EIO), StoreError),
+        ("os.fsync", fail_with(errno.ENOSPC), StoreFullError),
+        ("pathlib.Path.replace", fail_with(errno.ENOSPC), StoreFullError),
+        ("pathlib.Path.replace", fail_with(errno.EACCES), StoreError),
+        ("ragkv.store.backends.files.sync_folder", fail_with(errno.ENOSPC), StoreFullError),
+        ("ragkv.store.backends.index.Rows.set", database_full, StoreFullError),
+        ("pathlib.Path.replace", KeyboardInterrupt, KeyboardInterrupt),
+    ],
+)
+def test_a_failed_write_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    fault: Callable[..., object],
+    error: type[BaseException],
+    before: bool,
+) -> None:
+    if fault is KeyboardInterrupt:
+        fault = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
+    with closing(DiskStore(tmp_path)) as store:
+        store.put(make_entry("other"), FINGERPRINT)
+        key = entry_key(digest_of_text("a"), FINGERPRINT.digest)
+        folder = store.folder / "kv" / blake3(key.encode()).hexdigest()[:2]
+        folder.mkdir(exist_ok=True)
+        if before:
+            store.put(make_entry("a"), FINGERPRINT)
+        state = store.changes(0)[1], files_of(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(target, fault)
+            with pytest.raises(error) as raised:
+                store.put(make_entry("a"), FINGERPRINT)
+        assert type(raised.value) is error
+        assert (store.changes(0)[1], files_of(store)) == state
+        assert store.contains("a", FINGERPRINT) == before
+        assert same(store.get("other", FINGERPRINT).entry, make_entry("other"))
+        store.put(make_entry("a"), FINGERPRINT)
+        assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX limits")
+def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
+    import resource
+
+    with closing(DiskStore(tmp_path)) as store:
+        store.put(make_entry("small"), FINGERPRINT)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            with pytest.raises(StoreFullError):
+                store.put(make_entry("large", tokens=4000), FINGERPRINT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(files_of(store)) == 1
+        store.put(make_entry("large", tokens=4000), FINGERPRINT)
+
+
+@contextmanager
+def held_for_writing(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    yield
+    database.execute("ROLLBACK")
+
+
+@contextmanager
+def held_for_reading(database: sqlite3.Connection) -> Iterator[None]:
+    reading = database.execute("SELECT key FROM Cache")
+    assert reading.fetchone()
+    yield
+    reading.close()
+
+
+@pytest.mark.parametrize("held", [held_for_writing, held_for_reading])
+def test_a_database_that_is_never_free(
+    held: Callable[[sqlite3.Connection], AbstractContextManager[None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "LOCK_TIMEOUT_S", 0.1)
+    with closing(DiskStore(tmp_path)) as store:
+        store.put(make_entry("a"), FINGERPRINT)
+        database = store.folder / "index" / "cache.db"
+        with closing(sqlite3.connect(database, isolation_level=None)) as other, held(other):
+            with pytest.raises(StoreError, match="locked by another process"):
+                store.put(make_entry("b"), FINGERPRINT)
+            assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
+        assert len(files_of(store)) == 1
+        assert store.changes(0) == (1, ["a"])
+
+
+def test_opening_waits_for_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[diskcache.Cache] = []
+    drop_tag_index = diskcache.Cache.drop_tag_index  # the step that diskcache does not retry
+
+    def while_another_writes(cache: diskcache.Cache) -> None:
+        opened.append(cache)
+        with closing(sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None)) as it:
+            if len(opened) < 3:
+                it.execute("BEGIN EXCLUSIVE")
+            drop_tag_index(cache)
+
+    monkeypatch.setattr(diskcache.Cache, "drop_tag_index", while_another_writes)
+    with closing(Index(tmp_path / "index")) as index:
+        with index.transaction() as rows:
+            rows.set("key", b"value")
+        assert index.get("key") == b"value"
+    assert len(opened) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux' /proc")
+def test_threads_leave_no_open_files(tmp_path: Path) -> None:
+    with closing(DiskStore(tmp_path, mapped=False)) as store:
+        with ThreadPoolExecutor(4) as pool:
+            for text in pool.map(str, range(12)):
+                pool.submit(store.put, make_entry(text), FINGERPRINT).result()
+                assert store.get(text, FINGERPRINT).entry is not None
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert len([link for link in links if link.is_relative_to(tmp_path)]) <= 1
+
+
+def test_random_damage_to_the_index(tmp_path: Path) -> None:
+    with closing(DiskStore(tmp_path)) as store:
+        for text in ("a", "b"):
+            store.put(make_entry(text), FINGERPRINT)
+    database = store.folder / "index" / "cache.db"
+    good, draw = database.read_bytes(), random.Random(0)
+    for _ in range(60):
+        database.write_bytes(good)
+        for _ in range(draw.randint(1, 20)):
+            flip(database, draw.randrange(len(good)), draw.randrange(1, 256))
+        try:
+            with closing(DiskStore(tmp_path, read_only=True)) as damaged:
+                for text in ("a", "b", "c"):
+                    entry = damaged.get(text, FINGERPRINT).entry
+                    assert entry is None or same(entry, make_entry(text))
+                damaged.contains("a", FINGERPRINT)
+                damaged.changes(0)
+        except StoreError as error:
+            assert re.search("precompute again|the index is of", str(error))  # noqa: PT017
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    if not hasattr(os, "fork"):
+        pytest.skip("the processes are forked")
+    tests = Path(__file__).parents[1]
+    script = tests / "support" / "store_processes.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path_factory.mktemp("store"))],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(tests.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_writers_that_race(processes: dict[str, dict[str, int]]) -> None:
+    assert processes["race"]["texts"] == 62  # each came as a change of its own
+
+
+def test_writers_that_are_killed(processes: dict[str, dict[str, int]]) -> None:
+    assert processes["kill"]["acknowledged"] > processes["kill"]["runs"]
+
+
+def test_a_crash_at_each_step_of_a_write(processes: dict[str, dict[str, int]]) -> None:
+    assert processes["points"]["lost"] == 8  # none was acknowledged
+    assert processes["points"]["kept"] == 2  # these had been committed
+    assert processes["points"]["temporary"] == 3
+
+
+def test_a_crash_in_the_middle_of_a_commit(processes: dict[str, dict[str, int]]) -> None:
+    assert processes["journal"]["hot"] > 0
+
+
+def test_a_folder_without_write_permission(processes: dict[str, dict[str, int]]) -> None:
+    assert processes["read_only"]["status"] == 0

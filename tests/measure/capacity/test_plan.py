@@ -1,0 +1,253 @@
+"""Loading or computing, where bytes come slowly; and what `ragkv plan` says beforehand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from store_entries import FINGERPRINT, make_entry
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import MambaConfig
+from typer.testing import CliRunner
+
+from ragkv import RagKV
+from ragkv.cli.main import app
+from ragkv.decode.full import full_prefill
+from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from ragkv.measure.capacity.plan import plan, shape_of
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store import Lookup, MemoryStore, TieredStore
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.tiers.costs import CostTable
+from ragkv.store.tiers.rates import Rate, is_slower
+
+Make = Callable[..., RagKV]
+
+
+class Planted(MemoryStore):
+    """A place whose bytes take as long as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        self.delay, self.gets = 0.0, 0
+
+    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
+        self.gets += 1
+        time.sleep(self.delay)
+        return super().get(text, fingerprint)
+
+    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
+        return None
+
+
+@pytest.fixture
+def served(make_engine: Make) -> tuple[RagKV, Planted]:
+    """An engine without memory tier, whose rates are 1 ms a token and as planted."""
+    engine, below = make_engine(), Planted()
+    engine.precompute(some_chunks(6))
+    for text in engine._store.texts():
+        entry = engine._corpus.get(text, engine._sink(engine.reuse)).entry
+        assert entry is not None
+        below.put(entry, engine._sink(engine.reuse).fingerprint)
+    engine._store = engine._corpus.store = TieredStore(MemoryStore(0), below)
+    engine._corpus.prefill_rate = rate(tokens=1000, seconds=1.0)
+    engine._corpus.computed = lambda tokens, seconds: None  # type: ignore[method-assign]
+    return engine, below
+
+
+def rate(tokens: float, seconds: float, samples: int = 3) -> Rate:
+    made = Rate()
+    for _ in range(samples):
+        made.add(tokens, seconds)
+    return made
+
+
+def ask(chunks: list[str]) -> str:
+    return "\n\n".join([*chunks, "Question: what is bound? Answer:"])
+
+
+def test_a_rate_follows_what_is_measured() -> None:
+    made = Rate()
+    for count in range(3):
+        assert made.seconds(10) is None, count
+        made.add(100, 1.0)
+    assert made.seconds(50) == pytest.approx(0.5)
+    for _ in range(30):
+        made.add(100, 4.0)
+    assert made.seconds(50) == pytest.approx(2.0, rel=0.01)
+
+
+def test_only_what_was_measured_can_be_slower() -> None:
+    assert is_slower(1.3, 1.0)
+    assert not is_slower(1.2, 1.0)
+    assert not is_slower(None, 0.0)
+    assert not is_slower(9.0, None)
+
+
+def test_tiers_measure_what_comes_from_below_and_count_memory_as_nothing() -> None:
+    below = Planted()
+    store = TieredStore(MemoryStore(1 << 20), below)
+    entry = make_entry("a")
+    below.put(entry, FINGERPRINT)
+    assert store.load_seconds("a", FINGERPRINT, entry.nbytes) is None
+    below.delay = 0.02
+    for _ in range(3):
+        store.memory.delete("a")
+        store.get("a", FINGERPRINT)
+        store.get("nothing", FINGERPRINT)  # what is not there says nothing
+    assert store.load_seconds("a", FINGERPRINT, entry.nbytes) == 0.0
+    store.memory.delete("a")
+    found = store.load_seconds("a", FINGERPRINT, entry.nbytes)
+    assert found is not None
+    assert 0.02 <= found < 1.0
+
+
+def test_what_loads_slowly_is_computed_and_the_report_says_so(
+    served: tuple[RagKV, Planted],
+) -> None:
+    engine, below = served
+    chunks = some_chunks(6)
+    engine._store.load_rate = rate(tokens=1, seconds=1.0)  # 1 byte a second
+    out = engine.prefill(ask(chunks[:3]))
+    assert [miss.reason for miss in out.report.misses] == ["slower"] * 3
+    assert [miss.chunk for miss in out.report.misses] == [chunk[:80] for chunk in chunks[:3]]
+    assert out.report.reused_tokens == out.report.recomputed_tokens == 0
+    full, _ = full_prefill(engine.loaded, np.array(out.token_ids))
+    torch.testing.assert_close(out.logits, full, atol=1e-4, rtol=1e-4)
+    engine.wait()
+    assert below.gets == 3  # afterwards, in the background: the speed is measured again
+    assert engine.contains(chunks[0])
+
+
+def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
+    engine, below = served
+    chunks = some_chunks(2)
+    engine._store = engine._corpus.store = TieredStore(MemoryStore(1 << 30), below)
+    engine._store.load_rate = rate(tokens=1, seconds=1.0)
+    assert engine.generate(ask(chunks), max_new_tokens=1).report.reused_tokens == 0
+    engine.wait()
+    report = engine.generate(ask(chunks), max_new_tokens=1, recompute_ratio=0.0).report
+    assert report.misses == ()
+    assert report.reused_tokens > 50
+
+
+@pytest.mark.parametrize("why", ["fast", "always", "load unknown", "prefill unknown"])
+def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
+    served: tuple[RagKV, Planted], why: str
+) -> None:
+    engine, _ = served
+    fast = rate(tokens=1e12, seconds=1.0)
+    slow = rate(tokens=1.0, seconds=1.0)
+    engine._store.load_rate = {"fast": fast, "load unknown": Rate()}.get(why, slow)
+    if why == "prefill unknown":
+        engine._corpus.prefill_rate = Rate()
+    load = "always" if why == "always" else "auto"
+    report = engine.prefill(ask(some_chunks(3)), recompute_ratio=0.0, load=load).report
+    assert report.misses == ()
+    assert report.reused_tokens > 100
+
+
+def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Planted]) -> None:
+    engine, below = served
+    chunks = some_chunks(3)
+    engine._corpus.find("")
+    below._remove((chunks[1], engine._sink(engine.reuse).fingerprint))
+    engine._store.load_rate = rate(tokens=1, seconds=1.0)
+    report = engine.prefill(ask(chunks), on_miss="skip").report
+    assert [miss.reason for miss in report.misses] == ["slower", "absent", "slower"]
+
+
+def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> None:
+    chunks = some_chunks(6)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks)
+        assert engine._corpus.prefill_rate._samples >= 1
+    engine = make_engine(store=tmp_path)
+    for count in range(1, 4):
+        engine.prefill(ask(chunks[: 2 * count]), load="always", recompute_ratio=1.0)
+    assert engine._corpus.prefill_rate.seconds(1) is not None
+    store = engine._store
+    assert isinstance(store, TieredStore)
+    assert store.load_rate._samples == 6
+
+
+def test_load_is_auto_or_always(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match="auto, always"):
+        make_engine().prefill("a prompt", load="never")
+
+
+# ---- before anything is loaded: the plan
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a configuration and no weights: 8 layers, 2 KV heads of 64, bfloat16."""
+    config = tiny_model("qwen3").config
+    config.num_hidden_layers, config.head_dim = 8, 64
+    config.layer_types = ["full_attention"] * 8
+    config.dtype = torch.bfloat16
+    config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_bytes_are_read_off_the_configuration(folder: Path) -> None:
+    shape = shape_of(folder)
+    assert (shape.layers, shape.kv_heads, shape.head_dim) == (8, 2, 64)
+    assert shape.dtype == torch.bfloat16
+    raw = 2 * 8 * 2 * 64 * 2
+    assert shape.bytes_per_token("raw") == raw + 12
+    assert 0.5 * raw < shape.bytes_per_token("int8") < 0.6 * raw
+    assert 0.25 * raw < shape.bytes_per_token("int4") < 0.35 * raw
+    assert shape_of(folder, torch.float32).bytes_per_token("raw") == 2 * raw + 12
+
+
+def test_where_loading_breaks_even(folder: Path) -> None:
+    shape = shape_of(folder)
+    costs = CostTable.at_rate(1000.0)
+    found = plan(shape, chunks=10, tokens=500, disk_gbps=0.001, costs=costs)
+    assert (found.compute_s, found.ingestion_s) == (0.5, 5.0)
+    for row in found.codecs:
+        assert row.total_bytes == pytest.approx(10 * 500 * row.bytes_per_token)
+        assert row.load_s == pytest.approx(500 * row.bytes_per_token / 1e6)
+        assert row.loading_wins == (row.load_s < 0.5) == (row.break_even_gbps < 0.001)
+        even = plan(shape, chunks=1, tokens=500, disk_gbps=row.break_even_gbps, costs=costs)
+        loads = {codec.codec: codec.load_s for codec in even.codecs}
+        assert loads[row.codec] == pytest.approx(even.compute_s)
+    assert [row.codec for row in found.codecs] == ["raw", "int8", "int4"]
+    assert all(codec_of(row.codec).name == row.codec for row in found.codecs)
+
+
+def test_the_plan_command(folder: Path) -> None:
+    arguments = ["plan", "--model", str(folder), "--prefill-tps", "2000", "--chunks", "100"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["ingestion_s"] == pytest.approx(100 * 400 / 2000)
+    assert CostTable.from_dict(found["costs"])(0, 2000) == pytest.approx(1.0)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "loading wins" in result.stdout.replace("\n", " ")
+    for name, wrong in [("--disk-gbps", "0"), ("--disk-gbps", "nan"), ("--prefill-tps", "inf")]:
+        result = CliRunner().invoke(app, ["plan", "--model", str(folder), name, wrong])
+        assert (result.exit_code, name in result.stderr) == (2, True)
+
+
+def test_the_plan_command_measures(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["costs"]["new"]) >= 2
+
+
+def test_what_has_no_caches_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no configuration"):
+        shape_of(tmp_path / "nowhere")
+    MambaConfig().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError):
+        shape_of(tmp_path)

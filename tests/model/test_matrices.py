@@ -1,0 +1,188 @@
+"""Passes on a CPU multiply matrices by oneDNN, and nothing else changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import some_chunks, tiny_model
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ragkv import RagKV
+from ragkv.attend.rows import Rows, attend
+from ragkv.model import matrices
+from ragkv.model.matrices import by_onednn
+
+WIDTH = 64
+
+pytestmark = pytest.mark.skipif(
+    not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()),
+    reason="torch multiplies matrices by another library here",
+)
+
+
+@pytest.fixture(autouse=True)
+def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processor be one by AMD."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"})
+    monkeypatch.setattr(matrices, "_product", matrices._onednn_product())
+
+
+@pytest.mark.parametrize("found", [{"cpu_name": "Intel(R) Xeon(R)"}, {}])
+def test_on_other_processors_torch_chooses(
+    found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert matrices._onednn_product() is not None
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert matrices._onednn_product() is None
+
+
+class Products(TorchDispatchMode):
+    """Counts the products that go to oneDNN."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one of torch's operators."""
+        self.count += "mkldnn" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted() -> Iterator[Products]:
+    with torch.no_grad(), Products() as products:
+        yield products
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])  # without bias, with, and in one
+@pytest.mark.parametrize("shape", [(1, 2, WIDTH), (3, 7, WIDTH), (70, WIDTH)])
+def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> None:
+    model = tiny_model(family)
+    rows = torch.randn(shape)
+    turned = rows.transpose(0, -2).contiguous().transpose(0, -2)
+    layers = [m for m in model.modules() if type(m) is nn.Linear and m.in_features == WIDTH]
+    assert layers
+    for layer in layers:
+        with counted() as products:
+            expected = layer(rows)
+            assert products.count == 0
+            with by_onednn(model):
+                found = layer(rows), layer(turned)
+            assert products.count == 2
+        for one in found:
+            torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+        assert "forward" not in layer.__dict__
+
+
+def of_one_row(_: nn.Linear) -> torch.Tensor:
+    return torch.randn(1, 1, WIDTH)
+
+
+def of_none(_: nn.Linear) -> torch.Tensor:
+    return torch.randn(0, WIDTH)
+
+
+def with_turned_weights(layer: nn.Linear) -> torch.Tensor:
+    layer.weight.data = layer.weight.data.t().contiguous().t()
+    return torch.randn(3, WIDTH)
+
+
+def of_float64(layer: nn.Linear) -> torch.Tensor:
+    layer.double()
+    return torch.randn(3, WIDTH, dtype=torch.float64)
+
+
+def with_another_forward(layer: nn.Linear) -> torch.Tensor:
+    layer.forward = lambda rows: nn.Linear.forward(layer, rows)  # type: ignore[method-assign]
+    return torch.randn(3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "make", [of_one_row, of_none, with_turned_weights, of_float64, with_another_forward]
+)
+def test_all_else_is_left_to_torch(make: Callable[[nn.Linear], torch.Tensor]) -> None:
+    model = tiny_model()
+    layer = model.get_submodule("model.layers.0.mlp.gate_proj")
+    rows = make(layer)
+    with counted() as products:
+        expected = layer(rows)
+        with by_onednn(model):
+            found = layer(rows)
+    assert products.count == 0
+    assert torch.equal(found, expected)
+
+
+def test_gradients_and_autocast_are_left_to_torch() -> None:
+    model = tiny_model()
+    layer = model.get_submodule("model.layers.0.mlp.gate_proj")
+    with by_onednn(model):
+        layer(torch.randn(3, WIDTH)).sum().backward()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.randn(3, WIDTH)).dtype == torch.bfloat16
+    assert layer.weight.grad is not None
+
+
+def test_other_threads_are_left_alone() -> None:
+    model, counts = tiny_model(), []
+
+    def other() -> None:
+        with counted() as products:
+            model(input_ids=torch.arange(5)[None])
+            counts.append(products.count)
+
+    with by_onednn(model):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert counts == [0]
+
+
+def test_encoding_and_repair_use_it_and_a_full_prefill_does_not(
+    make_engine: Callable[..., RagKV],
+) -> None:
+    kv, chunks = make_engine(), some_chunks()
+    prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
+    with Products() as products:
+        kv.prefill(prompt, method="full")
+        assert products.count == 0
+        kv.precompute(chunks)
+        encoded = products.count
+        assert encoded
+        kv.prefill(prompt, recompute_ratio=0.2)
+        assert products.count > encoded
+
+
+@pytest.mark.parametrize(("vectors", "quicker"), [("AVX512", True), ("AVX2", False)])
+def test_attention_uses_it_where_that_is_quicker(
+    vectors: str, quicker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors)
+    rows = Rows.on("cpu", np.array([2, 5, 9]))
+    query, key = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 10, 8)
+    with counted() as products:
+        attend(query, key, key, rows, None, 1.0)
+    assert products.count == (4 if quicker else 0)  # two for each of the key's heads
+
+
+def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention gives it values turned; who took them for contiguous would be wrong silently."""
+
+    def careless(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+        return rows @ weight.as_strided(weight.shape, (weight.shape[1], 1)).t()
+
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    rows, others = torch.randn(2, 3, 4), torch.randn(2, 4, 5).transpose(1, 2)
+    with torch.no_grad():
+        assert matrices.suits_attention(rows)
+        monkeypatch.setattr(matrices, "_product", careless)
+        assert not matrices.suits_attention(rows)
+        (found,) = matrices.products(rows, others)
+    torch.testing.assert_close(found, rows @ others.transpose(1, 2))

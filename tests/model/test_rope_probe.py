@@ -1,0 +1,168 @@
+"""Families that turn their keys otherwise than Llama: found out when they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from tiny import SIZE, some_chunks, tiny_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Exaone4Config,
+    Glm4Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    NanoChatConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SmolLM3Config,
+)
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from ragkv import RagKV, StoreConfig
+from ragkv.errors import UnsupportedModelError
+from ragkv.model.load import load_model
+from ragkv.select import method_names
+
+QUESTION = "\n\nWhat does the text say?"
+WINDOW = {"sliding_window": 48}
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], set[str]]] = {
+    "cohere": (CohereConfig, {}, {"adjacent"}),
+    "glm4": (Glm4Config, {"partial_rotary_factor": 0.5}, {"adjacent"}),
+    "cohere2": (Cohere2Config, WINDOW, {"adjacent", "still"}),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 1, 0, 1]}, {"halves", "still"}),
+    "exaone4": (Exaone4Config, WINDOW, {"halves", "still"}),
+    "nanochat": (NanoChatConfig, {}, {"backwards"}),
+}
+
+
+def made(family: str) -> PreTrainedModel:
+    """A model with random weights, large enough that attention matters."""
+    kind, more, _ = FAMILIES[family]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**{**SIZE, **more}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 0.15)
+    return model.eval()
+
+
+def prompt_of(chunks: list[str]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "\n\n".join(chunks) + QUESTION}]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_what_is_usual_is_found_out_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.tiny_model(family)
+    listed = load_model(model, tiny_tokenizer())
+    monkeypatch.setattr("ragkv.model.load.is_verified", lambda _: False)
+    found = load_model(model, tiny_tokenizer())
+    assert (found.architecture, found.fingerprint) == (listed.architecture, listed.fingerprint)
+
+
+def test_another_idea_of_how_keys_turn_is_another_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Entries keep keys turned back: those turned back otherwise must not be found."""
+    found = load_model(made("cohere"), tiny_tokenizer())
+    monkeypatch.setattr("ragkv.model.rope_probe.TURNS", ("halves",))
+    other = load_model(made("cohere"), tiny_tokenizer())
+    assert found.fingerprint.weights == other.fingerprint.weights
+    assert found.fingerprint.digest != other.fingerprint.digest
+
+
+def test_an_auxiliary_model_is_examined_too(tmp_path: Path) -> None:
+    """Its chunks are in the same store, where the model may be an engine's own later."""
+    made("cohere").save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    chunks, store = some_chunks(2), tmp_path / "store"
+    with RagKV(tiny.tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.precompute(chunks, method="cacheclip", auxiliary_model=str(tmp_path / "model"))
+    with RagKV(tmp_path / "model", store=store) as engine:
+        assert engine.precompute(chunks).existing == 2
+        out = engine.prefill(prompt_of(chunks[:1]), recompute_ratio=0.0)
+        assert out.report.reused_tokens > 80
+        with torch.no_grad():
+            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
+        assert float((out.logits - full).abs().max() / full.std()) < 2e-4
+
+
+class ScaledKeys(LlamaForCausalLM):
+    """As remote code may be: of a listed type, with attention of its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.__class__ = _ScaledAttention
+
+
+class _ScaledAttention(LlamaAttention):
+    def forward(self, hidden_states: torch.Tensor, **given: Any) -> Any:
+        positions = given["position_ids"] if "position_ids" in given else torch.zeros(1, 1)
+        scale = 1 + 0.01 * positions[..., None].to(hidden_states.dtype)
+        return super().forward(hidden_states * scale, **given)
+
+
+def test_code_that_is_not_transformers_own_is_examined_whatever_its_type() -> None:
+    torch.manual_seed(0)
+    model = ScaledKeys(LlamaConfig(**SIZE)).eval()
+    with pytest.raises(UnsupportedModelError, match="keys can be moved"):
+        RagKV(model, tiny_tokenizer(), store=":memory:")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_are_moved_exactly(family: str, tmp_path: Path) -> None:
+    """Ratio 1, and one chunk behind the sink, are what the model itself gives."""
+    chunks = some_chunks(3)
+    with RagKV(made(family), tiny_tokenizer(), store=tmp_path) as engine:
+        assert {kind.turn for kind in engine.loaded.architecture.rope_kinds} == FAMILIES[family][2]
+        engine.precompute(chunks)
+    with RagKV(made(family), tiny_tokenizer(), store=tmp_path) as engine:
+        for count, ratio in ((3, 1.0), (1, 0.0)):
+            prompt = prompt_of(chunks[:count])
+            out = engine.prefill(prompt, recompute_ratio=ratio)
+            assert out.report.reused_tokens + out.report.recomputed_tokens > 80
+            with torch.no_grad():
+                full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
+            assert float((out.logits - full).abs().max() / full.std()) < 2e-4
+            ours, plain = (
+                engine.generate(prompt, max_new_tokens=4, recompute_ratio=ratio, method=method)
+                for method in ("query", "full")
+            )
+            assert ours.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("family", ["cohere2", "smollm3"])
+@pytest.mark.parametrize("method", [name for name in method_names() if "clip" not in name])
+def test_every_method_runs_and_repairs(family: str, method: str) -> None:
+    chunks = some_chunks(3)
+    with RagKV(made(family), tiny_tokenizer(), store=":memory:") as engine:
+        engine.precompute(chunks, method=method)
+        out = engine.prefill(prompt_of(chunks), method=method, recompute_ratio=0.3)
+        assert torch.isfinite(out.logits).all()
+        with torch.no_grad():
+            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
+        whole = engine.prefill(prompt_of(chunks), method=method, recompute_ratio=1.0)
+        assert float((whole.logits - full).abs().max() / full.std()) < 2e-4
+
+
+@pytest.mark.parametrize("family", ["cohere", "glm4"])
+def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(
+    family: str, tmp_path: Path
+) -> None:
+    """They depend on token and position alone: the model's own cache is the reference."""
+    chunks = some_chunks(3)
+    store = StoreConfig(path=tmp_path, memory_bytes=0)
+    with RagKV(made(family), tiny_tokenizer(), store=store) as engine:
+        engine.precompute(chunks)
+        out = engine.prefill(prompt_of(chunks), method="reuse")
+        with torch.no_grad():
+            cache = engine.model(torch.tensor([out.token_ids]), use_cache=True).past_key_values
+        keys = out.cache.layer(0)[0][:, : len(out.token_ids)]
+        torch.testing.assert_close(keys, cache.layers[0].keys[0], atol=2e-5, rtol=1e-4)

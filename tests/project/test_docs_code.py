@@ -1,0 +1,97 @@
+"""What docs/index.md says of LlamaIndex and LangChain, run."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
+from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.schema import TextNode
+from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## In LlamaIndex and LangChain")[2]
+LLAMA_INDEX, LANGCHAIN = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
+
+
+@pytest.fixture
+def name(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
+    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
+    monkeypatch.setattr(Settings, "_prompt_helper", None)
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def run(snippet, **given):
+    exec(snippet, given)  # noqa: S102  our own page
+    return given
+
+
+CONDENSING = {
+    "import ContextChatEngine": "import CondensePlusContextChatEngine as ContextChatEngine",
+    "chat_engine.context import": "chat_engine.condense_plus_context import",
+    "DEFAULT_CONTEXT_TEMPLATE": "DEFAULT_CONTEXT_PROMPT_TEMPLATE",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"), [("context", {}), ("condense_plus_context", CONDENSING)]
+)
+def test_a_chat_engine_of_llama_index(name, monkeypatch, module, changes):
+    # the default memory leaves its SQLite open
+    monkeypatch.setattr(f"llama_index.core.chat_engine.{module}.Memory", ChatMemoryBuffer)
+    nodes = [TextNode(text=text, metadata={"page": 1}) for text in some_chunks(3)]
+    snippet = reduce(lambda text, pair: text.replace(*pair), changes.items(), LLAMA_INDEX)
+    made = run(snippet, name=name, nodes=nodes, index=VectorStoreIndex(nodes))
+    llm, chat = made["llm"], made["chat"]
+    llm.max_new_tokens = 4
+    for question in ("What?", "And why?"):
+        chat.chat(question)
+        report = llm.last_report
+        assert len(report.chunks) == 3
+        assert report.chunks[0].start - report.sink_tokens <= 1, "the sink reaches to the context"
+        assert not report.warnings
+    llm.kv.close()
+
+
+def test_a_chain_of_langchain(name):
+    splits = [Document(text, metadata={"source": "a.md"}) for text in some_chunks(3)]
+    made = run(LANGCHAIN, name=name, splits=splits, found=RunnableLambda(lambda _: splits))
+    llm, prompt, retriever = made["llm"], made["prompt"], made["retriever"]
+    llm.max_tokens = 4
+
+    def chunks(context):
+        answer = (prompt | llm).invoke({"context": context, "input": "What?"})
+        return len(answer.response_metadata["ragkv"]["chunks"])
+
+    found = retriever.invoke("What?")
+    assert made["chain"].invoke({"context": found, "input": "What?"})
+    joined = "\n\n".join(f"a.md\n{document.page_content}" for document in splits)
+    assert chunks(joined) == 3
+    quoted = [Document(QUOTED, metadata={"source": "a.md"})]
+    llm.precompute(quoted, document_prompt=made["document_prompt"])
+    llm.precompute(quoted)
+    assert chunks(f"a.md\n{QUOTED}") == 1
+    assert chunks(quoted) == chunks(json.dumps([QUOTED])) == 0
+    llm.kv.close()
+
+
+def test_a_query_engine_drops_its_prompt_helper(make_engine, name):
+    del name
+    llm = RagKVLLM(kv=make_engine())
+    helper = RagKVPromptHelper.from_llm(llm)
+    index = VectorStoreIndex([TextNode(text="Words")])
+    engine = index.as_query_engine(llm=llm, prompt_helper=helper)
+    assert engine._response_synthesizer._prompt_helper is not helper

@@ -1,0 +1,35 @@
+"""The examples run, and with everything recomputed the swapped pipeline says the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from tiny import tiny_model, tiny_tokenizer
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_three_are_there():
+    assert {path.stem for path in EXAMPLES} == {"core", "langchain_rag", "llama_index_rag"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_answers_both_ways(path, capsys):
+    answers = load(path).main(tiny_model(), tiny_tokenizer(), max_new_tokens=6)
+    assert len(answers) == 2
+    assert all(isinstance(answer, str) and answer for answer in answers.values())
+    assert " reused" in capsys.readouterr().out

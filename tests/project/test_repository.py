@@ -1,0 +1,226 @@
+"""The repository itself: what must not be in it, which way imports go, that documents hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("ragkv", "kernels", "integrations", "tests", "examples", "docs", ".ci")
+SOURCES = ("ragkv", "kernels", "integrations", "examples")
+ROOMS = (
+    "errors",
+    "config",
+    "report",
+    "prompt",
+    "model",
+    "chunk",
+    "store",
+    "splice",
+    "attend",
+    "select",
+    "recompute",
+    "decode",
+    "engine",
+    "measure",
+    "cli",
+)
+# Written in pieces, so that this file does not contain them.
+FORBIDDEN = [
+    "/" + "tmp/",
+    "/" + "work/",
+    "/" + "root/",
+    "file:" + "//",
+    "pypi." + "org",
+    "python" + "hosted",
+    "hugging" + "face.co",
+]
+
+
+def text_files() -> list[Path]:
+    below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    files = [*ROOT.iterdir(), *below]
+    suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jsonl", ""}
+    return [
+        p for p in files if p.is_file() and p.suffix in suffixes and "__pycache__" not in p.parts
+    ]
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("text", FORBIDDEN)
+def test_nothing_names_this_machine_or_a_host(text: str):
+    found = [p.relative_to(ROOT) for p in text_files() if text in p.read_text("utf-8", "replace")]
+    assert not found
+
+
+def test_files_are_short():
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in python_files(*SOURCES, "tests")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines()))
+        > (500 if path.is_relative_to(ROOT / "tests") else 400)
+    }
+    assert not long
+
+
+def test_namespaces_have_no_init():
+    for folder in (
+        "kernels",
+        "integrations",
+        "integrations/llama_index",
+        "integrations/llama_index/llms",
+    ):
+        assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_no_file_catches_everything():
+    assert not [
+        p for p in python_files(*SOURCES) if p.stem in {"utils", "helpers", "misc", "common"}
+    ]
+
+
+def test_nothing_is_unpickled():
+    modules = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+    assert not [p for p in python_files(*SOURCES) if modules & set(imported(p))]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "ragkv").parts[0].removesuffix(".py")
+
+
+def test_imports_go_one_way():
+    """A room imports itself and earlier rooms alone; ``ragkv`` itself only later than the engine."""
+    wrong = []
+    for path in python_files("ragkv"):
+        own = room_of(path)
+        if own == "__init__":
+            continue
+        for name in imported(path):
+            top, _, rest = name.partition(".")
+            room = rest.split(".")[0] or "engine"
+            if top == "ragkv" and ROOMS.index(room) > ROOMS.index(own):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_imports_have_no_circles():
+    modules = {_module(path): path for path in python_files("ragkv")}
+    imports = {
+        module: {name for name in _at_run_time(path, modules) if name != module}
+        for module, path in modules.items()
+    }
+    while leaves := {module for module, names in imports.items() if not names & imports.keys()}:
+        for module in leaves:
+            del imports[module]
+    assert not sorted(imports)
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _at_run_time(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports anywhere, but for the sake of types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            parts = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [part for part in parts if part in modules]
+            yield from found
+            if len(found) < len(parts):
+                yield node.module
+
+
+def test_only_what_users_share_lies_loose():
+    loose = {path.name for path in (ROOT / "ragkv").iterdir() if path.is_file()}
+    assert loose == {"__init__.py", "config.py", "errors.py", "py.typed"}
+
+
+def test_no_class_name_stands_for_two_things():
+    names = [
+        node.name
+        for path in python_files("ragkv")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert not {name for name in names if names.count(name) > 1}
+
+
+def test_wrappers_know_only_the_engine():
+    allowed = {"ragkv", "ragkv.config", "ragkv.errors", "ragkv.select"}
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in python_files("integrations")
+        for name in imported(path)
+        if name.split(".")[0] == "ragkv" and name not in allowed
+    ]
+    assert not wrong
+
+
+def test_importing_ragkv_is_light():
+    code = "import ragkv, sys; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_exist_and_are_few():
+    import ragkv
+
+    assert len(ragkv.__all__) <= 10
+    assert all(getattr(ragkv, name).__doc__ for name in ragkv.__all__)
+
+
+def test_every_direct_requirement_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {_name(line) for line in lines if line and not line.startswith("#")}
+    optional = [each for extra in project["optional-dependencies"].values() for each in extra]
+    assert not {_name(each) for each in [*project["dependencies"], *optional]} - pinned
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path):
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (path.parent / target).exists()]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_python_in_documents_is_python(path: Path):
+    for block in re.findall(
+        r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        compile(block, str(path), "exec")

@@ -1,0 +1,223 @@
+"""What is computed again while the answer is drawn: against plain loops, and in whole answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import FAMILIES, some_chunks
+
+from ragkv import Prefilled, RagKV
+from ragkv.attend.forward import subset_forward
+from ragkv.errors import ConfigError
+from ragkv.recompute.copy_repair import Ahead
+from ragkv.select import Lookup, Method, get_method
+from ragkv.splice.layout import Layout, Origin
+
+Make = Callable[..., RagKV]
+CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+RATIO, RARE = 0.2, 4
+
+
+def looking(tokens: int, at_most: int, rare: int = RARE) -> Method:
+    return replace(get_method("query"), lookup=Lookup(tokens, at_most, rare))
+
+
+def plain(
+    prompt: list[int],
+    answer: list[int],
+    stale: set[int],
+    scores: dict[int, float],
+    lookup: Lookup,
+) -> list[int]:
+    """Return the positions to compute, in the words of the docstrings."""
+    said = prompt[-8:] + answer
+    found = []
+    for at in range(len(prompt) - 1):
+        same = 0
+        while same < min(8, at + 1, len(said)) and prompt[at - same] == said[-1 - same]:
+            same += 1
+        if same:
+            near = range(at, min(at + lookup.tokens + 1, len(prompt)))
+            found.append((-same, -max(scores.get(j, 0.0) for j in near), at, near))
+    if len(found) > lookup.rare:
+        found = [match for match in found if match[0] < -1]
+    chosen: list[int] = []
+    for *_, near in sorted(found, key=lambda match: match[:3]):
+        chosen += [j for j in near if j in stale and j not in chosen]
+    return sorted(chosen[: lookup.at_most])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
+    """Small vocabularies, so that there are many matches, and long ones."""
+    rng = np.random.default_rng(seed)
+    size, exact = int(rng.integers(20, 120)), int(rng.integers(0, 12))
+    ids = rng.integers(0, int(rng.integers(2, 9)), size).astype(np.int32)
+    origin = np.where(rng.random(size) < 0.8, Origin.CACHED, Origin.FRESH).astype(np.uint8)
+    layout = Layout(ids, np.zeros((size, 2), np.int32), 0, (), origin, exact)
+    cached = layout.cached
+    rows = np.union1d(layout.fresh, rng.choice(cached, len(cached) // 4, replace=False))
+    scores = rng.random(len(cached)).astype(np.float32)
+    lookup = Lookup(*(int(rng.integers(*span)) for span in ((0, 5), (1, 12), (0, 20))))
+    ahead = Ahead(layout, rows, scores, lookup)
+    stale = {int(j) for j in cached if j >= exact} - set(rows.tolist())
+    known = dict(zip(cached.tolist(), scores.tolist(), strict=True))
+    answer: list[int] = []
+    told = 0
+    for token in rng.integers(0, 9, 12).tolist():
+        answer.append(token)
+        expected = plain(ids.tolist(), answer, stale, known, lookup)
+        assert ahead.take(answer).tolist() == expected
+        stale -= set(expected)
+        told += len(expected)
+    assert ahead.repaired == told
+
+
+def decoded(engine: RagKV, out: Prefilled, answer: list[int]) -> list[torch.Tensor]:
+    """Feed the answer's tokens one by one; return the logits behind each."""
+    rows = []
+    with out.decoding(), torch.no_grad():
+        for token in answer:
+            fed = torch.tensor([[token]])
+            rows.append(engine.model(fed, past_key_values=out.cache).logits[0, -1])
+    return rows
+
+
+def drawn_by_hand(engine: RagKV, lookup: Lookup, count: int) -> tuple[list[int], int]:
+    """Draw greedily by subset passes over a prefill; return the tokens and what was repaired."""
+    out = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(0, 1))
+    origin = np.frombuffer(out.report.positions, np.uint8)
+    exact = out.report.chunks[0].end  # the first chunk stands right behind the sink
+    stale = {int(j) for j in np.flatnonzero(origin == Origin.CACHED) if j >= exact}
+    scores = dict(enumerate(np.nan_to_num(out.report.trace.scores).tolist()))
+    ids, answer, repaired = list(out.token_ids), [int(out.logits.argmax())], 0
+    while len(answer) < count:
+        rows = plain(ids, answer, stale, scores, lookup)
+        stale -= set(rows)
+        repaired += len(rows)
+        said = np.array(ids + answer, dtype=np.int32)
+        logits = subset_forward(engine.loaded, said, np.array([*rows, len(said) - 1]), out.cache)
+        answer.append(int(logits.argmax()))
+    return answer, repaired
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_passes_made_by_hand(make_engine: Make, family: str) -> None:
+    """More tokens than the buffer has spare rows for: it grows in the midst of it."""
+    engine = make_engine(family)
+    engine.model.generation_config.eos_token_id = None
+    engine.precompute(CHUNKS)
+    count = 270 if family == "llama" else 24
+    lookup = Lookup(3, 8, RARE)
+    expected, repaired = drawn_by_hand(engine, lookup, count)
+    settings = {"recompute_ratio": RATIO, "method": looking(3, 8)}
+    answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
+    assert answer.token_ids == expected
+    assert answer.report.ahead_tokens == repaired > 0
+    report = answer.report
+    tokens = report.sink_tokens + report.reused_tokens + report.recomputed_tokens
+    assert tokens + report.fresh_tokens == report.prompt_tokens
+    assert not engine.model._forward_pre_hooks
+    assert not engine.model._forward_hooks
+
+
+def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: Make) -> None:
+    """With every stale token behind a match computed again, little is left that differs."""
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    full = engine.prefill(PROMPT, method="full")
+    answer = full.token_ids[60:68]
+    expected = decoded(engine, full, answer)
+    near, far = (
+        decoded(engine, engine.prefill(PROMPT, recompute_ratio=0.05, method=method), answer)
+        for method in (looking(1000, 1000, 1000), replace(get_method("query"), lookup=None))
+    )
+    left = [
+        torch.stack([(a - b).square().mean() for a, b in zip(rows, expected, strict=True)]).mean()
+        for rows in (near, far)
+    ]
+    assert left[0] < 0.5 * left[1]
+
+
+def test_a_call_may_do_without(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).ahead is None
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO).ahead is not None
+    with pytest.raises(ConfigError, match="repair_ahead"):
+        engine.prefill(PROMPT, repair_ahead="no")
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, ratio: float) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    assert engine.prefill(PROMPT, recompute_ratio=ratio).ahead is None
+    assert engine.generate(PROMPT, recompute_ratio=ratio).report.ahead_tokens == 0
+
+
+def test_only_single_steps_behind_the_prompt_repair(make_engine: Make) -> None:
+    """Several tokens at once, what was fed outside the block, and the prompt's own tokens."""
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    out = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100, 1000))
+    again = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(3, 100, 1000))
+    token = next(t for t in out.token_ids[60:] if out.token_ids.count(t) > 4)
+    with torch.no_grad():
+        fed = torch.tensor([[token, token]])
+        outside = engine.model(fed, past_key_values=again.cache).logits[0, -1]
+        with again.decoding():
+            decoded(engine, again, [])
+            engine.model(fed[:, :1], past_key_values=again.cache)
+        assert again.ahead.repaired == 0
+        with out.decoding():
+            inside = engine.model(fed, past_key_values=out.cache).logits[0, -1]
+            assert torch.equal(inside, outside)
+            assert out.ahead.repaired == 0
+            with pytest.raises(ValueError, match="minus the number"):
+                out.cache.crop(3)
+            out.cache.crop(-3)
+            engine.model(torch.tensor([out.token_ids[-1:]]), past_key_values=out.cache)
+            assert out.ahead.repaired == 0
+            engine.model(fed[:, :1], past_key_values=out.cache)
+            assert out.ahead.repaired > 0
+
+
+def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    settings = {"recompute_ratio": RATIO, "max_new_tokens": 30}
+    answer = engine.generate(PROMPT, **settings)
+    stream = engine.stream(PROMPT, **settings)
+    assert "".join(stream) == answer.text
+    assert stream.completion.token_ids == answer.token_ids
+    assert stream.completion.report.ahead_tokens == answer.report.ahead_tokens > 0
+
+
+@pytest.mark.parametrize("lookup", [(-1, 8, 4), (3, 0, 4), (3, 8, -1)])
+def test_a_lookup_that_makes_no_sense_is_refused(lookup: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="lookup"):
+        Lookup(*lookup)
+
+
+def test_decoding_is_in_the_models_own_dtype(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    answers = []
+    for autocast in (False, True):
+        out = engine.prefill(PROMPT, recompute_ratio=RATIO, method="query")
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+            out.decoding(),
+            torch.no_grad(),
+        ):
+            for _ in range(6):
+                token = out.logits.argmax() if not answers else answers[0][1]
+                logits = engine.model(token.view(1, 1), past_key_values=out.cache).logits[0, -1]
+        answers.append((logits, token))
+    assert torch.equal(answers[0][0], answers[1][0])

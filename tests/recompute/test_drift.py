@@ -1,0 +1,189 @@
+"""What is not recomputed moves like what is: against plain loops, in many families."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import some_chunks
+
+from ragkv import Prefilled, RagKV
+from ragkv.recompute import drift
+from ragkv.select import get_method
+from ragkv.splice.layout import Origin
+
+Make = Callable[..., RagKV]
+CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+
+
+def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int) -> torch.Tensor:
+    """One key ``[kv_heads, head_dim]``, turned to (1) or back from (-1) its place."""
+    rotary = engine.model.model.rotary_emb
+    architecture = engine.loaded.architecture
+    assert architecture is not None
+    kind = [architecture.rope_kinds[layer].table]
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        kind = []
+    cos, sin = (part[0, 0] for part in rotary(keys, torch.tensor([[place]]), *kind))
+    size = cos.square() + sin.square()  # yarn's tables are longer than one
+    if sign < 0:
+        cos, sin = cos / size, -sin / size
+    part = keys[:, : len(cos)]
+    first, second = part.chunk(2, dim=-1)
+    out = keys.clone()
+    out[:, : len(cos)] = part * cos + torch.cat([-second, first], dim=-1) * sin
+    return out
+
+
+def rows_of(engine: RagKV, cache: object, layer: int, places: list[int]) -> dict[int, torch.Tensor]:
+    """Keys (unrotated) beside values ``[2 * kv_heads, head_dim]`` of some places."""
+    held = cache.layers[layer]  # type: ignore[attr-defined]
+    return {
+        at: torch.cat([turned(engine, layer, held.keys[0, :, at], at, -1), held.values[0, :, at]])
+        for at in places
+    }
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama-yarn", "qwen3", "mistral-window", "gemma3", "phi3"]
+)
+def test_rows_move_as_their_neighbours_let_expect(make_engine: Make, family: str) -> None:
+    assert check_rows(make_engine(family), drift.STRETCH_TOKENS) > 100
+
+
+def test_long_chunks_move_in_stretches(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
+    assert check_rows(make_engine(), 12) > 100
+
+
+def test_rows_move_alike_where_stretches_are_multiplied_together(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; stretches of several lengths, with more and fewer recomputed rows."""
+    monkeypatch.setattr(drift, "_PerStretch", drift._Batched)
+    monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
+    assert check_rows(make_engine(), 12) > 100
+
+
+def check_rows(engine: RagKV, stretch: int) -> int:
+    """Compare every row with the recomputed ones of its stretch; count those that moved."""
+    engine.precompute(CHUNKS)
+    stale = engine.prefill(PROMPT, recompute_ratio=0)
+    out = engine.prefill(PROMPT, recompute_ratio=0.3)
+    origin = list(out.report.positions)
+    moved_rows = 0
+    for layer in range(engine.model.config.num_hidden_layers):
+        bounded = shortened(engine, stale.cache, out, layer)
+        for number, chunk in enumerate(out.report.chunks):
+            places = [at for at in range(chunk.start, chunk.end) if origin[at] != Origin.FRESH]
+            before = rows_of(engine, stale.cache, layer, places)
+            after = rows_of(engine, out.cache, layer, places)
+            shift = {at: after[at] - before[at] for at in places}
+            if number == 0:
+                assert all(not shift[at].abs().max() for at in places)
+                continue
+            seen = [at for at in places if origin[at] == Origin.RECOMPUTED]
+            for at in set(places) - set(seen):
+                part = (at - places[0]) // stretch
+                near = [one for one in seen if (one - places[0]) // stretch == part]
+                weights = expected_weights(at - chunk.start, [one - chunk.start for one in near])
+                expected = torch.zeros_like(shift[at])
+                for weight, one in zip(weights, near, strict=True):
+                    expected += weight * bounded[one]
+                torch.testing.assert_close(shift[at], expected, atol=2e-5, rtol=1e-3)
+                moved_rows += bool(shift[at].abs().max() > 1e-4)
+    return moved_rows
+
+
+def shortened(engine: RagKV, stale: object, out: Prefilled, layer: int) -> dict[int, torch.Tensor]:
+    """What recomputed tokens moved by, keys and values each at most as far as the median one."""
+    size = {
+        at: (1 + (at - chunk.start) / 20) ** -0.5
+        for chunk in out.report.chunks[1:]
+        for at in range(chunk.start, chunk.end)
+        if out.report.positions[at] == Origin.RECOMPUTED
+    }
+    before, after = (rows_of(engine, cache, layer, list(size)) for cache in (stale, out.cache))
+    halves = {at: (after[at] - before[at]).chunk(2) for at in size}
+    bounded = {}
+    medians = []
+    for kind in (0, 1):
+        lengths = sorted(float(half[kind].norm()) / size[at] for at, half in halves.items())
+        medians.append(lengths[(len(lengths) - 1) // 2])
+    for at, half in halves.items():
+        cut = [
+            part * min(1.0, median * size[at] / max(float(part.norm()), 1e-30))
+            for part, median in zip(half, medians, strict=True)
+        ]
+        bounded[at] = torch.cat(cut)
+    return bounded
+
+
+def expected_weights(at: int, seen: list[int]) -> list[float]:
+    """Solve for what a row takes from each recomputed one, by elimination."""
+
+    def alike(one: int, other: int) -> float:
+        apart = abs(one - other)
+        common = 0.25 + 0.1 * math.exp(-apart / 40) + 0.2 * math.exp(-apart / 3)
+        return common / math.sqrt((1 + one / 20) * (1 + other / 20))
+
+    system = [[alike(one, other) for other in seen] + [alike(one, at)] for one in seen]
+    for index, one in enumerate(seen):
+        system[index][index] += 0.45 / (1 + one / 20)
+    for pivot, row in enumerate(system):
+        for other in system:
+            if other is not row:
+                factor = other[pivot] / row[pivot]
+                for column, number in enumerate(row):
+                    other[column] -= factor * number
+    return [row[-1] / row[index] for index, row in enumerate(system)]
+
+
+def test_without_drift_nothing_moves(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    stale = engine.prefill(PROMPT, recompute_ratio=0)
+    still = replace(get_method("query"), drift=False)
+    out = engine.prefill(PROMPT, recompute_ratio=0.3, method=still)
+    kept = [at for at, kind in enumerate(out.report.positions) if kind == Origin.CACHED]
+    for before, after in zip(stale.cache.layers, out.cache.layers, strict=True):
+        assert torch.equal(before.keys[:, :, kept], after.keys[:, :, kept])
+        assert torch.equal(before.values[:, :, kept], after.values[:, :, kept])
+
+
+def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    for ratio in (0.1, 0.5):
+        logits = engine.prefill(PROMPT, recompute_ratio=ratio).logits
+        answer = engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=1)
+        assert answer.token_ids == [int(logits.argmax())]
+
+
+def test_low_precision_drifts_too(make_engine: Make) -> None:
+    engine = make_engine(dtype="bfloat16")
+    engine.precompute(CHUNKS)
+    exact = engine.prefill(PROMPT, method="full").logits
+    out = engine.prefill(PROMPT, recompute_ratio=0.3)
+    assert out.cache.layers[0].keys.dtype == torch.bfloat16
+    assert torch.isfinite(out.logits).all()
+    all_of_it = engine.prefill(PROMPT, recompute_ratio=1).logits
+    torch.testing.assert_close(all_of_it, exact, atol=0.2, rtol=0.05)
+
+
+def test_nothing_is_prepared_where_nothing_is_left(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    made: list[object] = []
+    monkeypatch.setattr("ragkv.engine.plan.Drift", lambda *given: made.append(given))
+    engine.prefill(PROMPT, recompute_ratio=1.0)
+    assert made == []
+    engine.prefill(PROMPT, recompute_ratio=0.5)
+    assert len(made) == 1

@@ -1,0 +1,307 @@
+"""The page that shows where a prompt's tokens came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape, unescape
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from explain_prompts import CHUNKS, PROMPT, Reader
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+from ragkv import Completion, RagKV, ReuseReport
+from ragkv.cli.main import app
+from ragkv.report.account import Miss
+from ragkv.report.page.words import seconds
+from ragkv.report.trace import Trace
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RagKV]:
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+        kv.precompute(CHUNKS)
+        yield kv
+
+
+@pytest.fixture(scope="module")
+def answered(engine) -> Completion:
+    return engine.generate(PROMPT, method="query", max_new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def page(answered) -> str:
+    return answered.report.to_html(
+        question='What & <i>why</i> "so"?', model="tiny/<model>", answer="Because <b>.\n\nYes."
+    )
+
+
+def ascii_report(engine: RagKV, **overrides: object) -> ReuseReport:
+    """Return a report of a prompt in which every token has characters of its own."""
+    plain = some_chunks(4)
+    engine.precompute(plain)
+    prompt = [{"role": "user", "content": "\n\n".join(plain) + "\n\nSo?"}]
+    return engine.prefill(prompt, **overrides).report
+
+
+# ---- the page
+
+
+def test_the_tokens_on_the_page_are_the_prompt(page, answered):
+    assert Reader(page).tokens == answered.report.trace.text
+
+
+def test_nothing_in_the_prompt_becomes_an_element(page):
+    read = Reader(page)
+    known = {"html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "h3"}
+    known |= {"p", "b", "i", "small", "br", "blockquote", "dl", "div", "dt", "dd", "ul", "ol", "li"}
+    known |= {"section", "details", "summary", "bdi", "span"}
+    assert {tag for tag, _ in read.elements} == known
+    assert "<script" not in page
+    assert 'What & <i>why</i> "so"?' in read.words
+    assert "tiny/<model>" in read.words
+    assert "Because <b>.\n\nYes." in read.words
+
+
+def test_the_page_refers_to_nothing_outside(page):
+    assert not [
+        found
+        for _, found in Reader(page).elements
+        if {"src", "href", "srcset", "data", "action", "background"} & set(found)
+    ]
+    assert not re.search(r"url\(|@import|https?://", page)
+    assert "default-src 'none'" in page
+
+
+def test_there_is_a_mark_for_every_token(engine):
+    report = ascii_report(engine, method="query")
+    read = Reader(report.to_html())
+    counts = [read.marks(kind) for kind in "srcf"]
+    assert counts == [
+        report.sink_tokens,
+        report.reused_tokens,
+        report.recomputed_tokens,
+        report.fresh_tokens,
+    ]
+
+
+def test_a_character_of_several_tokens_is_one_mark(page, answered):
+    titles = [found["title"] for tag, found in Reader(page).elements if "title" in found]
+    positions = [int(at) for title in titles for at in re.findall(r"(?:^|; )(\d+) ", title)]
+    assert positions == list(range(answered.report.prompt_tokens))
+    assert len(titles) < len(positions)
+    marked = re.findall(r"<i class=\"[^\"]*\" title=\"[^\"]*\">\U0001f600</i>", page)
+    assert len(marked) == 1
+
+
+def test_figures_on_the_page(page, answered):
+    report = answered.report
+    words = Reader(page).words.replace("\u00a0", " ")
+    assert f"{report.prompt_tokens:,} tokens" in words
+    assert f"First token after{seconds(report.ttft_s)}".replace("\u00a0", " ") in words
+    assert "asked: 20 %" in words
+    for step in report.steps:
+        assert step.replace("_", " ") in words
+    for number, use in enumerate(report.chunks, 1):
+        assert f"Chunk {number}" in words
+        assert f"{use.end - use.start} tokens" in words
+    assert "the attention that the query pays it" in words
+    assert words.count("attention ") > 3
+
+
+def test_scores_that_are_no_attention_are_called_scores(engine):
+    words = Reader(ascii_report(engine, method="epic").to_html()).words
+    assert "the score that epic gave it" in words
+    assert "by score 4 of 4" in words
+    assert "attention" not in words
+
+
+def test_without_scores_nothing_is_said_of_them(engine):
+    page = ascii_report(engine, recompute_ratio=1.0).to_html()
+    assert "The bar under" not in page
+    assert not re.search(r'class="[srcf] l\d', page)
+
+
+def test_notes_are_on_the_page(engine, answered):
+    missed = engine.generate(
+        f"{CHUNKS[0]}\n\nSo?", max_new_tokens=1, method="query", recompute_ratio="auto"
+    ).report
+    report = replace(missed, warnings=("Beware of <this>.",), misses=())
+    words = Reader(report.to_html()).words
+    assert f"Auto {report.choice}" in words
+    assert "asked: auto" in words
+    assert "Warning Beware of <this>." in words
+    report = replace(answered.report, misses=(Miss("a <chunk>", "absent"),))
+    words = Reader(report.to_html()).words
+    assert "Not reused (absent) \u201ca <chunk>\u201d" in words
+
+
+def test_a_prompt_prefilled_in_full_has_a_page(engine):
+    report = ascii_report(engine, method="full")
+    read = Reader(report.to_html())
+    assert read.marks("f") == report.prompt_tokens
+    assert "Where the tokens came from" in read.words
+
+
+def test_a_long_prompt_stays_small(answered):
+    report = answered.report
+    times = -(-8000 // report.prompt_tokens)
+    shift = np.arange(times)[:, None, None] * len(report.trace.text)
+    trace = Trace(
+        report.trace.text * times,
+        (report.trace.offsets[None] + shift).reshape(-1, 2).astype(np.int32),
+        np.tile(report.trace.scores, times),
+        attention=True,
+    )
+    long = replace(
+        report,
+        trace=trace,
+        positions=report.positions * times,
+        prompt_tokens=report.prompt_tokens * times,
+    )
+    assert len(long.to_html().encode()) < 1_000_000
+
+
+# ---- colours
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_read_and_told_apart_by_lightness(scheme):
+    style = files("ragkv.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colour = dict(re.findall(r"--([\w-]+): (#\w{6})", roots[scheme == "dark"]))
+    for fill in ("paper", "wash", "reused", "sink"):
+        assert contrast(colour["ink"], colour[fill]) >= 4.5
+    assert contrast(colour["on-recomputed"], colour["recomputed"]) >= 4.5
+    assert contrast(colour["soft"], colour["wash"]) >= 4.5
+    assert contrast(colour["reused"], colour["recomputed"]) >= 1.4
+    assert contrast(colour["bar"], colour["paper"]) >= 3
+
+
+# ---- in a browser
+
+_MEASURE = """<!doctype html><meta charset="utf-8"><body>{frames}<p id="found"></p><script>
+addEventListener("load", () => {{
+  const found = [...document.querySelectorAll("iframe")].map((frame) => {{
+    const inside = frame.contentDocument, root = inside.documentElement;
+    const all = [...inside.querySelectorAll("body *")];
+    return {{
+      width: frame.contentWindow.innerWidth,
+      scroll: root.scrollWidth,
+      outside: all.filter((each) => each.getBoundingClientRect().right > root.clientWidth + 1)
+        .filter((each) => !each.closest(".head")).map((each) => each.outerHTML.slice(0, 80)),
+      text: [...inside.querySelectorAll(".tokens")].map((each) => each.textContent).join(""),
+      title: inside.title,
+      requests: frame.contentWindow.performance.getEntriesByType("resource").length,
+      paper: frame.contentWindow.getComputedStyle(inside.body).backgroundColor,
+    }};
+  }});
+  document.getElementById("found").textContent = JSON.stringify(found);
+}});
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
+@pytest.mark.parametrize(("scheme", "paper"), [(1, "rgb(255, 255, 255)"), (0, "rgb(17, 22, 27)")])
+def test_in_chromium(page, answered, tmp_path, scheme, paper):
+    """At both widths nothing sticks out, no request is made, the text is the prompt's."""
+    frames = "".join(
+        f'<iframe srcdoc="{escape(page)}" style="width:{width}px;height:900px;border:0"></iframe>'
+        for width in (1200, 400)
+    )
+    wrapper = tmp_path / "measure.html"
+    wrapper.write_text(_MEASURE.format(frames=frames), encoding="utf-8", newline="")
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            "--dump-dom",
+            wrapper.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        check=True,
+    )
+    raw = re.findall(r'<p id="found">(.*?)</p>', done.stdout, re.DOTALL)[0]
+    found = json.loads(unescape(raw))
+    for measured, width in zip(found, (1200, 400), strict=True):
+        assert (measured["width"], measured["scroll"]) == (width, width)
+        assert measured["outside"] == []
+        assert measured["text"] == answered.report.trace.text
+        assert measured["title"].startswith("What & <i>why</i>")
+        assert measured["requests"] == 0
+        assert measured["paper"] == paper
+
+
+# ---- the command
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+class _First:
+    """Retrieves the first texts: these tests are not about retrieval."""
+
+    def top(self, question, texts, k):
+        return texts[:k]
+
+
+def explain(*args: object):
+    return CliRunner().invoke(app, ["explain", "What is assigned?", *map(str, args)])
+
+
+def test_explain_writes_a_page(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
+    text = tmp_path / "text.md"
+    text.write_text("\n\n".join(some_chunks(4)), encoding="utf-8")
+    shared = ("--path", text, "--model", model, "--store", ":memory:", "--chunk-tokens", 80)
+    out = tmp_path / "page.html"
+    done = explain(*shared, "--top-k", 3, "--max-new-tokens", 2, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert f"Wrote {out}." in done.stdout
+    assert "First token after" in done.stdout
+    read = Reader(out.read_text(encoding="utf-8"))
+    assert "What is assigned?" in read.words
+    assert "Chunk 3" in read.words
+    assert read.marks("r") > read.marks("c") > 0
+    failed = explain(*shared, "--max-new-tokens", 1, "--out", tmp_path / "no" / "page.html")
+    assert failed.exit_code == 2
+    assert "there is no folder" in failed.stderr
+    assert "First token after" not in failed.stdout

@@ -1,0 +1,343 @@
+"""The rules after published methods, each against a plain reference of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tiny
+import torch
+from tiny import tiny_model
+from transformers.cache_utils import DynamicCache
+
+from ragkv import RagKV
+from ragkv.attend.observe import (
+    LayerCall,
+    attention_of_last_rows,
+    attention_of_query,
+    attention_received,
+    attention_to_groups,
+)
+from ragkv.attend.rows import Rows, attend
+from ragkv.attend.scores import Scores
+from ragkv.engine.stream import Prefilled
+from ragkv.select import Scene, get_method
+from ragkv.select.method import FloatArray
+from ragkv.select.rules.cachecraft import context_impact
+from ragkv.splice.layout import Origin
+
+Make = Callable[..., RagKV]
+SINKS = Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
+CHUNKS = [tiny.some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
+PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
+"""All have four heads over two KV heads; the last two have windows of 48 tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One prompt through one rule: the cache as it was spliced and as the rule left it."""
+
+    out: Prefilled
+    scores: FloatArray
+    cached: npt.NDArray[np.int64]
+    chunks: list[npt.NDArray[np.int64]]
+    before: tuple[torch.Tensor, torch.Tensor]
+    after: tuple[torch.Tensor, torch.Tensor]
+
+
+def run(make_engine: Make, name: str, family: str = "llama", ratio: float = 0.3) -> Run:
+    engine = make_engine(family)
+    engine.precompute(CHUNKS)
+    method = get_method(name)
+    seen: dict[str, Any] = {}
+
+    def spy(scene: Scene) -> FloatArray:
+        assert method.score is not None
+        seen["before"] = scene.cache.keys.clone(), scene.cache.values.clone()
+        seen["scores"] = method.score(scene)
+        seen["after"] = scene.cache.keys.clone(), scene.cache.values.clone()
+        seen["cached"] = scene.layout.cached
+        seen["chunks"] = [piece.slots for piece in scene.layout.placed]
+        return seen["scores"]
+
+    out = engine.prefill(PROMPT, method=replace(method, score=spy), recompute_ratio=ratio)
+    assert len(seen["chunks"]) == len(CHUNKS)
+    assert seen["scores"].dtype == np.float32
+    assert seen["scores"].shape == seen["cached"].shape
+    return Run(out, **seen)
+
+
+def full_prefill(ids: list[int], family: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Keys and values ``[kv_heads, tokens, head_dim]`` of every layer, by transformers."""
+    cache = DynamicCache()
+    with torch.no_grad():
+        tiny_model(family)(torch.tensor([ids]), past_key_values=cache)
+    return [layer.keys[0] for layer in cache.layers], [layer.values[0] for layer in cache.layers]
+
+
+def eager_attention(ids: list[int], family: str) -> list[npt.NDArray[np.float32]]:
+    """Every layer's weights ``[heads, rows, tokens]`` in a full prefill, by transformers."""
+    with torch.no_grad():
+        out = tiny_model(family, "eager")(torch.tensor([ids]), output_attentions=True)
+    return [weights[0].numpy() for weights in out.attentions]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("name", "states"), [("cacheblend_k", 0), ("cacheblend", 1)])
+def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
+    make_engine: Make, name: str, states: int, family: str
+) -> None:
+    got = run(make_engine, name, family)
+    fresh = full_prefill(got.out.token_ids, family)[states][1]
+    cached = got.before[states][1]
+    expected = [
+        sum(float(((fresh[head, at] - cached[head, at]) ** 2).sum()) for head in range(len(fresh)))
+        for at in got.cached
+    ]
+    assert max(expected) > 0.1
+    np.testing.assert_allclose(got.scores, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["cacheblend", "cacheblend_k"])
+def test_cacheblend_leaves_layers_0_and_1_exact_and_the_others_as_they_were(
+    make_engine: Make, name: str, family: str
+) -> None:
+    got = run(make_engine, name, family)
+    tokens = len(got.out.token_ids)
+    reference = full_prefill(got.out.token_ids, family)
+    for before, after, full in zip(got.before, got.after, reference, strict=True):
+        for layer in (0, 1):
+            torch.testing.assert_close(after[layer, :, :tokens], full[layer], atol=2e-5, rtol=1e-4)
+        assert not torch.allclose(before[1, :, got.cached], full[1][:, got.cached], atol=1e-2)
+        assert torch.equal(before[2:], after[2:])
+
+
+@pytest.mark.parametrize("name", ["cacheblend", "cacheblend_k"])
+def test_cacheblend_chooses_the_largest_differences(make_engine: Make, name: str) -> None:
+    got = run(make_engine, name)
+    chosen = recomputed(got)
+    assert len(chosen) == round(0.3 * len(got.cached))
+    assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
+
+
+@pytest.mark.parametrize("name", ["cacheblend", "cacheblend_k", "h2o", "cachecraft"])
+def test_a_model_of_one_layer(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(tiny.SIZE, "num_hidden_layers", 1)
+    got = run(make_engine, name)
+    assert np.isfinite(got.scores).all()
+    assert got.out.report.recomputed_tokens == round(0.3 * len(got.cached))
+    full = full_prefill(got.out.token_ids, "llama")
+    for after, reference in zip(got.after, full, strict=True):
+        rows = after[0, :, got.cached]
+        torch.testing.assert_close(rows, reference[0][:, got.cached], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_h2o_scores_are_the_attention_received_in_a_full_prefill(
+    make_engine: Make, family: str
+) -> None:
+    got = run(make_engine, "h2o", family)
+    expected = np.zeros(len(got.out.token_ids))
+    for weights in eager_attention(got.out.token_ids, family):
+        for head in weights:
+            for row in head:
+                expected += row / len(weights)
+    np.testing.assert_allclose(got.scores, expected[got.cached], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cachecraft_scores_follow_the_attention_to_earlier_chunks(
+    make_engine: Make, family: str
+) -> None:
+    got = run(make_engine, "cachecraft", family)
+    inter, impact = plain_cachecraft(got, family)
+    assert impact[0] == 0.5
+    assert max(impact) - min(impact) > 0.01
+    for index, (slots, scores) in enumerate(zip(got.chunks, by_chunk(got), strict=True)):
+        size = len(slots)
+        last = 2.0 if index == 0 else 0.0
+        expected = [-rank / size / impact[index] - last for rank in range(size)]
+        np.testing.assert_allclose(np.sort(scores)[::-1], expected, rtol=1e-4)
+        order = slots[np.argsort(-scores, kind="stable")]
+        descending = np.array([inter[at] for at in order])
+        assert (np.diff(descending) <= 1e-6).all()
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.6])
+def test_cachecraft_gives_every_chunk_its_fix_overhead(make_engine: Make, ratio: float) -> None:
+    """There is one alpha with ``ceil(min(1, alpha CCI) |Ci|)`` tokens of every chunk but one."""
+    got = run(make_engine, "cachecraft", ratio=ratio)
+    inter, impact = plain_cachecraft(got, "llama")
+    chosen = recomputed(got)
+    taken = [len(chosen.intersection(slots.tolist())) for slots in got.chunks]
+
+    def wanted(alpha: float) -> list[int]:
+        overhead = [0.0, *(min(1.0, alpha * value) for value in impact[1:])]
+        return [
+            math.ceil(share * len(slots)) for share, slots in zip(overhead, got.chunks, strict=True)
+        ]
+
+    low, high = 0.0, 2.0
+    for _ in range(50):
+        alpha = (low + high) / 2
+        low, high = (alpha, high) if sum(wanted(alpha)) < len(chosen) else (low, alpha)
+    assert taken == wanted(high)
+    for slots, count in zip(got.chunks[1:], taken[1:], strict=True):
+        highest = sorted(slots.tolist(), key=lambda at: -inter[at])[:count]
+        assert chosen.intersection(slots.tolist()) == set(highest)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_cachecraft_takes_the_first_chunk_last(make_engine: Make, family: str) -> None:
+    got = run(make_engine, "cachecraft", family, ratio=0.85)
+    chosen = recomputed(got)
+    first, *others = [slots.tolist() for slots in got.chunks]
+    assert not chosen.intersection(first)  # it is exact: whatever the budget leaves is not spent
+    assert all(chosen.issuperset(slots) for slots in others)
+    head, *rest = by_chunk(got)
+    assert max(head) < min(map(min, rest))
+
+
+def test_context_impact_of_a_hand_made_example() -> None:
+    """Two chunks of two tokens and one of one; attention summed over each pair of them."""
+    between = np.array([[2.0, 0.0, 0.0], [0.8, 1.2, 0.0], [0.1, 0.3, 0.2]])
+    first, second, third = context_impact(between, np.array([2, 2, 1]))
+    assert first == 0.5
+    assert second == pytest.approx(1 / (1 + math.exp(-(0.8 / 4) / (1.2 / 4))))
+    assert third == pytest.approx(1 / (1 + math.exp(-(0.1 / 2 + 0.3 / 2) / 0.2)))
+    deaf = context_impact(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([1, 1]))
+    assert deaf.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", ["h2o", "cachecraft"])
+def test_rules_that_run_on_a_copy_leave_the_cache_unrepaired(make_engine: Make, name: str) -> None:
+    got = run(make_engine, name)
+    for before, after in zip(got.before, got.after, strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.usefixtures("whose_products")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("rows", [range(17), [2, 3, 7, 8, 9, 11, 15]])
+def test_attention_sums_go_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, rows: list[int]
+) -> None:
+    """Six heads over two KV heads, in blocks of four rows, against loops in float64."""
+    monkeypatch.setattr("ragkv.attend.observe._ROW_BLOCK", 4)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, len(rows), 8, generator=generator)
+    key = torch.randn(1, 2, 17, 8, generator=generator)
+    member = (torch.rand(17, 3, generator=generator) > 0.5).float()
+    call = LayerCall(0, query, key, key, torch.tensor(list(rows)), window, 0.4)
+    paid = np.zeros((len(rows), 17))
+    for head in range(6):
+        for row, at in enumerate(rows):
+            seen = range(0 if window is None else max(0, at - window + 1), at + 1)
+            scores = [float(query[0, head, row] @ key[0, head // 3, k]) * 0.4 for k in seen]
+            weights = np.exp(scores) / np.exp(scores).sum()
+            paid[row, list(seen)] += weights / 6
+    np.testing.assert_allclose(attention_received(call), paid.sum(0), atol=1e-6)
+    np.testing.assert_allclose(attention_to_groups(call, member), paid @ member.numpy(), atol=1e-6)
+
+
+@pytest.mark.usefixtures("whose_products")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("how", [None, Scores(1.5), SINKS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
+    window: int | None, dtype: torch.dtype, how: Scores | None
+) -> None:
+    """What the query pays serves the attention itself, too: K is read once."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
+    key, value = (torch.randn(1, 2, 17, 8, generator=generator).to(dtype) for _ in range(2))
+    rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
+    call = LayerCall(0, query, key, value, rows, window, 0.4, how)
+    with pytest.raises(ValueError, match="nobody has looked"):
+        call.attended()
+    paid = attention_of_query(call, 3)
+    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4, how)
+    assert torch.equal(paid, attention_of_query(alone, 3))
+    wide = query.float(), key.float(), value.float()
+    expected = attend(*wide, Rows(rows.numpy(), rows), window, 0.4, how=how)
+    assert call.attended().dtype == dtype
+    torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
+
+
+@pytest.mark.parametrize("how", [None, SINKS])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_kernel_sees_what_is_seen_without_it(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, how: Scores | None
+) -> None:
+    """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 7, 8, generator=generator)
+    key, value = torch.randn(2, 1, 2, 17, 8, generator=generator)
+    rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
+    looks: list[Callable[[LayerCall], torch.Tensor]] = [
+        partial(attention_of_query, count=3),
+        partial(attention_of_last_rows, count=3),
+        partial(attention_of_last_rows, count=9),
+        attention_received,
+    ]
+    given = query, key, value, rows, window, 0.4, how
+    expected = [look(LayerCall(0, *given)) for look in looks]
+    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, how=how)
+    monkeypatch.setattr("ragkv.attend.observe.suits_kernels", lambda *_: True)
+    for look, wanted in zip(looks, expected, strict=True):
+        call = LayerCall(0, *given)
+        torch.testing.assert_close(look(call), wanted, atol=1e-6, rtol=1e-5)
+        assert call.is_computed
+        torch.testing.assert_close(call.attended(), plain, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "gpt-oss"])
+@pytest.mark.parametrize("name", ["query", "h2o"])
+def test_kernels_choose_what_is_chosen_without_them(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str, family: str
+) -> None:
+    expected = run(make_engine, name, family)
+    for room in ("select.observe", "recompute.rows"):
+        monkeypatch.setattr(f"ragkv.{room}.suits_kernels", lambda *_: True)
+    found = run(make_engine, name, family)
+    assert recomputed(found) == recomputed(expected)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.out.logits, expected.out.logits, atol=1e-5, rtol=1e-4)
+
+
+def plain_cachecraft(got: Run, family: str) -> tuple[dict[int, float], list[float]]:
+    """Loops over eager attention: each token's attention to earlier chunks, each chunk's CCI."""
+    layers = [weights.mean(0) for weights in eager_attention(got.out.token_ids, family)]
+    inter = dict.fromkeys(got.cached.tolist(), 0.0)
+    impact = []
+    for i, chunk in enumerate(got.chunks):
+        a = b = 0.0
+        for weights in layers:
+            b += sum(weights[k, n] for k in chunk for n in chunk) / len(chunk) ** 2 / len(layers)
+            for earlier in got.chunks[:i]:
+                for k in chunk:
+                    pays = sum(float(weights[k, n]) for n in earlier) / len(layers)
+                    inter[int(k)] += pays
+                    a += pays / (len(chunk) * len(earlier))
+        impact.append(1 / (1 + math.exp(-a / b)))
+    return inter, impact
+
+
+def recomputed(got: Run) -> set[int]:
+    origin = np.frombuffer(got.out.report.positions, np.uint8)
+    return set(np.flatnonzero(origin == Origin.RECOMPUTED).tolist())
+
+
+def by_chunk(got: Run) -> list[FloatArray]:
+    ends = np.cumsum([len(slots) for slots in got.chunks])
+    return np.split(got.scores, ends[:-1])

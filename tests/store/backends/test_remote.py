@@ -1,0 +1,128 @@
+"""Stores that are named by a URL: how they are opened, and what an engine does without them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store_entries import FINGERPRINT, make_entry, same
+from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
+from tiny import some_chunks
+
+from ragkv import RagKV, StoreConfig
+from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.store import ChunkStore, TieredStore, open_store
+
+
+@pytest.fixture(params=["redis", "valkey", "s3"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of an empty store."""
+    if request.param == "s3":
+        return request.getfixturevalue("s3_server").replace("prefix", secrets.token_hex(4))
+    return request.getfixturevalue(f"{request.param}_server").url
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"a/{secrets.token_hex(4)}"
+
+
+def test_open_store(url: str, namespace: str) -> None:
+    config = StoreConfig(url, memory_bytes=0)
+    with closing(open_store(config, namespace)) as store, closing(open_store(url, "b")) as other:
+        assert isinstance(store, TieredStore)
+        assert isinstance(store.below, ChunkStore)
+        assert store.changes(0) == (0, [])
+        store.put(make_entry("x"), FINGERPRINT, document="d")
+        assert other.get("x", FINGERPRINT).reason == "absent"
+        with closing(open_store(StoreConfig(url, read_only=True), namespace)) as served:
+            assert same(served.get("x", FINGERPRINT).entry, make_entry("x"))
+            assert served.changes(0) == (1, ["x"])
+            with pytest.raises(StoreError, match="read_only"):
+                served.delete("x")
+        assert store.forget_document("d") == 1
+        assert list(store.texts()) == []
+
+
+def test_settings_that_do_not_fit(url: str) -> None:
+    with pytest.raises(ConfigError, match="disk_bytes"):
+        open_store(StoreConfig(url, disk_bytes=10))
+    with pytest.raises(ConfigError, match="as a string"):
+        open_store(Path(url))
+    for unknown in ("https://somewhere", "redis+ssl://somewhere"):
+        with pytest.raises(ConfigError, match="unknown store"):
+            open_store(unknown)
+
+
+@pytest.mark.parametrize(("url", "package"), [("redis://h", "redis"), ("s3://b", "obstore.store")])
+def test_a_missing_package_is_named(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'ragkv\[(redis|s3)\]'"):
+        open_store(url)
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(StoreError, match="cannot be used"):
+        open_store("redis://127.0.0.1:1/0")
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RedisServer]:
+    pytest.importorskip("redis")
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_an_engine_whose_server_dies_answers_in_full(
+    make_engine: Callable[..., RagKV],
+    own_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    memory_bytes: int,
+) -> None:
+    chunks = some_chunks(2)
+    prompt = "\n\n".join([*chunks, "What is assigned?"])
+    kv = make_engine(store=StoreConfig(own_server.url, memory_bytes=memory_bytes))
+    wanted = make_engine().generate(prompt, method="full", max_new_tokens=6)
+    kv.precompute(chunks)
+    assert len(kv.generate(prompt, max_new_tokens=2).report.chunks) == 2
+    own_server.kill()
+    with caplog.at_level(logging.WARNING, "ragkv"):
+        answer = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)
+    assert answer.token_ids == wanted.token_ids
+    if memory_bytes:
+        assert len(answer.report.chunks) == 2  # from memory
+    else:
+        assert [miss.reason for miss in answer.report.misses] == ["unreadable"] * 2
+        assert "cannot read the chunk cache" in caplog.text
+    kv.wait()
+    assert not kv.contains(chunks[0])
+    with pytest.raises(StoreError, match="cannot be used"):
+        kv.precompute(["a new chunk of text " * 20])
+    own_server.start()
+    kv.precompute(chunks)
+    assert kv.contains(chunks[0])
+
+
+def test_an_engine_whose_server_hangs_answers_in_full(
+    make_engine: Callable[..., RagKV], own_server: RedisServer
+) -> None:
+    chunks = some_chunks(1)
+    prompt = f"{chunks[0]}\n\nWhat is assigned?"
+    place = StoreConfig(f"{own_server.url}?socket_timeout=0.2", memory_bytes=0)
+    kv = make_engine(store=place)
+    kv.precompute(chunks)
+    wanted = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)
+    with own_server.stopped():
+        answer = kv.generate(prompt, max_new_tokens=6)
+        assert answer.token_ids == wanted.token_ids
+        assert [miss.reason for miss in answer.report.misses] == ["unreadable"]
+        kv.wait()

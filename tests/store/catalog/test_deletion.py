@@ -1,0 +1,92 @@
+"""Forgetting works on a full file system, and in a place that was emptied and filled again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store_entries import FINGERPRINT, make_entry
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV, StoreConfig
+from ragkv.errors import StoreFullError
+from ragkv.store import open_store
+from ragkv.store.disk import DiskStore
+from ragkv.store.tiers.memory import MemoryStore, size_of
+from ragkv.store.tiers.tiered import TieredStore
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of three megabytes; the test is skipped where none can be mounted."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(tmp_path)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:  # noqa: PLW1510
+        pytest.skip("no file system can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Leave not a byte."""
+    for size in (1 << 16, 1 << 12, 1):
+        with (place / f"filler-{size}").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+
+
+def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
+    chunks = some_chunks(8)
+    store = StoreConfig(path=small_disk / "store", memory_bytes=0)
+    for _ in range(2):  # what keeps room for that is there again afterwards
+        with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+            engine.precompute(chunks, document="d")
+            fill(small_disk)
+            with pytest.raises(StoreFullError):
+                engine.precompute([" ".join(chunks)])
+            assert engine.forget(chunks[0])
+            assert engine.contains(chunks[1])
+            assert engine.forget_document("d") == 7
+            assert not any(engine.contains(chunk) for chunk in chunks)
+        for file in small_disk.glob("filler-*"):
+            file.unlink()
+
+
+def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> None:
+    with closing(TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path))) as ours:
+        ours.put(make_entry("a"), FINGERPRINT)
+        seen, _ = ours.changes(0)
+        shutil.rmtree(next(tmp_path.iterdir()))
+        with closing(DiskStore(tmp_path)) as theirs:
+            for text in ("b", "c", "d"):
+                theirs.put(make_entry(text), FINGERPRINT)
+        newest, texts = ours.changes(seen)
+        assert texts == ["b", "c", "d"]
+        assert newest > seen
+        assert "a" in ours.deletions(seen)
+        assert ours.get("a", FINGERPRINT).reason == "absent"
+        assert ours.get("b", FINGERPRINT).entry is not None
+        assert ours.changes(newest) == (newest, [])
+
+
+def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Path) -> None:
+    """Each try that was refused used to leave two rows in the log."""
+    size = size_of(make_entry("a", tokens=60))
+    config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=4 * size, evict=True)
+    with closing(open_store(config)) as store:
+        for number in range(60):
+            store.put(make_entry(f"{number}", tokens=60), FINGERPRINT)
+        newest, _ = store.changes(0)
+        assert 1 <= len(list(store.texts())) <= 4
+        assert newest <= 2 * 60
+    with closing(open_store(StoreConfig(tmp_path, disk_bytes=1))) as store:
+        before, _ = store.changes(0)
+        with pytest.raises(StoreFullError):
+            store.put(make_entry("another", tokens=60), FINGERPRINT)
+        assert store.changes(0)[0] == before

@@ -1,0 +1,452 @@
+"""Entries that arrive layer by layer while the layers before are computed."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from store_entries import FINGERPRINT, file_of, make_entry, same
+from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV, StoreConfig
+from ragkv import engine as engine_module
+from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.report.clock import Clock
+from ragkv.splice import place
+from ragkv.store import ChunkStore, DiskStore, MemoryStore, TieredStore
+from ragkv.store.backends.base import Blob
+from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.entry.format import encode, open_entry
+from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+
+LAYERS = int(SIZE["num_hidden_layers"])
+
+
+def opened(entry: ChunkKV, codec: str = "raw", *, damaged: int | None = None) -> LazyKV:
+    """Open the entry's bytes, perhaps with a bit of one layer turned."""
+    fingerprint = replace(FINGERPRINT, codec=codec)
+    encoded = encode(entry, fingerprint)
+    data = bytearray(b"".join(encoded.parts()))
+    if damaged is not None:
+        before = [sum(map(len, layer)) for layer in encoded.layers[:damaged]]
+        data[len(encoded.header) + sum(before)] ^= 1
+    return open_entry(data, entry.text, fingerprint, copy=True)
+
+
+class There:
+    """Layers that are there, and who is told when one is taken."""
+
+    codec = codec_of("raw")
+    dtype = torch.float32
+
+    def __init__(self, entry: ChunkKV, told: Callable[[int], None]) -> None:
+        self._kv = torch.stack([entry.keys, entry.values], dim=1)
+        self.shape = tuple(self._kv.shape)
+        self._told = told
+
+    def room(self) -> torch.Tensor:
+        return self._kv
+
+    def take(self, layer: int, out: torch.Tensor) -> None:
+        assert torch.equal(out, self._kv[layer])
+        self._told(layer)
+
+    def stage(self, layer: int, out: torch.Tensor) -> None:
+        out[: self._kv[layer].nbytes] = self._kv[layer].reshape(-1).view(torch.uint8)
+        self._told(layer)
+
+
+def taken_by(entry: ChunkKV, take: Callable[[int], None]) -> LazyKV:
+    """Let the entry's layers, which are there, be taken."""
+    return LazyKV(entry.text, (entry.token_ids, entry.offsets), There(entry, take))
+
+
+# ---- one entry
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
+    entry = make_entry("text", layers=5, tokens=7)
+    whole = opened(entry, codec).whole()
+    arriving = opened(entry, codec, damaged=4)
+    for index in (3, 0):
+        keys, values = arriving.layers(slice(index, index + 1))
+        assert torch.equal(keys[0], whole.keys[index])
+        assert torch.equal(values[0], whole.values[index])
+    with pytest.raises(CorruptEntryError, match="layer 4's checksum") as lost:
+        arriving.arrive(4)
+    assert (lost.value.text, lost.value.reason) == ("text", "checksum")
+    with pytest.raises(CorruptEntryError, match="layer 4's checksum"):
+        arriving.arrive(1)  # an entry that is damaged anywhere is not used any more
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "raw+zstd", "int4+zstd"])
+def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
+    entry = make_entry("text", layers=5, tokens=7)
+    whole = opened(entry, codec).whole()
+    arriving = opened(entry, codec)
+    plain = codec_of(codec).plain
+    assert arriving.nbytes == whole.nbytes
+    coded = arriving.coded(slice(1, 4))
+    assert coded is not None
+    assert coded.codec == plain.name == codec.partition("+")[0]
+    assert coded.data.stride(0) % 16 == 0
+    for layer, data in zip(range(1, 4), coded.data, strict=True):
+        wanted = b"".join(plain.encode(entry.keys[layer], entry.values[layer]))
+        assert data[: coded.size].numpy().tobytes() == wanted
+    for index in range(5):  # what is read is not read again to be decoded
+        keys, values = arriving.layers(slice(index, index + 1))
+        assert torch.equal(keys[0], whole.keys[index])
+        assert torch.equal(values[0], whole.values[index])
+    assert arriving.coded(slice(2, 4)) is not None
+    assert arriving.coded(slice(0, 4)) is None  # layer 0 was decoded at once
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+def test_a_damaged_layer_is_not_handed_on_as_it_is(codec: str) -> None:
+    arriving = opened(make_entry("text", layers=5, tokens=7), codec, damaged=3)
+    assert arriving.coded(slice(0, 2)) is not None
+    with pytest.raises(CorruptEntryError, match="layer 3's checksum"):
+        arriving.coded(slice(2, 5))
+    with pytest.raises(CorruptEntryError, match="layer 3's checksum"):
+        arriving.whole()
+
+
+def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
+    entry = make_entry("text", layers=3)
+    taken: list[int] = []
+    arriving = taken_by(entry, taken.append)
+    wholes: list[LayeredKV] = []
+    arriving.then(whole=lambda found, _: wholes.append(found))
+    arriving.arrive(0)
+    arriving.arrive(1, decoded=False)
+    arriving.arrive(1)
+    assert not wholes
+    arriving.arrive(2, decoded=False)
+    assert taken == [0, 1, 2]
+    assert same(arriving.whole(), entry)
+    assert (taken, wholes) == ([0, 1, 2], [arriving])
+
+
+def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
+    entry = make_entry("text", layers=3)
+    taken: list[int] = []
+    go_on = threading.Event()
+
+    def take(layer: int) -> None:
+        if layer == 1:
+            assert go_on.wait(10)
+        taken.append(layer)
+
+    arriving = taken_by(entry, take)
+    wholes: list[tuple[LayeredKV, float]] = []
+    arriving.then(whole=lambda *found: wholes.append(found))
+    waiting = [threading.Thread(target=arriving.arrive, args=(1,), daemon=True) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    arriving.arrive(0)
+    arriving.arrive(2)
+    assert taken == [0, 2]
+    assert not wholes
+    go_on.set()
+    for thread in waiting:
+        thread.join()
+    assert taken == [0, 2, 1]
+    ((whole, seconds),) = wholes
+    assert same(whole.whole(), entry)
+    assert seconds > 0
+
+
+def test_the_first_layers_of_all_entries_come_first() -> None:
+    order: list[tuple[str, int]] = []
+    done = threading.Event()
+    entries = []
+    for name in "ab":
+        entry = make_entry(name, layers=3)
+
+        def take(layer: int, name: str = name) -> None:
+            order.append((name, layer))
+
+        arriving = taken_by(entry, take)
+        arriving.then(whole=lambda entry, _: done.set() if entry.text == "b" else None)
+        entries.append(arriving)
+    ReadAhead(entries)
+    assert done.wait(10)
+    assert order == [(name, layer) for layer in range(3) for name in "ab"]
+
+
+def test_reading_ahead_stops_when_it_is_told() -> None:
+    entry = make_entry("text", layers=100)
+    taken: list[int] = []
+    begun = threading.Event()
+
+    def take(layer: int) -> None:
+        begun.set()
+        time.sleep(0.01)
+        taken.append(layer)
+
+    reading = ReadAhead([taken_by(entry, take)])
+    assert begun.wait(10)
+    reading.stop()
+    count = len(taken)
+    assert count < 100
+    time.sleep(0.05)
+    assert len(taken) == count
+
+
+# ---- stores
+
+
+def test_what_has_arrived_is_in_the_tier_and_what_is_lost_is_gone(tmp_path: Path) -> None:
+    below = DiskStore(tmp_path, mapped=False)
+    tier = MemoryStore(1 << 20)
+    with_tier = TieredStore(tier, below)
+    for text in ("good", "bad"):
+        below.put(make_entry(text, tokens=50), FINGERPRINT)
+    path = file_of(below, "bad")
+    raw = bytearray(path.read_bytes())
+    raw[-50 * 12 - 1] ^= 1  # the last layer's last byte
+    path.write_bytes(raw)
+
+    good = with_tier.open("good", FINGERPRINT).entry
+    assert isinstance(good, LazyKV)
+    good.arrive(0)
+    assert not tier.contains("good", FINGERPRINT)
+    good.arrive(1)
+    assert same(tier.get("good", FINGERPRINT).entry, make_entry("good", tokens=50))
+    assert with_tier.open("good", FINGERPRINT).entry is tier.get("good", FINGERPRINT).entry
+
+    bad = with_tier.open("bad", FINGERPRINT).entry
+    assert bad is not None
+    bad.arrive(0)
+    assert below.contains("bad", FINGERPRINT)
+    with pytest.raises(CorruptEntryError):
+        bad.arrive(1)
+    assert not below.contains("bad", FINGERPRINT)
+    assert not tier.contains("bad", FINGERPRINT)
+    assert with_tier.open("bad", FINGERPRINT).reason == "absent"
+    with_tier.close()
+
+
+def test_a_chunk_that_is_deleted_while_it_arrives_does_not_come_back(tmp_path: Path) -> None:
+    with_tier = TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path, mapped=False))
+    with_tier.put(make_entry("text"), replace(FINGERPRINT, codec="int8"))
+    arriving = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
+    assert isinstance(arriving, LazyKV)
+    with_tier.delete("text")
+    arriving.whole()
+    assert not with_tier.memory.contains("text", replace(FINGERPRINT, codec="int8"))
+    with_tier.close()
+
+
+class FarBackend(MemoryBackend):
+    """Answers after a while, and counts how many wait at once."""
+
+    far = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.waiting = self.most = 0
+        self.seconds = 0.0
+
+    def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
+        names = list(keys)
+        with self.lock:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+        time.sleep(self.seconds)
+        with self.lock:
+            self.waiting -= 1
+        return super().get_many(names)
+
+
+def test_the_way_from_below_counts_as_loading() -> None:
+    backend = FarBackend()
+    below = ChunkStore(backend, mapped=False)
+    with_tier = TieredStore(MemoryStore(1 << 20), below)
+    texts = ["a", "b", "c"]
+    for text in texts:
+        below.put(make_entry(text), FINGERPRINT)
+    backend.seconds = 0.05
+    for text in texts:
+        opened = with_tier.open(text, FINGERPRINT).entry
+        assert opened is not None
+        opened.whole()
+    taken = with_tier.load_rate.seconds(make_entry("a").nbytes)
+    assert taken is not None
+    assert 0.05 < taken < 0.2
+    with_tier.close()
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_chunks_that_are_far_come_side_by_side(
+    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch, *, prefetched: bool
+) -> None:
+    backend = FarBackend()
+
+    def make_store(*_: object, **__: object) -> TieredStore:
+        return TieredStore(MemoryStore(1 << 26), ChunkStore(backend, mapped=False))
+
+    monkeypatch.setattr(engine_module, "open_store", make_store)
+    chunks = some_chunks(6)
+    make_engine().precompute(chunks)
+    backend.seconds = 0.2
+    engine = make_engine()
+    if prefetched:
+        engine.prefetch(chunks)
+        engine.wait()
+    report = engine.prefill(ask(chunks)).report
+    assert len(report.chunks) == len(chunks)
+    assert backend.most == len(chunks)
+    assert (report.steps["load"] < 0.2) == prefetched
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nothing_keeps_an_entry_after_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+) -> None:
+    """A folder must be free to be unmounted, and memory to be used again, without ``gc``."""
+    chunks = some_chunks(3)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute(chunks)
+    if damaged:
+        damage(tmp_path, chunks[1], 2)
+    alive: list[weakref.ref[LazyKV]] = []
+    made = LazyKV.__init__
+
+    def note(self: LazyKV, *args: object, **kwargs: object) -> None:
+        made(self, *args, **kwargs)
+        alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(LazyKV, "__init__", note)
+    gc.disable()
+    try:
+        store = StoreConfig(path=tmp_path, memory_bytes=0)
+        with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+            engine.generate(ask(chunks), max_new_tokens=2, on_miss="skip")
+            engine.prefill(ask(chunks), on_miss="skip")
+            assert len(alive) == (3 + 2 + 2 if damaged else 3 + 3)
+            assert not any(entry() for entry in alive)
+    finally:
+        gc.enable()
+
+
+def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path: Path) -> None:
+    first, second = some_chunks(2)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        engine.precompute([first, second])
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        loaded: list[str] = []
+        store = engine._corpus.store
+        kept = store.open
+        store.open = lambda text, fingerprint: loaded.append(text) or kept(text, fingerprint)
+        report = engine.prefill(ask([first, second, first])).report
+        assert [use.text for use in report.chunks] == [first, second, first]
+        assert loaded == [first, second]
+
+
+def damage(folder: Path, chunk: str, layer: int) -> None:
+    """Turn a bit of one layer of the chunk's entry."""
+    for path in folder.rglob("*.safetensors"):
+        raw = bytearray(path.read_bytes())
+        header = 8 + int.from_bytes(raw[:8], "little")
+        words = max(re.findall("[a-z ]+", chunk), key=len)
+        if words.encode() not in raw[:header]:
+            continue
+        tokens = (len(raw) - header) // (LAYERS * 2 * 2 * 16 * 4 + 12)
+        raw[header + layer * tokens * 2 * 2 * 16 * 4 + 5] ^= 1
+        path.write_bytes(raw)
+        return
+    raise AssertionError("the chunk is not stored")
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
+@pytest.mark.parametrize("memory", [0, 1 << 24])
+@pytest.mark.parametrize("way", ["prefill", "generate", "stream"])
+def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
+    tmp_path: Path, layer: int, memory: int, way: str
+) -> None:
+    first, second, third = some_chunks(3)
+    prompt = ask([first, second, third])
+    store = StoreConfig(path=tmp_path / "damaged", memory_bytes=memory)
+    fresh = StoreConfig(path=tmp_path / "fresh")
+    with RagKV(tiny_model(), tiny_tokenizer(), store=fresh) as engine:
+        engine.precompute([first, second, third])
+        engine.forget(second)
+        wanted = engine.prefill(prompt, on_miss="skip").logits
+        answer = engine.generate(prompt, max_new_tokens=6, on_miss="skip")
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        engine.precompute([first, second, third])
+    damage(tmp_path / "damaged", second, layer)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        if way == "prefill":
+            out = engine.prefill(prompt)
+            report = out.report
+            assert torch.equal(out.logits, wanted)
+        elif way == "generate":
+            completion = engine.generate(prompt, max_new_tokens=6)
+            report = completion.report
+            assert completion.token_ids == answer.token_ids
+        else:
+            stream = engine.stream(prompt, max_new_tokens=6)
+            assert "".join(stream) == answer.text
+            report = stream.completion.report
+        assert [(miss.chunk, miss.reason) for miss in report.misses] == [(second[:80], "checksum")]
+        assert [use.text for use in report.chunks] == [first, third]
+        assert sum(report.steps.values()) == pytest.approx(report.ttft_s)
+        engine.wait()  # it is encoded again
+        assert len(engine.prefill(prompt).report.chunks) == 3
+
+
+def test_layers_are_placed_as_they_are_wanted(
+    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "_LAYERS_AT_ONCE", 1)
+    engine = make_engine()
+    chunks = some_chunks(2)
+    engine.precompute(chunks)
+    awaited: list[list[bool]] = []
+
+    def look(*_: object) -> None:
+        cache = engine_cache[0]
+        awaited.append([layer.awaited is not None for layer in cache.layers])
+
+    engine_cache: list[object] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, given: engine_cache.append(given["past_key_values"]) or look(),
+            with_kwargs=True,
+        )
+        for layer in engine.model.model.layers
+    ]
+    try:
+        engine.prefill(ask(chunks), method="reuse", recompute_ratio=0.0)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert awaited == [[index >= before for index in range(LAYERS)] for before in range(LAYERS)]
+
+
+def test_a_step_within_a_step_is_counted_once() -> None:
+    clock = Clock()
+    with clock.step("outer"):
+        with clock.step("inner"):
+            threading.Event().wait(0.05)
+        with clock.step("inner"), clock.step("innermost"):
+            threading.Event().wait(0.05)
+    assert clock.steps["innermost"] >= 0.05
+    assert 0.05 <= clock.steps["inner"] < 0.09
+    assert clock.steps["outer"] < 0.04

@@ -1,0 +1,211 @@
+"""Eviction policies against plain loops over all entries; admission; prefill costs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+
+from ragkv.errors import ConfigError
+from ragkv.model.load import load_model
+from ragkv.store.tiers import policies
+from ragkv.store.tiers.admission import Admission, CountSketch
+from ragkv.store.tiers.costs import CostTable, measure_costs
+from ragkv.store.tiers.policies import make_policy, pgdsf, policy_names
+
+NAMES = ("frequency", "gdsf", "lru", "pgdsf")
+
+
+@dataclass
+class Seen:
+    nbytes: int
+    seconds: float
+    times: list[int] = field(default_factory=list)  # since it came
+    weights: list[float] = field(default_factory=list)
+    priority: float = 0.0
+
+
+class Reference:
+    """The definitions written out; every question is a loop over everything."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.now, self.clock = name, 0, 0.0
+        self.held: dict[str, Seen] = {}
+        self.requests: Counter[str] = Counter()
+        self.miss_costs: dict[str, list[float]] = {}
+
+    def insert(self, key: str, nbytes: int, seconds: float, tokens: int) -> None:
+        self.held[key] = Seen(nbytes, seconds)
+        self.miss_costs.setdefault(key, []).append(seconds / tokens)
+        self.hit(key)
+
+    def hit(self, key: str, share: float = 1.0) -> None:
+        self.now += 1
+        self.requests[key] += 1
+        seen = self.held[key]
+        seen.times.append(self.now)
+        seen.weights.append(1 / share)
+        costs = self.miss_costs[key]
+        seen.priority = {
+            "lru": float(self.now),
+            "frequency": sum(seen.weights),
+            "gdsf": self.clock + len(seen.times) * seen.seconds / seen.nbytes,
+            "pgdsf": self.clock + self.requests[key] * sum(costs) / len(costs),
+        }[self.name]
+
+    def victims(self, nbytes: int) -> list[str]:
+        left = dict(self.held)
+        found: list[str] = []
+        while left and sum(self.held[key].nbytes for key in found) < nbytes:
+            lowest = min(left, key=lambda key: (left[key].priority, left[key].times[-1]))
+            found.append(lowest)
+            del left[lowest]
+        return found
+
+    def evict(self, key: str) -> None:
+        self.clock = max(self.clock, self.held.pop(key).priority)
+
+
+def test_each_policy_is_a_file_and_named_like_it() -> None:
+    assert policy_names() == NAMES
+    with pytest.raises(ConfigError, match="frequency, gdsf, lru, pgdsf"):
+        make_policy("base")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_victims_are_those_of_the_plain_definition(name: str, seed: int) -> None:
+    draw = random.Random(seed)
+    policy, reference = make_policy(name), Reference(name)
+    sizes = {f"chunk {n}": draw.choice([10, 20, 40, 80]) for n in range(60)}
+    evicted = 0
+    for _ in range(2500):
+        key = f"chunk {min(int(draw.expovariate(0.08)), 59)}"
+        if key in policy and draw.random() < 0.02:
+            policy.remove(key)
+            del reference.held[key]
+            continue
+        if key in policy:
+            share = draw.choice([0.1, 0.25, 0.5, 1.0])
+            policy.hit(key, share)
+            reference.hit(key, share)
+            continue
+        need = sum(seen.nbytes for seen in reference.held.values()) + sizes[key] - 600
+        victims = reference.victims(need)
+        assert policy.victims(need) == victims
+        if draw.random() < 0.1:  # asked for, and let stay
+            continue
+        for victim in victims:
+            policy.evict(victim)
+            reference.evict(victim)
+        evicted += len(victims)
+        tokens = draw.randint(1, 9)
+        seconds = draw.choice([0.5, 1.0, 3.0]) * tokens
+        policy.insert(key, sizes[key], seconds, tokens)
+        reference.insert(key, sizes[key], seconds, tokens)
+        assert policy.clock == pytest.approx(reference.clock, rel=1e-9)
+        assert set(policy) == set(reference.held)
+        assert policy.nbytes == sum(seen.nbytes for seen in reference.held.values()) <= 600
+    assert evicted > 300
+    assert len(policy._heap) <= 2 * len(policy) + policies.base._SPARE
+
+
+def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room() -> None:
+    policy = make_policy("lru")
+    assert policy.victims(10) == []
+    policy.insert("a", 5)
+    policy.insert("b", 5)
+    assert policy.victims(0) == policy.victims(-3) == []
+    assert policy.victims(100) == ["a", "b"]
+    assert (policy.size("a"), policy.size("c")) == (5, 0)
+    policy.remove("c")
+
+
+def test_pgdsf_remembers_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgdsf, "REMEMBERED", 5)
+    policy = make_policy("pgdsf")
+    for number in range(20):
+        policy.insert(number, 1, 1.0, 1)
+        policy.evict(number)
+    assert len(policy._histories) == 5
+
+
+# ---- admission
+
+
+def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
+    draw = random.Random(0)
+    sketch, exact = CountSketch(), Counter()
+    for _ in range(8000):
+        key = int(draw.paretovariate(1.0)) if draw.random() < 0.5 else draw.randrange(4000)
+        sketch.add(key)
+        exact[key] += 1
+    assert all(sketch.estimate(key) >= min(255, count) for key, count in exact.items())
+    wrong = [key for key, count in exact.items() if sketch.estimate(key) > min(255, count) + 1]
+    assert len(wrong) < len(exact) / 100
+    assert sketch.estimate(1) == 255
+    sketch.halve()
+    assert sketch.estimate(1) == 127
+
+
+def test_admission_forgets() -> None:
+    admission = Admission(memory=2)
+    for _ in range(150):
+        admission.asked("once hot", 100)
+    assert not admission.admits("new", ["once hot"])
+    for number in range(2000):
+        admission.asked(number % 3, 100)
+    admission.asked("new", 100)
+    assert admission.admits("new", ["once hot"])
+    assert not admission.admits("new", [1])
+    assert not admission.admits("new", ["once hot", 1])
+
+
+# ---- costs
+
+
+def test_costs_are_bilinear_between_the_points_and_carried_on_beyond() -> None:
+    table = CostTable((0, 100), (10, 20, 40), ((1.0, 2.0, 6.0), (3.0, 5.0, 9.0)))
+    for row, cached in enumerate(table.cached):
+        for column, new in enumerate(table.new):
+            assert table(cached, new) == table.seconds[row][column]
+    assert table(0, 15) == 1.5
+    assert table(50, 10) == 2.0
+    assert table(50, 30) == pytest.approx((4.0 + 7.0) / 2)
+    assert table(0, 60) == 10.0
+    assert table(200, 20) == 8.0
+    assert table(0, 0) == 0.0  # carried on, and never below 0
+    assert CostTable((0,), (64, 256), ((0.1, 0.9),))(0, 16) == pytest.approx(0.025)  # its share
+    assert CostTable.from_dict(table.to_dict()) == table
+    assert CostTable.at_rate(200.0)(5000, 100) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"cached": [0], "new": [1, 2], "seconds": [[1.0]]},
+        {"cached": [0], "new": [2, 1], "seconds": [[1.0, 2.0]]},
+        {"cached": [0], "new": [1], "seconds": [[1.0]]},
+        {"cached": [], "new": [1, 2], "seconds": []},
+        {"cached": [0], "new": [1, 2], "seconds": [["x", 2.0]]},
+    ],
+)
+def test_a_table_that_is_none_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        CostTable.from_dict(fields)
+
+
+def test_costs_are_measured_on_a_model() -> None:
+    model = tiny_model()
+    before = torch.get_rng_state()
+    table = measure_costs(load_model(model, tiny_tokenizer()), (0, 64), (8, 32), repeats=1)
+    assert (table.cached, table.new) == ((0, 64), (8, 32))
+    assert all(seconds > 0 for row in table.seconds for seconds in row)
+    assert torch.equal(torch.get_rng_state(), before)
+    model.config.max_position_embeddings = 100
+    assert measure_costs(load_model(model, tiny_tokenizer()), repeats=1).cached == (0,)

@@ -1,0 +1,69 @@
+"""Entries whose content follows from their text, so that any process can check them."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ragkv.chunk.kv import ChunkKV
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store import DiskStore
+from ragkv.store.backends import disk, index
+
+FINGERPRINT = Fingerprint("weights", "tokenizer", "attention", "float32", sink="sink")
+OTHER = replace(FINGERPRINT, weights="other weights")
+INLINE_BYTES = 700
+"""Above the texts of the tests, below their entries."""
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def make_entry(
+    text: str, *, layers: int = 2, heads: int = 2, tokens: int = 3, dtype: str = "float32"
+) -> ChunkKV:
+    """Make the one entry of this text and shape."""
+    draw = torch.Generator().manual_seed(zlib.crc32(text.encode("utf-8", "surrogatepass")))
+    keys, values = torch.randn(2, layers, heads, tokens, 4, generator=draw).to(
+        getattr(torch, dtype)
+    )
+    ids = np.arange(tokens, dtype=np.int32) + len(text)
+    offsets = np.stack([ids, ids + 1], axis=1).astype(np.int32)
+    return ChunkKV(text, ids, offsets, keys, values)
+
+
+def same(found: ChunkKV | None, wanted: ChunkKV) -> bool:
+    """Whether two entries are equal to the last bit."""
+    return (
+        found is not None
+        and found.text == wanted.text
+        and found.token_ids.dtype == found.offsets.dtype == np.int32
+        and np.array_equal(found.token_ids, wanted.token_ids)
+        and np.array_equal(found.offsets, wanted.offsets)
+        and found.keys.dtype == wanted.keys.dtype
+        and torch.equal(found.keys, wanted.keys)
+        and torch.equal(found.values, wanted.values)
+    )
+
+
+def files_of(store: DiskStore) -> list[Path]:
+    """All files of entries, temporary ones included."""
+    return sorted(path for path in (store.folder / "kv").rglob("*") if path.is_file())
+
+
+def file_of(store: DiskStore, text: str) -> Path:
+    """The file of a text's only entry."""
+    (path,) = [path for path in files_of(store) if text.encode() in path.read_bytes()]
+    return path
+
+
+@pytest.fixture
+def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what only a loss of power would need, and give small entries files."""
+    monkeypatch.setattr(disk, "INLINE_BYTES", INLINE_BYTES)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
