@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ragkv.attend.attention import Pass, last_row_ends, subset_attention
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.attend.sparse import SparseRows
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.model.matrices import by_onednn
 from ragkv.model.streams import to_device
 from ragkv.prompt.tokens import IntArray
@@ -22,117 +23,104 @@ from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.overlap import OverlappedCache
 
 
-@torch.no_grad()
-def subset_forward(
-    loaded: LoadedModel,
-    ids: IntArray,
-    rows: npt.NDArray[np.int64],
-    cache: SplicedCache,
-    *,
-    drift: BeforeWrite | None = None,
-    sparse: SparseRows | None = None,
-) -> torch.Tensor:
-    """Compute the rows at their true positions and overwrite them in the cache.
+@dataclass(frozen=True, slots=True, eq=False)
+class SubsetPass:
+    """One pass over some rows of a prompt.
 
-    Parameters
+    Attributes
     ----------
     ids
-        ``[tokens]`` the whole prompt.
+        ``[tokens]`` token ids of the prompt, generated tokens included.
     rows
         ``[rows]`` sorted positions to compute. With all of them this is a full prefill.
+    cache
+        The prompt's cache; the fresh keys and values overwrite its rows.
+    observer
+        Called in every layer before its attention; may end the pass by :class:`StopPass`.
     drift
         Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
     sparse
-        What rows see in the upper layers; None: all before them.
+        What rows attend to in the upper layers; None: all positions up to their own.
+    """
+
+    ids: IntArray
+    rows: npt.NDArray[np.int64]
+    cache: SplicedCache
+    observer: Observer | None = None
+    drift: BeforeWrite | None = None
+    sparse: SparseRows | None = None
+
+
+@torch.no_grad()
+def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
+    """Compute the rows at their true positions and overwrite them in the cache.
 
     Returns
     -------
     torch.Tensor
         Logits after the last row, ``[vocab]`` float32.
     """
-    with subset_call(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments:
+    with subset_call(loaded, subset) as arguments:
         out = loaded.model(**arguments)
     return torch.as_tensor(out.logits[0, -1].float())
 
 
 @torch.no_grad()
-def observed_forward(
-    loaded: LoadedModel,
-    ids: IntArray,
-    rows: npt.NDArray[np.int64],
-    cache: SplicedCache,
-    observer: Observer,
-) -> None:
-    """Run the same pass for what can be seen in it.
-
-    Parameters
-    ----------
-    observer
-        Called in every layer before its attention; may end the pass with :class:`StopPass`.
-    """
-    with suppress(StopPass), subset_call(loaded, ids, rows, cache, observer=observer) as arguments:
+def observed_forward(loaded: ReusableModel, subset: SubsetPass) -> None:
+    """Run the pass for its observer; the logits are dropped."""
+    with suppress(StopPass), subset_call(loaded, subset) as arguments:
         loaded.model(**arguments)
 
 
 @contextmanager
 def subset_as_first_call(
-    loaded: LoadedModel,
-    ids: IntArray,
-    rows: npt.NDArray[np.int64],
-    cache: SplicedCache,
+    loaded: ReusableModel,
+    subset: SubsetPass,
     step: Callable[[], AbstractContextManager[None]],
-    *,
-    drift: BeforeWrite | None = None,
-    sparse: SparseRows | None = None,
 ) -> Iterator[None]:
-    """Make the model's next call with this cache the pass over ``rows``.
+    """Replace the model's next call with the pass's cache by the pass.
 
     For transformers' ``generate``, whose first call would compute the prompt's last
-    token over the cache: so the repair gives the first token's logits, and that token
-    is not computed twice. The calls after it are ordinary, and have no hooks of this.
+    token over the cache: the pass gives the first token's logits instead, so that token
+    is not computed twice. Later calls are ordinary, and have none of these hooks.
 
     Parameters
     ----------
-    rows
-        ``[rows]`` sorted; the last is the prompt's last token.
+    subset
+        Its last row is the prompt's last token.
     step
         Entered around the pass, such as a clock's step.
-    drift, sparse
-        As in :func:`subset_forward`.
     """
 
     @contextmanager
     def stepping() -> Iterator[dict[str, Any]]:
-        with (
-            step(),
-            subset_call(loaded, ids, rows, cache, drift=drift, sparse=sparse) as arguments,
-        ):
+        with step(), subset_call(loaded, subset) as arguments:
             yield arguments
             loaded.wait()
         hooks.close()
 
     with ExitStack() as hooks:
-        hooks.enter_context(passes_instead(loaded, cache, lambda _: stepping()))
+        hooks.enter_context(replace_calls(loaded, subset.cache, lambda _: stepping()))
         yield
 
 
 @contextmanager
-def passes_instead(
-    loaded: LoadedModel,
+def replace_calls(
+    loaded: ReusableModel,
     cache: SplicedCache,
-    instead: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]] | None],
+    replacement: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]] | None],
 ) -> Iterator[None]:
-    """Let the model's calls with this cache, whoever makes them, be passes over chosen rows.
+    """Replace the model's calls with this cache, in any thread, by passes over chosen rows.
 
     Parameters
     ----------
-    instead
-        Given a call's keyword arguments, returns the pass to make of it
-        (:func:`subset_call`), or None to leave the call as it is.
+    replacement
+        Takes a call's keyword arguments; returns its replacement (:func:`subset_call`), or
+        None to keep the call.
     """
     running = ExitStack()
 
-    def is_foreign(given: object) -> bool:  # not a dict: another's, amid the hook's registration
+    def is_foreign(given: object) -> bool:  # not a dict: a call that began before the hook
         return not isinstance(given, dict) or given.get("past_key_values") is not cache
 
     def before(
@@ -142,7 +130,7 @@ def passes_instead(
             return None
         if args:
             given = {**given, "input_ids": args[0]}
-        made = instead(given)
+        made = replacement(given)
         if made is None:
             return None
         return (), {**given, "attention_mask": None, **running.enter_context(made)}
@@ -162,40 +150,31 @@ def passes_instead(
 
 
 @contextmanager
-def subset_call(
-    loaded: LoadedModel,
-    ids: IntArray,
-    rows: npt.NDArray[np.int64],
-    cache: SplicedCache,
-    *,
-    observer: Observer | None = None,
-    drift: BeforeWrite | None = None,
-    sparse: SparseRows | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Prepare model and cache for a pass over the rows; give the call's arguments.
-
-    ``ids`` are all tokens that count as there, drawn ones included; else as in
-    :func:`subset_forward`.
-    """
-    if loaded.architecture is None:
-        raise ValueError("a subset pass needs a supported model")
-    computed = Rows.on(loaded.device, rows)
-    where = computed.positions
-    chosen = to_device(ids[rows].astype(np.int64), loaded.device)
+def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str, Any]]:
+    """Prepare model and cache for a pass; yield the call's keyword arguments."""
+    cache, model = subset.cache, loaded.model
+    rows = Rows.on(loaded.device, subset.rows)
+    chosen = to_device(subset.ids[subset.rows].astype(np.int64), loaded.device)
     overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
-    positions = where if overlap is None else overlap.at(where)
-    one = Pass(computed, loaded.architecture.windows, observer, overlap, sparse, last_row_ends=True)
-    cache.write_at(where, drift, length=len(ids))
-    model = loaded.model
+    positions = rows.positions if overlap is None else overlap.at(rows.positions)
+    described = Pass(
+        rows,
+        loaded.architecture.windows,
+        subset.observer,
+        overlap,
+        subset.sparse,
+        last_row_ends=True,
+    )
+    cache.write_at(rows.positions, subset.drift, length=len(subset.ids))
     try:
-        with subset_attention(model, one), last_row_ends(model), by_onednn(model):
+        with subset_attention(model, described), last_row_ends(model), by_onednn(model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
                 "logits_to_keep": 1,
-                "ragkv_pass": one,
+                "ragkv_pass": described,
             }
     finally:
         cache.write_at(None)

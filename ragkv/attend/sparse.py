@@ -21,7 +21,7 @@ import torch
 from ragkv.attend.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
 from ragkv.attend.scores import Scores
 from ragkv.errors import ConfigError
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
@@ -71,10 +71,8 @@ class SparseRows:
     """
 
     def __init__(
-        self, layout: Layout, rows: Positions, sparse: Sparse, loaded: LoadedModel
+        self, layout: Layout, rows: Positions, sparse: Sparse, loaded: ReusableModel
     ) -> None:
-        if loaded.architecture is None:
-            raise ValueError("sparse attention needs a supported model")
         device = loaded.device
         # a share such as 7 / 25 may come out a little above its layer
         self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)

@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragkv.chunk.kv import ChunkKV
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.model.matrices import by_onednn
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.tokens import Tokens
@@ -21,13 +21,13 @@ BATCH_TOKENS_CPU = 1024
 """The same on a CPU: it is no faster with more, and who waits for the model waits for a batch."""
 
 
-def encode_sink(text: str, tokens: Tokens, loaded: LoadedModel) -> ChunkKV:
+def encode_sink(text: str, tokens: Tokens, loaded: ReusableModel) -> ChunkKV:
     """Encode the shared sink from position 0."""
     return _encode_batch([(text, tokens)], None, loaded)[0]
 
 
 def encode_chunks(
-    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: LoadedModel
+    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: ReusableModel
 ) -> Iterator[list[ChunkKV]]:
     """Encode chunks, each alone behind the sink, and yield them batch by batch.
 
@@ -68,7 +68,7 @@ def padded_ids(batch: Sequence[tuple[str, Tokens]], device: torch.device) -> tor
 
 @torch.no_grad()
 def _encode_batch(
-    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: LoadedModel
+    chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: ReusableModel
 ) -> list[ChunkKV]:
     device = loaded.device
     ids = padded_ids(chunks, device)
@@ -99,11 +99,9 @@ def _encode_batch(
     ]
 
 
-def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: LoadedModel) -> None:
+def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel) -> None:
     """Put the sink's rows, rotated to positions 0.., before every chunk of the batch."""
     architecture, rotary = loaded.architecture, loaded.rotary
-    if architecture is None or rotary is None:
-        raise ValueError("encoding needs a supported model")
     positions = torch.arange(len(sink), device=loaded.device)
     tables = rotary.tables(architecture.rope_kinds, positions)
     for layer, kind in enumerate(architecture.rope_kinds):
@@ -113,15 +111,13 @@ def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: LoadedModel) -
 
 
 def _read(
-    cache: DynamicCache, first: int, positions: torch.Tensor, loaded: LoadedModel
+    cache: DynamicCache, first: int, positions: torch.Tensor, loaded: ReusableModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take the chunks' rows out, keys unrotated.
 
     Both are ``[layers, batch, kv_heads, tokens, head_dim]``, where the model is.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
-    if architecture is None or rotary is None:
-        raise ValueError("encoding needs a supported model")
     tables = rotary.tables(architecture.rope_kinds, positions)
     keys, values = [], []
     layers: list[Any] = cache.layers  # DynamicCache() has full-length layers only

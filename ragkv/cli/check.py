@@ -27,7 +27,7 @@ def check(
         model, store=MEMORY, namespace="check", on_unsupported="full", device=device, dtype=dtype
     ) as kv:
         with err.status("Comparing with full prefill …"):
-            rows = check_model(kv)
+            rows = check_model(kv.loaded)
         name = kv.model_name
     holds = all(row.holds for row in rows if row.required)
     if as_json:

@@ -7,7 +7,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.errors import UnsupportedModelError
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.tokens import IntArray
 
 

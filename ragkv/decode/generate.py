@@ -24,7 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 from ragkv.config import DecodeConfig
 from ragkv.decode.static import compiled_how, decoded_over, within
 from ragkv.decode.stopping import StopTexts, stops_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, ReusableModel
 
 _LEFT_OUT = (
     "stop_strings",  # StopTexts looks for them
@@ -177,7 +177,7 @@ def _left_out(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None
     out: dict[str, str | None] = {
         name: None for name in _LEFT_OUT if getattr(own, name, None) is not None
     }
-    if config.cache_implementation is not None and loaded.architecture is None:
+    if config.cache_implementation is not None and not isinstance(loaded, ReusableModel):
         out["cache_implementation"] = config.cache_implementation
     return out
 

@@ -14,7 +14,7 @@ from ragkv.attend.attention import Pass, subset_attention
 from ragkv.attend.rows import Rows
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import backbone_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.splice.overlap import OverlappedCache
 
 _TAKEN = (
@@ -39,7 +39,7 @@ def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
     ConfigError
         The model's generation configuration has ``guidance_scale``, which asks for such passes.
     """
-    if not isinstance(cache, OverlappedCache) or loaded.architecture is None:
+    if not isinstance(cache, OverlappedCache) or not isinstance(loaded, ReusableModel):
         yield
         return
     if getattr(loaded.model.generation_config, "guidance_scale", None) not in (None, 1):

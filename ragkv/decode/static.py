@@ -15,9 +15,9 @@ from transformers.cache_utils import Cache, StaticCache
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import Architecture, config_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.select import method_of
+from ragkv.select import Method
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.overlap import OverlappedCache
 
@@ -39,8 +39,8 @@ _kept: weakref.WeakKeyDictionary[PreTrainedModel, _Kept] = weakref.WeakKeyDictio
 """A model's static cache. Compiled steps, CUDA graphs above all, are bound to where it lies."""
 
 
-def steps_alone(config: ReuseConfig, decode: DecodeConfig) -> ReuseConfig:
-    """Return ``config``; where ``decode`` wants a static cache, without repair during its steps.
+def without_copy_repair(config: ReuseConfig, method: Method, decode: DecodeConfig) -> ReuseConfig:
+    """Return ``config``; where ``decode`` wants a static cache, without copy repair.
 
     A step that repairs is a pass over scattered rows, which no compiled step can be.
 
@@ -51,7 +51,6 @@ def steps_alone(config: ReuseConfig, decode: DecodeConfig) -> ReuseConfig:
     """
     if decode.cache_implementation is None:
         return config
-    method = method_of(config)
     if method.parallel is not None:
         raise ConfigError(
             f"{method.name} decodes over chunks that overlap, which a static cache cannot hold: "
@@ -66,7 +65,7 @@ def compiled_how(loaded: LoadedModel, own: CompileConfig | None) -> CompileConfi
     None leaves it to transformers. Its layers with a window count rows in numbers of Python's,
     and torch captures a graph for each number: for each step anew.
     """
-    windows = loaded.architecture is not None and any(loaded.architecture.windows)
+    windows = isinstance(loaded, ReusableModel) and any(loaded.architecture.windows)
     if own is None and windows and loaded.device.type == "cuda":
         return CompileConfig(mode="default")
     return own
@@ -136,7 +135,7 @@ def decoded_over(
     RuntimeError
         The model's lock is not held, or chunks overlap in ``cache``.
     """
-    if config.cache_implementation is None or loaded.architecture is None:
+    if config.cache_implementation is None or not isinstance(loaded, ReusableModel):
         yield cache
         return
     if isinstance(cache, OverlappedCache):

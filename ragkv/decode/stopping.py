@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.config import DecodeConfig
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 
 _MARGIN = 8
 """Tokens before a stop text that may have a part in how it decodes, or decode to nothing."""

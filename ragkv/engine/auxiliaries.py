@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragkv.attend.forward import observed_forward
 from ragkv.config import ReuseConfig
 from ragkv.engine.corpus import Corpus, Sink
-from ragkv.engine.inputs import verified
+from ragkv.engine.verify import verified
 from ragkv.model.default_model import DEFAULT_MODEL
-from ragkv.model.load import LoadedModel, load_model
+from ragkv.model.load import load_model
+from ragkv.model.loaded import ReusableModel, require_reusable
 from ragkv.prompt.render import chat_head
 from ragkv.select.auxiliary import Auxiliary
 
@@ -25,7 +25,7 @@ class Auxiliaries:
         Makes another model's corpus, in the same store.
     """
 
-    def __init__(self, primary: Corpus, make: Callable[[LoadedModel], Corpus]) -> None:
+    def __init__(self, primary: Corpus, make: Callable[[ReusableModel], Corpus]) -> None:
         self._make = make
         self._corpora = {primary.loaded.name: primary}
 
@@ -34,7 +34,7 @@ class Auxiliaries:
         name = config.auxiliary_model or DEFAULT_MODEL
         if name not in self._corpora:
             loaded = verified(load_model(name, None, device="cpu"), "raise")
-            self._corpora[name] = self._make(loaded)
+            self._corpora[name] = self._make(require_reusable(loaded))
         corpus = self._corpora[name]
         return corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
 
@@ -46,5 +46,4 @@ class Auxiliaries:
             corpus.loaded,
             sink.rows,
             lambda text: corpus.get_or_encode(text, sink, keep=keep),
-            observed_forward,
         )

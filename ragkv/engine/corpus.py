@@ -15,15 +15,17 @@ from tqdm.auto import tqdm
 
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV
-from ragkv.errors import ConfigError, StoreError, UnsupportedModelError
+from ragkv.config import ReuseConfig
+from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import ModelLock
 from ragkv.model.streams import side_stream
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
-from ragkv.prompt.render import Rendered, render_sink
+from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report.account import PrecomputeReport
+from ragkv.select import Method
 from ragkv.store.base import KEPT, Lookup, Opened, Store, has_expired
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
 
@@ -57,7 +59,7 @@ class Corpus:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: ReusableModel,
         store: Store,
         lock: ModelLock,
         codec: str = "raw",
@@ -74,6 +76,14 @@ class Corpus:
         self._seen = 0
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
+
+    def sink_for(self, config: ReuseConfig, method: Method) -> Sink:
+        """Return the sink that a configuration and its method name."""
+        if not method.sink:
+            return self.sink("")
+        if config.sink == "auto":
+            return self.sink(chat_head(self.loaded.tokenizer))
+        return self.sink(undated(config.sink, self.loaded.tokenizer))
 
     def sink(self, text: str) -> Sink:
         """Return the sink of that text, encoding it on first use, and when weights changed."""
@@ -109,14 +119,12 @@ class Corpus:
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the model as it is now; what another one computed is forgotten."""
         loaded = self.loaded
-        if self._fingerprint is None:
-            raise UnsupportedModelError(loaded.unsupported)
         state = state_of(loaded.model)
         if state != self._state:
             _log.info("the weights of %s may have changed", loaded.name)
             with self._sinks_lock:
                 self._sinks.clear()
-            kinds = () if loaded.architecture is None else loaded.architecture.rope_kinds
+            kinds = loaded.architecture.rope_kinds
             self._fingerprint = fingerprint_of(loaded.model, loaded.tokenizer, kinds)
             self._state = state
         return self._fingerprint
@@ -170,14 +178,14 @@ class Corpus:
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
         """Whether the chunk is stored, and loading it takes longer than computing it."""
         compute = self.prefill_rate.seconds(tokens)
-        if compute is None or self.loaded.architecture is None:
+        if compute is None:
             return False
         nbytes = tokens * self.loaded.architecture.values_per_token * self.loaded.dtype.itemsize
         load = self.store.load_seconds(text, sink.fingerprint, nbytes)
         return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Enter how long the model took for some tokens; of few it says little."""
+    def record_speed(self, tokens: int, seconds: float) -> None:
+        """Record how long the model took for some tokens; a few of them say little."""
         if tokens >= LEAST_TOKENS:
             self.prefill_rate.add(tokens, seconds)
 
@@ -211,9 +219,9 @@ class Corpus:
 
     def forget_document(self, document: str) -> int:
         """Remove the chunks that only this document holds; return how many."""
-        return self.store.forget_document(_document(document))
+        return self.store.forget_document(check_document(document))
 
-    def heal(self, texts: Iterable[str], sink: Sink) -> None:
+    def encode_missing(self, texts: Iterable[str], sink: Sink) -> None:
         """Encode chunks that a prompt missed, but none whose time is over; never raise.
 
         The model may have changed, or be in training, since the prompt was answered.
@@ -257,7 +265,7 @@ class Corpus:
         started = time.perf_counter()
         unique = _checked(texts)
         if document is not None:
-            _document(document)
+            check_document(document)
         now = time.time()
         expires_at = KEPT if expires_in is None else now + _checked_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
@@ -303,7 +311,7 @@ class Corpus:
                 if batch is None:
                     break
                 self._require_unchanged(sink)
-                self.computed(sum(map(len, batch)), seconds)
+                self.record_speed(sum(map(len, batch)), seconds)
                 writing = _begin(writer, partial(write, batch))
         removed = 0 if document is None else self.store.keep_only(document, wanted)
         return PrecomputeReport(
@@ -320,7 +328,7 @@ class Corpus:
         """Tokenise a chunk, up to where the rotary table changes: no prompt has it further on."""
         tokens = encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
         architecture = self.loaded.architecture
-        if architecture is None or architecture.position_limit is None:
+        if architecture.position_limit is None:
             return text, tokens
         room = max(1, architecture.position_limit - len(sink.ids))
         return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
@@ -355,7 +363,8 @@ def _chunk(text: object) -> str:
     return text.strip()
 
 
-def _document(name: object) -> str:
+def check_document(name: object) -> str:
+    """Return a document's name; raise ConfigError where it is no string."""
     if not isinstance(name, str):
         raise ConfigError(f"document must be a string, not {type(name).__name__}")
     return name

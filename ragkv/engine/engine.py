@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,28 +16,39 @@ from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.decode import static
-from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.overlapped import overlapping
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.engine.auxiliaries import Auxiliaries
-from ragkv.engine.background import Background, Calls
-from ragkv.engine.corpus import Corpus, Sink
-from ragkv.engine.inputs import check_calibration, listed, verified
-from ragkv.engine.pipeline import Attempt, Pipeline, retry_without_corrupt
-from ragkv.engine.plan import Prepared
-from ragkv.engine.stream import Cancelled, Completion, CompletionStream, Prefilled, Speak
+from ragkv.engine.background import Background
+from ragkv.engine.corpus import Corpus, check_document
+from ragkv.engine.full import FullPrefill
+from ragkv.engine.lifecycle import Lifecycle
+from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.plan import Plan, report_of
+from ragkv.engine.request import Request, check_calibration, check_texts
+from ragkv.engine.stream import Cancelled, Completion, CompletionStream, OnText, Prefilled
+from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
-from ragkv.model.load import LoadedModel, load_model, pretrained
+from ragkv.model.load import load_model, pretrained
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.prompt.render import Message, Prompt, chat_head, template_head, undated
-from ragkv.recompute.copy_repair import Ahead
-from ragkv.recompute.copy_steps import repairing_ahead
+from ragkv.prompt.render import Message, Prompt, template_head
+from ragkv.recompute.copy_repair import CopyRepair, repair_copies
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.clock import Clock
-from ragkv.select import method_of
+from ragkv.select import Method, method_of
 from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reuse:
+    """What an engine has besides if its model's chunk caches can be reused."""
+
+    corpus: Corpus
+    auxiliaries: Auxiliaries
+    background: Background
 
 
 class RagKV:
@@ -83,27 +95,28 @@ class RagKV:
         method_of(reuse)
         self.reuse = reuse
         self.namespace = namespace
-        self._loaded = load_model(
+        loaded = load_model(
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
-        if not isinstance(model, LoadedModel) and self.supported:
-            self._loaded = verified(self._loaded, on_unsupported)
-        self._lock = lock_of(self._loaded.model)
-        self._store = open_store(store, namespace, device=self._loaded.device)
-        self._read_only = isinstance(store, StoreConfig) and store.read_only
-        codec = store.codec if isinstance(store, StoreConfig) else "raw"
-        make = partial(Corpus, store=self._store, lock=self._lock, codec=codec)
-        self._corpus = make(self._loaded)
-        try:
-            self._configured({"calibrated_for": reuse.calibrated_for})
-        except ConfigError:
-            self._store.close()
-            raise
-        self._auxiliaries = Auxiliaries(self._corpus, make)
-        self._repairer = Pipeline(self._corpus, self._auxiliaries.scorer)
-        self._calls = Calls()
+        if not isinstance(model, LoadedModel):
+            loaded = verified(loaded, on_unsupported)
+        self._loaded = loaded
+        if isinstance(loaded, ReusableModel):
+            check_calibration(reuse, loaded.name, loaded.fingerprint)
+        self._lock = lock_of(loaded.model)
+        self._store = open_store(store, namespace, device=loaded.device)
+        self._reuse: _Reuse | None = None
+        self._pipeline = FullPrefill(loaded)
+        if isinstance(loaded, ReusableModel):
+            settings = store if isinstance(store, StoreConfig) else StoreConfig()
+            make = partial(Corpus, store=self._store, lock=self._lock, codec=settings.codec)
+            corpus = make(loaded)
+            auxiliaries = Auxiliaries(corpus, make)
+            background = Background(corpus, writable=not settings.read_only)
+            self._reuse = _Reuse(corpus, auxiliaries, background)
+            self._pipeline = Pipeline(corpus, auxiliaries.scorer)
+        self._lifecycle = Lifecycle()
         self._lock.join()
-        self._background = Background(self._corpus, keeps=self.supported and not self._read_only)
 
     # ---- ingestion
 
@@ -132,14 +145,15 @@ class RagKV:
         StoreFullError
             The disk or quota is full; what was stored before remains.
         """
-        config, chunks = self._configured(overrides), listed(texts)
-        if not self.supported:
+        (config, method), chunks = self._configured(overrides), check_texts(texts)
+        if self._reuse is None:
             return PrecomputeReport()
         given: dict[str, Any] = {"document": document, "expires_in": expires_in}
-        with self._calls:
-            corpora = [(self._corpus, self._sink(config))]
-            if method_of(config).auxiliary:
-                corpora.append(self._auxiliaries.corpus(config))
+        with self._lifecycle:
+            corpus = self._reuse.corpus
+            corpora = [(corpus, corpus.sink_for(config, method))]
+            if method.auxiliary:
+                corpora.append(self._reuse.auxiliaries.corpus(config))
             reports = [
                 corpus.encode(chunks, sink, show_progress=show_progress, **given)
                 for corpus, sink in corpora
@@ -148,19 +162,24 @@ class RagKV:
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
-        config = self._configured(overrides)
-        with self._calls:
-            return self.supported and self._corpus.contains(text, self._sink(config))
+        config, method = self._configured(overrides)
+        with self._lifecycle:
+            if self._reuse is None:
+                return False
+            corpus = self._reuse.corpus
+            return corpus.contains(text, corpus.sink_for(config, method))
 
     def forget(self, text: str) -> bool:
-        """Remove a chunk from the store; return whether it was there."""
-        with self._calls:
-            return self._corpus.forget(text)
+        """Delete a chunk from the store; return whether it was there."""
+        with self._lifecycle:
+            if self._reuse is None:
+                return self._store.delete(check_texts([text])[0].strip()) > 0
+            return self._reuse.corpus.forget(text)
 
     def forget_document(self, document: str) -> int:
-        """Remove the chunks that only this document holds; return how many."""
-        with self._calls:
-            return self._corpus.forget_document(document)
+        """Delete the chunks that belong to this document alone; return how many."""
+        with self._lifecycle:
+            return self._store.forget_document(check_document(document))
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
@@ -168,10 +187,10 @@ class RagKV:
         Those that are not stored are encoded after the next answer whose prompt
         contains them, unless ``on_miss`` is ``"skip"``.
         """
-        with self._calls:
-            if self.supported:
-                sink_of = partial(self._sink, self._configured(overrides))
-                self._background.fetch(listed(texts), sink_of)
+        with self._lifecycle:
+            if self._reuse is not None:
+                sink_of = partial(self._reuse.corpus.sink_for, *self._configured(overrides))
+                self._reuse.background.fetch(check_texts(texts), sink_of)
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
@@ -182,25 +201,26 @@ class RagKV:
             The calling thread itself holds the model, which that work may wait for.
         """
         self._lock.refuse_mine()
-        with suppress(ClosedError), self._calls:
-            self._background.wait()
+        with suppress(ClosedError), self._lifecycle:
+            if self._reuse is not None:
+                self._reuse.background.wait()
 
     # ---- answering
 
     def prefill(self, prompt: Prompt, **overrides: Any) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        config = self._configured(overrides)
-        with self._calls:
+        request = Request(prompt, *self._configured(overrides), clock)
+        with self._lifecycle:
             with self._turn(clock):
-                ready, logits, cache = self._repairer.prefill(prompt, config, self._sink, clock)
-                self._background.look_for_named(ready)
-                report = ready.report(config, clock, time.perf_counter())
-            self._background.after(ready, config, self._sink)
-        ids, ahead = ready.ids.tolist(), ready.ahead
-        if ahead is None and not isinstance(cache, OverlappedCache):
+                plan, logits, cache = self._pipeline.prefill(request)
+                warnings = self._warnings_of(plan)
+                report = report_of(request, plan, time.perf_counter(), warnings=warnings)
+            self._follow_up(request, plan)
+        ids, copies = plan.ids.tolist(), plan.repair.copies
+        if copies is None and not isinstance(cache, OverlappedCache):
             return Prefilled(logits, ids, cache, report)
-        return Prefilled(logits, ids, cache, report, partial(self._decoding, cache, ahead), ahead)
+        return Prefilled(logits, ids, cache, report, partial(self._decoding, cache, copies), copies)
 
     def generate(
         self,
@@ -223,9 +243,10 @@ class RagKV:
         """
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        settings = self._drawing(overrides, *drawing, cache_implementation)
-        with self._calls:
-            return self._complete(prompt, settings, clock)
+        decode = DecodeConfig(*drawing, cache_implementation=cache_implementation)
+        request = self._request(prompt, overrides, decode, clock)
+        with self._lifecycle:
+            return self._complete(request, decode)
 
     def stream(
         self,
@@ -244,52 +265,54 @@ class RagKV:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        settings = self._drawing(overrides, *drawing, cache_implementation)
-        return self._calls.run_in_thread(
-            partial(self._complete, prompt, settings, clock),
-            partial(CompletionStream, held=partial(getattr, self._lock, "is_mine")),
+        decode = DecodeConfig(*drawing, cache_implementation=cache_implementation)
+        request = self._request(prompt, overrides, decode, clock)
+        return self._lifecycle.run_in_thread(
+            partial(self._complete, request, decode),
+            partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
         )
 
     def _complete(
         self,
-        prompt: Prompt,
-        settings: tuple[ReuseConfig, DecodeConfig],
-        clock: Clock,
-        speak: Speak = lambda _: None,
+        request: Request,
+        decode: DecodeConfig,
+        on_text: OnText = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Completion:
-        config, decode = settings
         pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
-
-        def answer(attempt: Attempt) -> tuple[Prepared, Drawn]:
-            asked = prompt, config, self._sink, clock, attempt
-            ready = self._repairer.prepare(*asked, answer=decode.max_new_tokens)
-            with self._repairer.recomputing_first(ready, clock):
-                return ready, draw(
-                    self._loaded,
-                    ready.ids,
-                    ready.cache,
-                    decode,
-                    on_token=lambda token: speak(pieces.feed(token)),
-                    cancelled=cancelled,
-                )
-
-        with self._turn(clock):
+        with self._turn(request.clock):
             if cancelled():
                 raise Cancelled
-            ready, drawn = retry_without_corrupt(answer)
-            self._background.look_for_named(ready)
-            report = ready.report(config, clock, drawn.first_token_at, len(drawn.token_ids))
-        speak(pieces.finish())
-        self._background.after(ready, config, self._sink)
+            plan, drawn = self._pipeline.generate(
+                request,
+                decode,
+                on_token=lambda token: on_text(pieces.feed(token)),
+                cancelled=cancelled,
+            )
+            report = report_of(
+                request,
+                plan,
+                drawn.first_token_at,
+                completion_tokens=len(drawn.token_ids),
+                warnings=self._warnings_of(plan),
+            )
+        on_text(pieces.finish())
+        self._follow_up(request, plan)
         return Completion(pieces.text(), drawn.token_ids, report)
+
+    def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
+        return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
+
+    def _follow_up(self, request: Request, plan: Plan) -> None:
+        if self._reuse is not None:
+            self._reuse.background.schedule_followups(request, plan)
 
     def turn(self) -> AbstractContextManager[object]:
         """Hold the model in the block, for calls of your own that are to run alone.
 
-        Calls beside ragkv's are right, too, but both are slower then.
+        Concurrent calls are correct without it, but both are slower.
         """
-        with self._calls:
+        with self._lifecycle:
             return self._lock
 
     @contextmanager
@@ -304,14 +327,14 @@ class RagKV:
             self._lock.release()
 
     @contextmanager
-    def _decoding(self, cache: Cache, ahead: Ahead | None) -> Iterator[None]:
-        """Hold the model, which decodes over overlapping chunks, or repairs ahead."""
+    def _decoding(self, cache: Cache, copies: CopyRepair | None) -> Iterator[None]:
+        """Hold the model, which decodes over overlapping chunks or repairs copies."""
         loaded = self._loaded
         with (
             self._lock,
             loaded.without_autocast(),
             overlapping(loaded, cache),
-            repairing_ahead(loaded, cache, ahead),
+            repair_copies(loaded, cache, copies),
         ):
             yield
 
@@ -321,23 +344,19 @@ class RagKV:
         """Return the text that a prompt template puts before its first field."""
         return template_head(template, self.tokenizer)
 
-    def _sink(self, config: ReuseConfig) -> Sink:
-        if not method_of(config).sink:
-            return self._corpus.sink("")
-        if config.sink == "auto":
-            return self._corpus.sink(chat_head(self.tokenizer))
-        return self._corpus.sink(undated(config.sink, self.tokenizer))
-
-    def _configured(self, overrides: dict[str, Any]) -> ReuseConfig:
+    def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
         config = self.reuse.override(**overrides) if overrides else self.reuse
-        method_of(config)
-        if "calibrated_for" in overrides and self.supported:
-            check_calibration(config, self._loaded.name, self._corpus.fingerprint)
-        return config
+        method = method_of(config)
+        if "calibrated_for" in overrides and self._reuse is not None:
+            check_calibration(config, self._loaded.name, self._reuse.corpus.fingerprint)
+        return config, method
 
-    def _drawing(self, overrides: dict[str, Any], *given: Any) -> tuple[ReuseConfig, DecodeConfig]:
-        config, decode = self._configured(overrides), DecodeConfig(*given)
-        return static.steps_alone(config, decode), decode
+    def _request(
+        self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig, clock: Clock
+    ) -> Request:
+        config, method = self._configured(overrides)
+        config = static.without_copy_repair(config, method, decode)
+        return Request(prompt, config, method, clock, decode.max_new_tokens)
 
     @property
     def loaded(self) -> LoadedModel:
@@ -360,7 +379,7 @@ class RagKV:
 
         None for a model whose caches cannot be reused.
         """
-        return self._corpus.fingerprint.digest if self.supported else None
+        return None if self._reuse is None else self._reuse.corpus.fingerprint.digest
 
     @property
     def model_name(self) -> str:
@@ -370,7 +389,7 @@ class RagKV:
     @property
     def supported(self) -> bool:
         """Whether chunks can be reused with this model."""
-        return self._loaded.architecture is not None
+        return isinstance(self._loaded, ReusableModel)
 
     @property
     def unsupported_reason(self) -> str:
@@ -383,11 +402,12 @@ class RagKV:
         Calls after it raise ClosedError. In a forked process it does nothing. Raises
         ModelInUseError where the calling thread itself holds the model.
         """
-        if self._calls.forked:
+        if self._lifecycle.forked:
             return
         self._lock.refuse_mine()
-        if self._calls.close():
-            self._background.close()
+        if self._lifecycle.close():
+            if self._reuse is not None:
+                self._reuse.background.close()
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()

@@ -1,144 +1,171 @@
-"""One prompt on its way, from its tokens to its account."""
+"""What each step of the pipeline returns, and the report on all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.attend.sparse import SparseRows
 from ragkv.chunk.kv import LayeredKV
-from ragkv.config import ReuseConfig
-from ragkv.model.load import LoadedModel
-from ragkv.prompt.tokens import IntArray
-from ragkv.recompute.copy_repair import Ahead
-from ragkv.recompute.drift import Drift
+from ragkv.engine.corpus import Sink
+from ragkv.engine.request import Request
+from ragkv.prompt.tokens import IntArray, Tokens
+from ragkv.recompute.repair import Repair
 from ragkv.report.account import ChunkUse, Miss, ReuseReport
-from ragkv.report.clock import Clock
 from ragkv.report.trace import Trace
-from ragkv.select import Method, method_of
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.layout import Layout, Origin
+from ragkv.splice.layout import Layout, Origin, lay_out
+
+LocatedEntry = tuple[LayeredKV, int, int]
+"""An entry, and the characters of the prompt, start and end, that are its text or its head."""
+
+_NO_IDS = np.zeros(0, dtype=np.int32)
 
 
-@dataclass(slots=True, eq=False)
-class Prepared:
-    """A prompt on its way. ``cache`` and ``layout`` are None where it is prefilled in full.
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """A tokenised prompt and the entries of the chunks in it.
 
-    ``found`` counts the known chunks in it, None where nobody looked.
+    Attributes
+    ----------
+    entries
+        The usable entries, in prompt order; they may still be loading.
+    sink
+        The sink that they were encoded behind; None where no chunk was searched for.
+    known
+        Number of known chunks in the prompt, usable or not; None where none was searched for.
+    misses
+        The known chunks without a usable entry.
+    to_encode, to_load
+        Their texts: those to encode after the answer, and those to load into memory.
     """
 
     text: str
-    ids: IntArray
-    offsets: IntArray
-    layout: Layout | None = None
+    tokens: Tokens
+    entries: tuple[LocatedEntry, ...] = ()
+    sink: Sink | None = None
+    known: int | None = None
+    misses: tuple[Miss, ...] = ()
+    to_encode: tuple[str, ...] = ()
+    to_load: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spliced:
+    """The prompt's layout, and its cache with the entries in place.
+
+    ``cache`` is None where nothing can be reused: the prompt is prefilled in full. ``misses``
+    are the entries of which no token is the prompt's.
+    """
+
+    located: Located
+    layout: Layout
     cache: SplicedCache | None = None
+    misses: tuple[Miss, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def nothing(cls, located: Located) -> Spliced:
+        """Return the layout of a prompt without any reuse."""
+        return cls(located, lay_out(located.tokens, _NO_IDS, ()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What is recomputed, and how: all that the last step needs."""
+
+    spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
-    drift: Drift | None = None
-    sparse: SparseRows | None = None
-    ahead: Ahead | None = None
-    misses: list[Miss] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    found: int | None = None
+    repair: Repair = Repair()  # noqa: RUF009  frozen
+
+    @property
+    def located(self) -> Located:
+        """The first step's result."""
+        return self.spliced.located
+
+    @property
+    def ids(self) -> IntArray:
+        """``[tokens]`` the prompt's token ids."""
+        return self.spliced.layout.ids
+
+    @property
+    def cache(self) -> SplicedCache | None:
+        """The cache to recompute rows of; None for a full prefill."""
+        return self.spliced.cache
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """Positions to compute, sorted: the chosen and the fresh, the prompt's last included."""
-        fresh = self.layout.fresh if self.layout is not None else np.arange(len(self.ids))
-        return np.union1d(fresh, self.choice.positions)
+        return np.union1d(self.spliced.layout.fresh, self.choice.positions)
 
     @property
     def origin(self) -> npt.NDArray[np.uint8]:
-        """``[tokens]`` an :class:`Origin` each, after the choice."""
-        if self.layout is None:
-            return np.full(len(self.ids), Origin.FRESH, dtype=np.uint8)
-        origin = self.layout.origin.copy()
+        """``[tokens]`` an :class:`Origin` each, recomputed tokens included."""
+        origin = self.spliced.layout.origin.copy()
         origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
 
-    def plan(
-        self, layout: Layout, method: Method, loaded: LoadedModel, *, ahead: bool = True
-    ) -> None:
-        """Prepare what the method does besides computing rows in one pass."""
-        rows = self.rows
-        if not (self.origin == Origin.CACHED).any():  # all is computed
-            return
-        if method.drift:
-            self.drift = Drift(layout, rows, loaded)
-        if method.sparse is not None and loaded.device.type == "cpu":
-            self.sparse = SparseRows(layout, rows, method.sparse, loaded)
-        if ahead and method.lookup is not None and self.choice.scores is not None:
-            self.ahead = Ahead(layout, rows, self.choice.scores, method.lookup)
 
-    def miss(self, text: str, reason: str) -> None:
-        """Count a chunk that cannot, or should not, be used."""
-        self.misses.append(Miss(text[:80], reason))
-        if reason == "slower":
-            self.late.append(text)
-        elif reason != "expired":  # only precompute() renews it
-            self.missed.append(text)
+def report_of(
+    request: Request,
+    plan: Plan,
+    first_token_at: float,
+    *,
+    completion_tokens: int = 0,
+    warnings: Iterable[str] = (),
+) -> ReuseReport:
+    """Account for every token, and for every second up to the first token."""
+    origin = plan.origin
+    sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
+    steps = request.clock.steps
+    ttft = first_token_at - request.clock.started
+    copies = plan.repair.copies
+    return ReuseReport(
+        method=request.method.name,
+        prompt_tokens=len(plan.ids),
+        sink_tokens=sink,
+        reused_tokens=reused,
+        recomputed_tokens=recomputed,
+        fresh_tokens=fresh,
+        recompute_ratio=request.config.recompute_ratio,
+        effective_ratio=recomputed / max(1, reused + recomputed),
+        choice=plan.choice.reason,
+        ttft_s=ttft,
+        steps={**steps, "first_token": ttft - sum(steps.values())},
+        chunks=_uses(plan, origin),
+        misses=(*plan.located.misses, *plan.spliced.misses),
+        positions=origin.tobytes(),
+        warnings=(*plan.spliced.warnings, *warnings),
+        completion_tokens=completion_tokens,
+        ahead_tokens=0 if copies is None else copies.repaired,
+        trace=Trace(
+            plan.located.text,
+            plan.located.tokens.offsets,
+            _scores(plan),
+            attention=request.method.mass,
+        ),
+    )
 
-    def miss_unaligned(self, layout: Layout, found: Sequence[tuple[LayeredKV, int, int]]) -> None:
-        """Count chunks of which no token is the prompt's; to encode them again would not help."""
-        used = {id(piece.entry) for piece in layout.placed}
-        in_sink = self.offsets[: layout.sink, 1].max(initial=0)
-        self.misses += [
-            Miss(entry.text[:80], "unaligned")
-            for entry, _, end in found
-            if id(entry) not in used and end > in_sink
-        ]
 
-    def report(
-        self, config: ReuseConfig, clock: Clock, first_token_at: float, completion_tokens: int = 0
-    ) -> ReuseReport:
-        """Account for every token and for every second up to the first token."""
-        origin = self.origin
-        sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
-        ttft = first_token_at - clock.started
-        rest = ttft - sum(clock.steps.values())
-        method = method_of(config)
-        return ReuseReport(
-            method=method.name,
-            prompt_tokens=len(self.ids),
-            sink_tokens=sink,
-            reused_tokens=reused,
-            recomputed_tokens=recomputed,
-            fresh_tokens=fresh,
-            recompute_ratio=config.recompute_ratio,
-            effective_ratio=recomputed / max(1, reused + recomputed),
-            choice=self.choice.reason,
-            ttft_s=ttft,
-            steps={**clock.steps, "first_token": rest},
-            chunks=self._uses(origin),
-            misses=tuple(self.misses),
-            positions=origin.tobytes(),
-            warnings=tuple(self.warnings),
-            completion_tokens=completion_tokens,
-            ahead_tokens=0 if self.ahead is None else self.ahead.repaired,
-            trace=Trace(self.text, self.offsets, self._scores(), attention=method.mass),
+def _scores(plan: Plan) -> npt.NDArray[np.float32]:
+    """``[tokens]``: the ranking of the cached tokens, NaN elsewhere."""
+    scores = np.full(len(plan.ids), np.nan, dtype=np.float32)
+    if plan.choice.scores is not None:
+        scores[plan.spliced.layout.cached] = plan.choice.scores
+    return scores
+
+
+def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
+    return tuple(
+        ChunkUse(
+            piece.entry.text,
+            piece.start,
+            piece.end,
+            reused=int((origin[piece.slots] == Origin.CACHED).sum()),
+            recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
         )
-
-    def _scores(self) -> npt.NDArray[np.float32]:
-        """``[tokens]``: what the cached tokens were ranked by, NaN elsewhere."""
-        scores = np.full(len(self.ids), np.nan, dtype=np.float32)
-        if self.layout is not None and self.choice.scores is not None:
-            scores[self.layout.cached] = self.choice.scores
-        return scores
-
-    def _uses(self, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-        placed = self.layout.placed if self.layout is not None else ()
-        return tuple(
-            ChunkUse(
-                piece.entry.text,
-                piece.start,
-                piece.end,
-                reused=int((origin[piece.slots] == Origin.CACHED).sum()),
-                recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
-            )
-            for piece in placed
-        )
+        for piece in plan.spliced.layout.placed
+    )

@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.errors import ModelInUseError
-from ragkv.recompute.copy_repair import Ahead
+from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.report.account import ReuseReport
 
 
@@ -35,8 +35,8 @@ class Prefilled:
         ``with prefilled.decoding():``.
     enter
         Makes the context of :meth:`decoding`.
-    ahead
-        What the steps inside :meth:`decoding` compute again, or None.
+    copies
+        What the steps inside :meth:`decoding` recompute besides, or None.
     """
 
     logits: torch.Tensor
@@ -44,15 +44,15 @@ class Prefilled:
     cache: Cache
     report: ReuseReport
     enter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)
-    ahead: Ahead | None = field(default=None, repr=False)
+    copies: CopyRepair | None = field(default=None, repr=False)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """Let the model run on ``cache`` in the block.
+        """Allow the model to run on ``cache`` in the block.
 
-        The block holds the model where a method has something to do in it: passes over the
-        cache then follow what it does to positions and attention (``ape``), and steps of one
-        token compute what the answer may copy as well (``query``). For the others it does
-        nothing.
+        The block holds the model's lock where the method needs it: passes over the cache then
+        follow its positions and attention (``ape``), and steps of one token also recompute
+        what the answer is about to copy (``query`` with ``repair_ahead``). For other methods
+        it does nothing.
         """
         return self.enter()
 
@@ -67,44 +67,44 @@ class Completion:
 
 
 _PATIENCE_S = 5.0
-_HELD = (
+_DEADLOCK = (
     "This thread holds the model, for which the stream waits: read it outside of "
     "`with kv.turn():` and `with prefilled.decoding():`."
 )
-Speak = Callable[[str], None]
-Run = Callable[[Speak, Callable[[], bool]], Completion]
+OnText = Callable[[str], None]
+Run = Callable[[OnText, Callable[[], bool]], Completion]
 
 
-class Cancelled(Exception):  # noqa: N818  never seen outside
-    """Raised by what a stream runs where it ends before there is any answer."""
+class Cancelled(Exception):  # noqa: N818  internal
+    """Raised in a stream's thread when it is closed before its answer began."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """What a stream shares with its thread, which does not know the stream."""
+    """What a stream shares with its thread. The thread does not keep the stream alive."""
 
     pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     begun: bool = False
     completion: Completion | None = None
-    heard: Callable[[], object] = lambda: None
+    notify: Callable[[], object] = lambda: None
 
     def work(self, run: Run) -> None:
         try:
-            self.completion = run(self._say, self._is_cancelled)
-            self._say(None)
+            self.completion = run(self._put, self._is_cancelled)
+            self._put(None)
         except Cancelled:
-            self._say(None)
+            self._put(None)
         except BaseException as error:  # noqa: BLE001  handed to the reader
-            self._say(error)
+            self._put(error)
 
-    def _say(self, piece: str | BaseException | None) -> None:
+    def _put(self, piece: str | BaseException | None) -> None:
         self.pieces.put(piece)
         with suppress(RuntimeError):  # the reader's event loop is closed
-            self.heard()
+            self.notify()
 
     def _is_cancelled(self) -> bool:
-        """Say so; it is asked first when the model is there."""
+        """Return whether the stream was closed; first called when the model is free."""
         self.begun = True
         return self.cancelled.is_set()
 
@@ -119,15 +119,15 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
     Parameters
     ----------
     run
-        Generates; is given a function that takes text pieces, and one that says
-        whether to end, which it asks as soon as it has the model. Runs in a thread of its own.
-    held
-        Says whether the calling thread holds the model, for which ``run`` waits.
+        Generates, in a thread of its own. Takes a callback for text pieces, and one that
+        returns whether to end, which it calls as soon as it has the model.
+    holds_model
+        Returns whether the calling thread holds the model, for which ``run`` waits.
     """
 
-    def __init__(self, run: Run, *, held: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, run: Run, *, holds_model: Callable[[], bool] = lambda: False) -> None:
         self._running = _Running()
-        self._held = held
+        self._holds_model = holds_model
         self._ended = False
         self._thread = threading.Thread(target=self._running.work, args=(run,), daemon=True)
         weakref.finalize(self, self._running.cancelled.set)
@@ -152,29 +152,29 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
         """
         if self._ended:
             return None
-        patience = _PATIENCE_S if timeout is None and self._held() else timeout
+        patience = _PATIENCE_S if timeout is None and self._holds_model() else timeout
         try:
             return self._taken(self._running.pieces.get(timeout=patience))
         except queue.Empty:
             if timeout is None:
-                raise ModelInUseError(_HELD) from None
+                raise ModelInUseError(_DEADLOCK) from None
             raise TimeoutError(f"no text within {timeout:g} seconds") from None
 
     async def __anext__(self) -> str:
         """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
-        heard = asyncio.Event()
-        self._running.heard = partial(asyncio.get_running_loop().call_soon_threadsafe, heard.set)
+        arrived = asyncio.Event()
+        self._running.notify = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
         while not self._ended:
-            heard.clear()
+            arrived.clear()
             with suppress(queue.Empty):
                 piece = self._taken(self._running.pieces.get_nowait())
                 if piece is None:
                     break
                 return piece
             try:
-                await asyncio.wait_for(heard.wait(), _PATIENCE_S if self._held() else None)
+                await asyncio.wait_for(arrived.wait(), _PATIENCE_S if self._holds_model() else None)
             except TimeoutError:
-                raise ModelInUseError(_HELD) from None
+                raise ModelInUseError(_DEADLOCK) from None
         raise StopAsyncIteration
 
     def _taken(self, piece: str | BaseException | None) -> str | None:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import pydoc_data.topics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.full import full_prefill
-from ragkv.engine.engine import RagKV
-from ragkv.model.architecture import config_of
-from ragkv.model.load import LoadedModel
+from ragkv.engine.corpus import Corpus
+from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.plan import Plan
+from ragkv.engine.request import Request
+from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
+from ragkv.model.architecture import config_of, is_verified
+from ragkv.model.load import served_in_full
+from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.model.lock import lock_of
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
+from ragkv.prompt.render import template_head
+from ragkv.report.clock import Clock
+from ragkv.select import method_of
+from ragkv.select.auxiliary import Auxiliary
+from ragkv.splice.layout import Origin
+from ragkv.store import open_store
 
+_log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 """Largest difference of two logits that passes as rounding, in their standard deviations."""
 _QUESTION = "\n\nWhat does the text above describe?"
@@ -33,129 +49,160 @@ class CheckRow:
     required: bool = True
 
 
-def verify_model(loaded: LoadedModel) -> str:
-    """Run the invariants on a model of a family that the test suite does not cover.
+def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
+    """Check the invariants on a model of a family that the test suite does not cover.
 
     Returns
     -------
-    str
-        What does not hold; empty if everything does.
+    LoadedModel
+        The model; without reuse where an invariant fails and ``on_unsupported`` is ``"full"``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        An invariant fails, and ``on_unsupported`` is ``"raise"``.
     """
-    with RagKV(loaded, store=":memory:") as kv:
-        failing = [row for row in check_model(kv) if row.required and not row.holds]
-    return "; ".join(f"{row.name}: {row.detail}" for row in failing)
+    if not isinstance(loaded, ReusableModel) or is_verified(loaded.model):
+        return loaded
+    _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
+    try:
+        rows = check_model(loaded)
+        wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if r.required and not r.holds)
+    except (torch.OutOfMemoryError, ModelInUseError):  # not the model's fault
+        raise
+    except Exception as error:  # noqa: BLE001  an unknown model may raise anything
+        wrong = f"{type(error).__name__}: {error}"
+    if not wrong:
+        return loaded
+    if on_unsupported == "raise":
+        raise UnsupportedModelError(
+            f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
+            "on_unsupported='full' to serve it by ordinary full prefill."
+        )
+    return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)
 
 
-def check_model(kv: RagKV) -> list[CheckRow]:
-    """Run the invariants on the engine's model, in a store of their own in memory.
+def check_model(loaded: LoadedModel) -> list[CheckRow]:
+    """Check the invariants on a model, with chunks in memory.
 
     Returns
     -------
     list of CheckRow
         For an unsupported model a single row with the reason.
     """
-    if not kv.supported:
-        return [CheckRow("caches can be moved", holds=False, detail=kv.unsupported_reason)]
+    if not isinstance(loaded, ReusableModel):
+        return [CheckRow("caches can be moved", holds=False, detail=loaded.unsupported)]
     words = pydoc_data.topics.topics["assignment"].split()
-    size = _chunk_words(kv, words)
+    size = _chunk_words(loaded, words)
     chunks = [" ".join(words[at : at + size]) for at in (0, size, 2 * size)]
-    with RagKV(kv.loaded, store=":memory:") as scratch:
-        scratch.precompute(chunks)
+    with lock_of(loaded.model), loaded.without_autocast():
+        check = _Check(loaded, chunks)
         return [
-            CheckRow("caches can be moved", holds=True, detail=_kinds(scratch)),
-            _rotation(scratch),
-            _moving(scratch),
-            _same_as_full("everything recomputed = full prefill", scratch, chunks, 1.0),
-            _same_as_full("one chunk behind the sink = full prefill", scratch, chunks[:1], 0.0),
-            _ordinary_ids(scratch, chunks),
-            _repair_helps(scratch, chunks),
+            CheckRow("caches can be moved", holds=True, detail=_kinds(loaded)),
+            _rotation(loaded),
+            _moving(loaded),
+            check.same_as_full("everything recomputed = full prefill", chunks, 1.0),
+            check.same_as_full("one chunk behind the sink = full prefill", chunks[:1], 0.0),
+            check.ordinary_ids(chunks),
+            check.repair_helps(chunks),
         ]
 
 
-def _chunk_words(kv: RagKV, words: list[str]) -> int:
-    """Return how long chunks are, in words: three of them and some more fit the model."""
-    size, known = 90, kv.loaded.positions
-    while known is not None and size > 5:
-        if len(kv.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) <= known:
+class _Check:
+    """Prefills prompts over chunks in memory, and compares with full prefill."""
+
+    def __init__(self, loaded: ReusableModel, chunks: Sequence[str]) -> None:
+        self._loaded = loaded
+        store = open_store(MEMORY, device=loaded.device)
+        corpus = Corpus(loaded, store, lock_of(loaded.model))
+        self._pipeline = Pipeline(corpus, _no_auxiliary)
+        config = ReuseConfig()
+        corpus.encode(chunks, corpus.sink_for(config, method_of(config)))
+
+    def prefill(
+        self, chunks: Sequence[str], *, method: str = "query", ratio: float = 0.2
+    ) -> tuple[Plan, torch.Tensor]:
+        config = ReuseConfig(method=method, recompute_ratio=ratio)
+        request = Request(self._prompt(chunks), config, method_of(config), Clock())
+        plan, logits, _ = self._pipeline.prefill(request)
+        return plan, logits
+
+    def _prompt(self, chunks: Sequence[str]) -> str:
+        """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
+        tokenizer = self._loaded.tokenizer
+        head = ""
+        if tokenizer.chat_template:
+            head = template_head([{"role": "user", "content": "{context}"}], tokenizer)
+        return head + "\n\n".join(chunks) + _QUESTION
+
+    def distance(self, plan: Plan, logits: torch.Tensor) -> float:
+        """Return the largest difference to full prefill, in standard deviations of its logits."""
+        full, _ = full_prefill(self._loaded, plan.ids)
+        return float((logits - full).abs().max() / full.std())
+
+    def same_as_full(self, name: str, chunks: Sequence[str], ratio: float) -> CheckRow:
+        plan, logits = self.prefill(chunks, ratio=ratio)
+        distance = self.distance(plan, logits)
+        known = int(np.isin(plan.origin, (Origin.CACHED, Origin.RECOMPUTED)).sum())
+        holds = distance < _TOLERANCE.get(self._loaded.dtype, 3e-1) and known > 0
+        return CheckRow(name, holds, f"{distance:.1e} standard deviations apart, {known} tokens")
+
+    def ordinary_ids(self, chunks: Sequence[str]) -> CheckRow:
+        tokenizer, prompt = self._loaded.tokenizer, self._prompt(chunks)
+        plan, _ = self.prefill(chunks)
+        bos = str(tokenizer.bos_token or "\0")
+        ordinary = tokenizer(prompt, add_special_tokens=not prompt.startswith(bos))["input_ids"]
+        text = tokenizer.decode(plan.ids.tolist(), skip_special_tokens=False)
+        holds = list(ordinary) == plan.ids.tolist() and chunks[0] in text
+        return CheckRow("token ids are the ordinary ones", holds, f"{len(plan.ids)} tokens")
+
+    def repair_helps(self, chunks: Sequence[str]) -> CheckRow:
+        """Recomputing 20% is not further from full prefill than plain reuse."""
+        distances = {
+            method: self.distance(*self.prefill(chunks[::-1], method=method))
+            for method in ("reuse", "query")
+        }
+        return CheckRow(
+            "repair comes closer than plain reuse",
+            distances["query"] <= distances["reuse"],
+            f"{distances['query']:.2f} against {distances['reuse']:.2f} standard deviations",
+            required=False,
+        )
+
+
+def _no_auxiliary(config: ReuseConfig) -> Auxiliary:
+    raise ConfigError(f"the check loads no auxiliary model for {config.method!r}")
+
+
+def _chunk_words(loaded: LoadedModel, words: Sequence[str]) -> int:
+    """Return a chunk's length in words: three of them, and some more text, fit the model."""
+    size, limit = 90, loaded.positions
+    while limit is not None and size > 5:
+        if len(loaded.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) <= limit:
             break
         size //= 2
     return size
 
 
-def _prompt(kv: RagKV, chunks: list[str]) -> str:
-    """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
-    head = kv.sink_from([{"role": "user", "content": "{context}"}]) if _chats(kv) else ""
-    return head + "\n\n".join(chunks) + _QUESTION
+def _kinds(loaded: LoadedModel) -> str:
+    config = config_of(loaded.model)
+    return f"{config.model_type}, {config.num_hidden_layers} layers, {loaded.dtype}"
 
 
-def _chats(kv: RagKV) -> bool:
-    return bool(kv.tokenizer.chat_template)
-
-
-def _kinds(kv: RagKV) -> str:
-    config = config_of(kv.model)
-    return f"{config.model_type}, {config.num_hidden_layers} layers, {kv.model.dtype}"
-
-
-def _moving(kv: RagKV) -> CheckRow:
+def _moving(loaded: ReusableModel) -> CheckRow:
     """Keys computed at one place and moved are the keys computed at the other."""
-    loaded = kv.loaded
-    architecture, rotary = loaded.architecture, loaded.rotary
-    if architecture is None or rotary is None:
-        return CheckRow("keys can be moved", holds=False, detail=loaded.unsupported)
-    seen = KeyProbe(loaded.model)
-    kinds = enumerate(architecture.rope_kinds)
-    worst = max(seen.apart(layer, kind, rotary) for layer, kind in kinds)
-    holds = worst < 10 * _TOLERANCE.get(kv.model.dtype, 3e-1)
+    probe = KeyProbe(loaded.model)
+    kinds = enumerate(loaded.architecture.rope_kinds)
+    worst = max(probe.apart(layer, kind, loaded.rotary) for layer, kind in kinds)
+    holds = worst < 10 * _TOLERANCE.get(loaded.dtype, 3e-1)
     return CheckRow("keys can be moved", holds, f"{worst:.1e} standard deviations apart")
 
 
-def _rotation(kv: RagKV) -> CheckRow:
+def _rotation(loaded: ReusableModel) -> CheckRow:
     """Un-rotating and rotating again changes nothing but rounding."""
-    architecture, rotary = kv.loaded.architecture, kv.loaded.rotary
-    if architecture is None or rotary is None:
-        return CheckRow("rotation can be undone", holds=False, detail=kv.unsupported_reason)
     worst = 0.0
-    for kind in set(architecture.rope_kinds):
-        table = rotary.at(kind, torch.arange(64, device=kv.model.device))
-        keys = torch.randn(64, table[0].shape[-1] * 2, device=kv.model.device)
+    for kind in set(loaded.architecture.rope_kinds):
+        table = loaded.rotary.at(kind, torch.arange(64, device=loaded.device))
+        keys = torch.randn(64, table[0].shape[-1] * 2, device=loaded.device)
         worst = max(worst, float((unrotate(rotate(keys, table), table) - keys).abs().max()))
     return CheckRow("rotation can be undone", worst < 1e-4, f"largest error {worst:.1e}")
-
-
-def _distance(kv: RagKV, logits: torch.Tensor, ids: list[int]) -> float:
-    """Largest difference to a full prefill, in standard deviations of its logits."""
-    full, _ = full_prefill(kv.loaded, np.array(ids, dtype=np.int32))
-    return float((logits - full).abs().max() / full.std())
-
-
-def _same_as_full(name: str, kv: RagKV, chunks: list[str], ratio: float) -> CheckRow:
-    out = kv.prefill(_prompt(kv, chunks), recompute_ratio=ratio, method="query")
-    far = _distance(kv, out.logits, out.token_ids)
-    known = out.report.reused_tokens + out.report.recomputed_tokens
-    holds = far < _TOLERANCE.get(kv.model.dtype, 3e-1) and known > 0
-    return CheckRow(name, holds, f"{far:.1e} standard deviations apart, {known} tokens known")
-
-
-def _ordinary_ids(kv: RagKV, chunks: list[str]) -> CheckRow:
-    prompt = _prompt(kv, chunks)
-    ids = kv.prefill(prompt).token_ids
-    bos = str(kv.tokenizer.bos_token or "\0")
-    ordinary = kv.tokenizer(prompt, add_special_tokens=not prompt.startswith(bos))["input_ids"]
-    text = kv.tokenizer.decode(ids, skip_special_tokens=False)
-    holds = list(ordinary) == ids and chunks[0] in text
-    return CheckRow("token ids are the ordinary ones", holds, f"{len(ids)} tokens")
-
-
-def _repair_helps(kv: RagKV, chunks: list[str]) -> CheckRow:
-    """Recomputing 20 % is not further from full prefill than plain reuse."""
-    far = {}
-    for method in ("reuse", "query"):
-        out = kv.prefill(_prompt(kv, chunks[::-1]), recompute_ratio=0.2, method=method)
-        far[method] = _distance(kv, out.logits, out.token_ids)
-    return CheckRow(
-        "repair comes closer than plain reuse",
-        far["query"] <= far["reuse"],
-        f"{far['query']:.2f} against {far['reuse']:.2f} standard deviations",
-        required=False,
-    )

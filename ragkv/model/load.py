@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,72 +26,17 @@ from ragkv.errors import (
 from ragkv.model.architecture import (
     Architecture,
     backbone_of,
-    config_of,
     describe,
     is_verified,
-    known_positions,
 )
 from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
-from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
+from ragkv.model.fingerprint import fingerprint_of, state_of
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.memory import Workspace
 from ragkv.model.rope_probe import turns_of
 from ragkv.model.rotary import RotaryTables
-from ragkv.model.streams import wait_for
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedModel:
-    """A model with all that ragkv needs to know of it.
-
-    ``architecture``, ``rotary`` and ``fingerprint`` are None where the model is
-    served by full prefill alone; ``unsupported`` then says why. ``fingerprint`` is of the
-    weights in the state ``state`` (:func:`ragkv.model.fingerprint.state_of`). ``workspace``
-    is where requests' keys and values are, one request at a time.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    name: str
-    architecture: Architecture | None
-    rotary: RotaryTables | None
-    fingerprint: Fingerprint | None
-    unsupported: str = ""
-    state: tuple[object, ...] = ()
-    workspace: Workspace = field(default_factory=Workspace)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's input goes."""
-        return self.model.device
-
-    def wait(self) -> None:
-        """Return when the model's device has done what the current stream was given."""
-        wait_for(self.device)
-
-    @property
-    def positions(self) -> int | None:
-        """Positions that the model's configuration says it knows; None where it says nothing."""
-        return known_positions(config_of(self.model))
-
-    def without_autocast(self) -> AbstractContextManager[None]:
-        """Compute in the model's own dtype in the block: caches are kept as that."""
-        own: AbstractContextManager[None] = torch.autocast(self.device.type, enabled=False)
-        return own
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end an answer: the generation configuration's and the tokenizer's."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = found if isinstance(found, list) else [found, self.tokenizer.eos_token_id]
-        return frozenset(token for token in ids if token is not None)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of keys and values."""
-        return self.model.dtype
 
 
 def load_model(
@@ -143,9 +87,15 @@ def load_model(
             raise
         _cast(loaded, other)
         return served_in_full(loaded, tokens, name, str(reason))
-    rotary = RotaryTables(backbone_of(loaded))
-    state = state_of(loaded)
-    return LoadedModel(loaded, tokens, name, architecture, rotary, fingerprint, state=state)
+    return ReusableModel(
+        model=loaded,
+        tokenizer=tokens,
+        name=name,
+        architecture=architecture,
+        rotary=RotaryTables(backbone_of(loaded)),
+        fingerprint=fingerprint,
+        state=state_of(loaded),
+    )
 
 
 def _refuse_changes(
@@ -190,7 +140,7 @@ def served_in_full(
 ) -> LoadedModel:
     """Describe a model whose caches cannot be reused, and say so in the log."""
     _log.warning("%s is served by full prefill: %s", name, reason)
-    return LoadedModel(model, tokenizer, name, None, None, None, unsupported=reason)
+    return LoadedModel(model=model, tokenizer=tokenizer, name=name, unsupported=reason)
 
 
 def _resolve(

@@ -1,22 +1,29 @@
-"""Which tokens to compute while the answer is drawn: those that it may copy next.
+"""Copy repair: recompute, while the answer is generated, the stale tokens it is about to copy.
 
-A model copies a name by looking, from the token that it has just drawn, for the token behind
-an earlier occurrence of it. What the query attends to before the answer begins does not say
-where that will be, and a copy goes wrong where its tokens are stale and their rivals are not.
-So when a token has been drawn, the stale tokens behind its occurrences in the chunks are
-computed again in the same step that computes the drawn token: the first token comes as early
-as ever. Where to look is found as prompt lookup decoding finds its drafts, by the longest
-match of the last tokens; one frequent token alone says nothing.
+A model copies a name by attending, from the token just generated, to the token after an
+earlier occurrence of it. The query's attention before the answer begins does not show where
+that will be, and a copy goes wrong where its tokens are stale and their rivals are not. So
+each decoding step also recomputes the stale tokens after the occurrences of its own token in
+the chunks; the first token is not delayed. Occurrences are found as prompt lookup decoding
+finds its drafts: by the longest match of the last tokens. One frequent token alone is no match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from ragkv.select.method import FloatArray, Lookup
+from ragkv.attend.forward import SubsetPass, replace_calls, subset_call
+from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.prompt.tokens import IntArray
+from ragkv.select.method import CopyLookup, FloatArray
+from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
@@ -24,38 +31,40 @@ _LONGEST = 8
 """Longer matches count as this long."""
 
 
-class Ahead:
-    """The stale tokens of a prompt, and which of them come next.
+class CopyRepair:
+    """The stale tokens of a prompt, and which of them the next step recomputes.
 
     Parameters
     ----------
     layout
-        The prompt's plan.
+        Origin of every prompt token.
     rows
-        ``[rows]`` positions that were computed before the first token was drawn.
+        ``[rows]`` positions computed before the first token was generated.
     scores
-        ``[cached]`` what the cached tokens were ranked by: among matches of one length those
+        ``[cached]`` the ranking of the cached tokens: among matches of one length those
         with higher scores behind them come first.
     """
 
-    def __init__(self, layout: Layout, rows: Positions, scores: FloatArray, lookup: Lookup) -> None:
+    def __init__(
+        self, layout: Layout, rows: Positions, scores: FloatArray, lookup: CopyLookup
+    ) -> None:
         self.prompt = layout.ids
         self.repaired = 0
         self._stale = np.zeros(len(layout), dtype=bool)
         self._stale[layout.stale(rows)] = True
         self._lookup = lookup
-        # the highest score from a position to ``lookup.tokens`` behind it
+        # per position, the highest score from it to ``lookup.tokens`` positions later
         padded = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
         padded[layout.cached] = scores
         self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
 
     def take(self, answer: Sequence[int]) -> Positions:
-        """Return the positions to compute now, sorted; they are stale no longer.
+        """Return the positions to recompute now, sorted, and mark them repaired.
 
         Parameters
         ----------
         answer
-            The tokens drawn so far; the last one has not been computed yet.
+            The tokens generated so far; the last one has not been computed yet.
         """
         last = np.asarray(answer[-_LONGEST:], dtype=np.int64)
         tail = np.concatenate([self.prompt[-_LONGEST:], last])[-_LONGEST:]
@@ -76,3 +85,75 @@ class Ahead:
         self._stale[chosen] = False
         self.repaired += len(chosen)
         return chosen
+
+
+@contextmanager
+def repair_copies(
+    loaded: LoadedModel, cache: Cache | None, repair: CopyRepair | None
+) -> Iterator[None]:
+    """Make the model's decoding steps over the cache recompute what ``repair`` selects.
+
+    A step is a call with one token after the prompt; its logits are those over the repaired
+    rows, which stay repaired. Calls with several tokens stay ordinary, as do those after
+    tokens that were not fed in the block. Without ``repair`` nothing changes.
+    """
+    if (
+        repair is None
+        or not isinstance(cache, SplicedCache)
+        or not isinstance(loaded, ReusableModel)
+    ):
+        yield
+        return
+    prompt, ours, model = repair.prompt, cache, loaded
+    answer: list[int] = []
+    experts = _experts_of(model.model)
+
+    @contextmanager
+    def repairing_step(rows: Positions, ids: IntArray) -> Iterator[dict[str, Any]]:
+        with (
+            subset_call(model, SubsetPass(ids, rows, ours)) as arguments,
+            _experts_by(model.model, experts),
+        ):
+            yield arguments
+
+    def replacement(given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]] | None:
+        length, fed = ours.get_seq_length(), given.get("input_ids")
+        del answer[max(0, length - len(prompt)) :]
+        if fed is None or len(prompt) + len(answer) != length:
+            return None
+        answer.extend(fed[0].tolist())
+        if fed.shape[1] != 1:
+            return None
+        rows = repair.take(answer)
+        if not len(rows):
+            return None
+        ids = np.concatenate([prompt, np.asarray(answer, dtype=prompt.dtype)])
+        return repairing_step(np.append(rows, length), ids)
+
+    with replace_calls(model, ours, replacement):
+        yield
+
+
+def _experts_of(model: PreTrainedModel) -> dict[str, str]:
+    """Return the implementation of a model's experts, by part of its configuration."""
+    getter: Callable[[], dict[str, str]] = getattr(model, "get_experts_implementation", dict)
+    return getter()
+
+
+@contextmanager
+def _experts_by(model: PreTrainedModel, experts: dict[str, str]) -> Iterator[None]:
+    """Compute experts by the implementation that was set before generation.
+
+    On a GPU transformers switches to one that is fast for a single token, and copies the
+    experts' weights for every further token.
+    """
+    now = _experts_of(model)
+    if now == experts:
+        yield
+        return
+    switch: Any = model
+    switch.set_experts_implementation(experts)
+    try:
+        yield
+    finally:
+        switch.set_experts_implementation(now)

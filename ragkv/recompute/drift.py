@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import add_rotated, unrotate
 from ragkv.model.streams import to_device
 from ragkv.splice.layout import Layout
@@ -56,10 +56,8 @@ class Drift:
         ``[rows]`` sorted positions that the pass computes.
     """
 
-    def __init__(self, layout: Layout, rows: npt.NDArray[np.int64], loaded: LoadedModel) -> None:
+    def __init__(self, layout: Layout, rows: npt.NDArray[np.int64], loaded: ReusableModel) -> None:
         architecture, rotary, device = loaded.architecture, loaded.rotary, loaded.device
-        if architecture is None or rotary is None:
-            raise ValueError("drift needs a supported model")
         self._kinds = architecture.rope_kinds
         self._end = layout.query_start
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))

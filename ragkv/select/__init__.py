@@ -2,7 +2,7 @@
 
 from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
-    Lookup,
+    CopyLookup,
     Method,
     Scene,
     Spread,
@@ -12,7 +12,7 @@ from ragkv.select.method import (
 )
 
 __all__ = [
-    "Lookup",
+    "CopyLookup",
     "Method",
     "Scene",
     "Sparse",

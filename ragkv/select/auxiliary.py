@@ -8,17 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.observe import LayerCall, Observer, StopPass, attention_of_last_rows
+from ragkv.attend.forward import SubsetPass, observed_forward
+from ragkv.attend.observe import LayerCall, StopPass, attention_of_last_rows
 from ragkv.chunk.kv import ChunkKV
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.place import splice
-
-Forward = Callable[[LoadedModel, IntArray, npt.NDArray[np.int64], SplicedCache, Observer], None]
-"""A pass to look at (:func:`ragkv.attend.forward.observed_forward`)."""
 
 
 class Auxiliary:
@@ -32,21 +29,17 @@ class Auxiliary:
         The rows that its chunks are encoded behind, or None.
     entry_of
         Returns a chunk's entry for this model: stored at ingestion, or encoded now.
-    forward
-        The pass to look at.
     """
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: ReusableModel,
         sink: ChunkKV | None,
         entry_of: Callable[[str], ChunkKV],
-        forward: Forward,
     ) -> None:
         self._loaded = loaded
         self._sink = sink
         self._entry_of = entry_of
-        self._forward = forward
 
     def score(
         self, texts: Sequence[str], query: str
@@ -63,7 +56,7 @@ class Auxiliary:
     def _score_one(
         self, entry: ChunkKV, query_ids: IntArray
     ) -> tuple[npt.NDArray[np.float32], IntArray]:
-        layout = _behind_one_another(self._sink, entry, query_ids)
+        layout = _sink_chunk_query(self._sink, entry, query_ids)
         cache = splice(layout, self._sink, self._loaded, spare=0)
         last = len(cache.layers) - 1
         seen: list[torch.Tensor] = []
@@ -73,12 +66,13 @@ class Auxiliary:
                 seen.append(attention_of_last_rows(call, len(query_ids)))
                 raise StopPass
 
-        self._forward(self._loaded, layout.ids, layout.fresh, cache, observe)
+        subset = SubsetPass(layout.ids, layout.fresh, cache, observer=observe)
+        observed_forward(self._loaded, subset)
         slots = layout.placed[0].slots
         return seen[0].cpu().numpy()[slots], entry.offsets
 
 
-def _behind_one_another(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray) -> Layout:
+def _sink_chunk_query(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray) -> Layout:
     """Lay out sink ++ chunk ++ query."""
     head = len(sink) if sink is not None else 0
     end = head + len(entry)

@@ -43,5 +43,5 @@ def deviation(scene: Scene, states: Literal["keys", "values"]) -> FloatArray:
             distance[:] = (fresh - before).square().sum(dim=(0, 2)).cpu().numpy()
             raise StopPass
 
-    scene.probe(observe, rows="all")
+    scene.observe(observe, rows="all")
     return distance

@@ -7,15 +7,17 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.observe import Observer
 from ragkv.attend.sparse import Sparse
 from ragkv.config import Grouping, Named, ReuseConfig
 from ragkv.errors import ConfigError, UnknownMethodError
+from ragkv.model.loaded import ReusableModel
 from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.buffer import SplicedCache
@@ -25,43 +27,22 @@ from ragkv.splice.overlap import Parallel
 FloatArray = npt.NDArray[np.float32]
 
 
-class Probe(Protocol):
-    """A pass through the primary model over the spliced, unrepaired cache."""
-
-    def __call__(
-        self,
-        observer: Observer,
-        *,
-        rows: Literal["fresh", "all"] = "fresh",
-        on_copy: bool = False,
-    ) -> None:
-        """Run rows; the observer is called in every layer before its attention.
-
-        ``"fresh"`` are the tokens that are not cached, the query among them. What the
-        pass computes stays in the cache, in the layers up to the one where the observer
-        stops it, unless it runs on a copy.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """What a rule may look at when it scores the cached tokens.
+    """A rule's input: the spliced prompt, and passes of the model over it.
 
     Attributes
     ----------
     layout
-        The prompt's plan; ``layout.cached`` are the positions to score.
+        Origin of every prompt token; ``layout.cached`` are the positions to score.
     text
         The prompt's text.
-    layers
-        Number of the primary model's layers.
+    loaded
+        The primary model.
     cache
         The spliced cache, keys rotated: ``keys`` and ``values`` ``[layers, kv_heads,
         capacity, head_dim]``, or ``layer(index)`` without waiting for the others; row j
         belongs to position j.
-    probe
-        Runs tokens through the primary model over the cache.
     auxiliary
         Loads the auxiliary model on first use.
     seed
@@ -70,11 +51,38 @@ class Scene:
 
     layout: Layout
     text: str
-    layers: int
+    loaded: ReusableModel
     cache: SplicedCache
-    probe: Probe
     auxiliary: Callable[[], Auxiliary]
     seed: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Number of the primary model's layers."""
+        return self.loaded.architecture.layers
+
+    def observe(
+        self,
+        observer: Observer,
+        *,
+        rows: Literal["fresh", "all"] = "fresh",
+        on_copy: bool = False,
+    ) -> None:
+        """Run rows through the primary model over the unrepaired cache.
+
+        Parameters
+        ----------
+        observer
+            Called in every layer before its attention; may stop the pass.
+        rows
+            ``"fresh"`` are the uncached tokens, the query among them.
+        on_copy
+            Keep the cache as it is. Otherwise the computed rows stay in it, in the layers
+            up to the one where the observer stopped the pass.
+        """
+        chosen = self.layout.fresh if rows == "fresh" else np.arange(len(self.layout))
+        cache = self.cache.copy() if on_copy else self.cache
+        observed_forward(self.loaded, SubsetPass(self.layout.ids, chosen, cache, observer=observer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +98,12 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """While the answer is drawn, tokens that it may copy are computed again.
+class CopyLookup:
+    """Which stale tokens are recomputed while the answer is generated.
 
-    Those are the occurrences of the token just drawn in the prompt and the ``tokens`` behind
-    each, as far as they are stale; ``at_most`` so many in one step. Where there are more than
-    ``rare`` occurrences, the token before must be the same as well.
+    Those are, for each occurrence of the last generated token in the prompt, that position
+    and the ``tokens`` positions after it, if they are stale; at most ``at_most`` in one step.
+    A token with more than ``rare`` occurrences must match together with the one before it.
     """
 
     tokens: int
@@ -104,7 +112,7 @@ class Lookup:
 
     def __post_init__(self) -> None:
         if not (self.tokens >= 0 and self.at_most >= 1 and self.rare >= 0):
-            raise ConfigError("a lookup's at_most must be at least 1, tokens and rare at least 0")
+            raise ConfigError("at_most must be at least 1, tokens and rare at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +176,7 @@ class Method:
     auxiliary: bool = False
     drift: bool = False
     sparse: Sparse | None = None
-    lookup: Lookup | None = None
+    lookup: CopyLookup | None = None
     parallel: Parallel | None = None
 
     @property

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import RopeKind, Table, rotate
 from ragkv.model.streams import side_stream, to_device
 from ragkv.splice.buffer import SplicedCache
@@ -28,7 +28,7 @@ _Index = slice | torch.Tensor
 def splice(
     layout: Layout,
     sink: ChunkKV | None,
-    loaded: LoadedModel,
+    loaded: ReusableModel,
     spare: int,
     overlap: Overlap | None = None,
     *,
@@ -53,8 +53,6 @@ def splice(
         Entered around each placing, such as a clock's step.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
-    if architecture is None or rotary is None:
-        raise ValueError("splice() needs a supported model")
     make: Callable[..., SplicedCache] = (
         SplicedCache if overlap is None else partial(OverlappedCache, overlap=overlap)
     )

@@ -20,7 +20,7 @@ from ragkv import DecodeConfig, RagKV
 from ragkv.decode import static
 from ragkv.decode.generate import draw
 from ragkv.errors import ConfigError
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 from ragkv.select import method_names
 
 Make = Callable[..., RagKV]

@@ -106,14 +106,14 @@ def test_who_is_cancelled_lets_go_at_once(
     """Whoever holds the model ends with the next token; those who wait prepare nothing."""
     engine = endless(make_engine())
     call = calls(engine, 100_000)[way]
-    prepare, prepared, begun = engine._repairer.prepare, [], threading.Event()
+    prepare, prepared, begun = engine._pipeline._plan, [], threading.Event()
 
     def noted(*given: Any, **more: Any) -> Any:
         prepared.append(1)
         begun.set()
         return prepare(*given, **more)
 
-    monkeypatch.setattr(engine._repairer, "prepare", noted)
+    monkeypatch.setattr(engine._pipeline, "_plan", noted)
 
     async def scenario() -> None:
         tasks = [asyncio.create_task(call("\n".join(some_chunks(2)))) for _ in range(READERS)]

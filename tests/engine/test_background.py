@@ -19,10 +19,10 @@ def test_what_the_store_has_needs_no_remembering(make_engine: Make) -> None:
     engine.precompute(chunks[:2])
     engine.prefetch(chunks)
     engine.wait()
-    assert engine._background.named == [chunks[2]]
+    assert engine._reuse.background.named == [chunks[2]]
     engine.generate("\n\n".join(chunks), max_new_tokens=1)
     engine.wait()
-    assert engine._background.named == []
+    assert engine._reuse.background.named == []
     assert engine.contains(chunks[2])
 
 
@@ -35,12 +35,12 @@ def test_the_last_named_are_remembered(make_engine: Make) -> None:
 
     engine.prefetch([first])
     each_in_a_thread(name, [others[at::10] for at in range(10)])
-    assert len(engine._background.named) == MOST_NAMED
-    assert first not in engine._background.named
+    assert len(engine._reuse.background.named) == MOST_NAMED
+    assert first not in engine._reuse.background.named
     engine.prefetch(["fresh"])
-    again = engine._background.named[0]
+    again = engine._reuse.background.named[0]
     engine.prefetch([again])
-    assert engine._background.named[-2:] == ["fresh", again]
+    assert engine._reuse.background.named[-2:] == ["fresh", again]
 
 
 def test_what_fails_there_is_said(
@@ -54,7 +54,7 @@ def test_what_fails_there_is_said(
 
     engine.prefetch(chunks)
     engine.wait()
-    monkeypatch.setattr(engine._corpus, "encode", fail)
+    monkeypatch.setattr(engine._reuse.corpus, "encode", fail)
     assert engine.generate("\n\n".join(chunks), max_new_tokens=1).token_ids
     engine.wait()
     assert "no memory left" in caplog.text

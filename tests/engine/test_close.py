@@ -34,13 +34,13 @@ def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Pat
     engine.prefetch(CHUNKS)
     found: list[object] = []
     begun, turn = threading.Event(), engine.turn()
-    prepare = engine._repairer.prepare
+    prepare = engine._pipeline._plan
 
     def preparing(*args: object, **more: object) -> object:
         begun.set()
         return prepare(*args, **more)
 
-    engine._repairer.prepare = preparing
+    engine._pipeline._plan = preparing
 
     def ask() -> None:
         try:
@@ -126,7 +126,7 @@ def test_waiting_for_what_waits_for_oneself_is_refused(call: str, tmp_path: Path
 def test_a_fork_is_told_to_make_its_own_engine(tmp_path: Path) -> None:
     with an_engine(tmp_path) as engine:
         engine.precompute(CHUNKS)
-        engine._calls._changed.acquire()  # as another thread may hold it at that moment
+        engine._lifecycle._changed.acquire()  # as another thread may hold it at that moment
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
             child = os.fork()
@@ -139,6 +139,6 @@ def test_a_fork_is_told_to_make_its_own_engine(tmp_path: Path) -> None:
                 os._exit(0 if "after it" in str(error) else 1)
             finally:
                 os._exit(2)
-        engine._calls._changed.release()
+        engine._lifecycle._changed.release()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert engine.contains(CHUNKS[0])

@@ -141,8 +141,8 @@ def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
     make_engine: Make, change: Callable[[torch.nn.Module], object]
 ) -> None:
     engine = make_engine()
-    encode = engine._corpus.encode
-    engine._corpus.encode = lambda *given: (change(engine.model), encode(*given))
+    encode = engine._reuse.corpus.encode
+    engine._reuse.corpus.encode = lambda *given: (change(engine.model), encode(*given))
     engine.prefetch(CHUNKS)
     engine.generate(PROMPT, max_new_tokens=2)
     engine.wait()

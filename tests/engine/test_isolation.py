@@ -169,7 +169,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
     engine.precompute(CHUNKS)
     out = engine.prefill(PROMPT, recompute_ratio=0.1)
     model: Any = engine.model
-    assert out.ahead is not None
+    assert out.copies is not None
 
     def fails(*_: object) -> None:
         raise RuntimeError("in layer 2")

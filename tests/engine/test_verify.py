@@ -18,14 +18,14 @@ Make = Callable[..., RagKV]
 
 
 def failing(engine: RagKV) -> set[str]:
-    return {row.name for row in check_model(engine) if row.required and not row.holds}
+    return {row.name for row in check_model(engine.loaded) if row.required and not row.holds}
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "gemma3", "phi3"])
 def test_supported_models_pass(make_engine: Make, family: str) -> None:
     engine = make_engine(family)
     assert failing(engine) == set()
-    assert len(check_model(engine)) == 7
+    assert len(check_model(engine.loaded)) == 7
 
 
 def test_a_wrong_rotary_table_is_found_out(
@@ -48,7 +48,7 @@ def test_an_unsupported_model_gets_its_reason() -> None:
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
-        (row,) = check_model(engine)
+        (row,) = check_model(engine.loaded)
     assert not row.holds
     assert "rotary" in row.detail
 

@@ -81,7 +81,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(
         assert engine.prefill(prompt, on_miss="skip").report.reused_tokens
     assert "cannot read the store's changes: timeout" in caplog.text
     assert engine.prefill(prompt, on_miss="skip").report.misses == ()
-    assert [span.text for span in engine._corpus.find(prompt)] == chunks[1:]
+    assert [span.text for span in engine._reuse.corpus.find(prompt)] == chunks[1:]
 
 
 def test_a_server_that_is_away_leaves_the_tiers_as_they_are() -> None:

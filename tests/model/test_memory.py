@@ -139,14 +139,14 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
 
 def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
     kv = make_engine()
-    first = kv._corpus.sink("First of all")
+    first = kv._reuse.corpus.sink("First of all")
     for number in range(SINKS_KEPT - 1):
-        kv._corpus.sink(f"For reader {number}")
-    assert kv._corpus.sink("First of all") is first
-    kv._corpus.sink("One more")
-    assert len(kv._corpus._sinks) == SINKS_KEPT
-    assert kv._corpus.sink("First of all") is first
-    assert "For reader 0" not in kv._corpus._sinks
+        kv._reuse.corpus.sink(f"For reader {number}")
+    assert kv._reuse.corpus.sink("First of all") is first
+    kv._reuse.corpus.sink("One more")
+    assert len(kv._reuse.corpus._sinks) == SINKS_KEPT
+    assert kv._reuse.corpus.sink("First of all") is first
+    assert "For reader 0" not in kv._reuse.corpus._sinks
 
 
 def test_a_closed_engine_lets_go_of_its_model() -> None:

@@ -11,10 +11,10 @@ import torch
 from tiny import FAMILIES, some_chunks
 
 from ragkv import Prefilled, RagKV
-from ragkv.attend.forward import subset_forward
+from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
-from ragkv.recompute.copy_repair import Ahead
-from ragkv.select import Lookup, Method, get_method
+from ragkv.recompute.copy_repair import CopyRepair
+from ragkv.select import CopyLookup, Method, get_method
 from ragkv.splice.layout import Layout, Origin
 
 Make = Callable[..., RagKV]
@@ -24,7 +24,7 @@ RATIO, RARE = 0.2, 4
 
 
 def looking(tokens: int, at_most: int, rare: int = RARE) -> Method:
-    return replace(get_method("query"), lookup=Lookup(tokens, at_most, rare))
+    return replace(get_method("query"), lookup=CopyLookup(tokens, at_most, rare))
 
 
 def plain(
@@ -32,7 +32,7 @@ def plain(
     answer: list[int],
     stale: set[int],
     scores: dict[int, float],
-    lookup: Lookup,
+    lookup: CopyLookup,
 ) -> list[int]:
     """Return the positions to compute, in the words of the docstrings."""
     said = prompt[-8:] + answer
@@ -63,8 +63,8 @@ def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
     cached = layout.cached
     rows = np.union1d(layout.fresh, rng.choice(cached, len(cached) // 4, replace=False))
     scores = rng.random(len(cached)).astype(np.float32)
-    lookup = Lookup(*(int(rng.integers(*span)) for span in ((0, 5), (1, 12), (0, 20))))
-    ahead = Ahead(layout, rows, scores, lookup)
+    lookup = CopyLookup(*(int(rng.integers(*span)) for span in ((0, 5), (1, 12), (0, 20))))
+    ahead = CopyRepair(layout, rows, scores, lookup)
     stale = {int(j) for j in cached if j >= exact} - set(rows.tolist())
     known = dict(zip(cached.tolist(), scores.tolist(), strict=True))
     answer: list[int] = []
@@ -88,7 +88,7 @@ def decoded(engine: RagKV, out: Prefilled, answer: list[int]) -> list[torch.Tens
     return rows
 
 
-def drawn_by_hand(engine: RagKV, lookup: Lookup, count: int) -> tuple[list[int], int]:
+def drawn_by_hand(engine: RagKV, lookup: CopyLookup, count: int) -> tuple[list[int], int]:
     """Draw greedily by subset passes over a prefill; return the tokens and what was repaired."""
     out = engine.prefill(PROMPT, recompute_ratio=RATIO, method=looking(0, 1))
     origin = np.frombuffer(out.report.positions, np.uint8)
@@ -101,7 +101,9 @@ def drawn_by_hand(engine: RagKV, lookup: Lookup, count: int) -> tuple[list[int],
         stale -= set(rows)
         repaired += len(rows)
         said = np.array(ids + answer, dtype=np.int32)
-        logits = subset_forward(engine.loaded, said, np.array([*rows, len(said) - 1]), out.cache)
+        logits = subset_forward(
+            engine.loaded, SubsetPass(said, np.array([*rows, len(said) - 1]), out.cache)
+        )
         answer.append(int(logits.argmax()))
     return answer, repaired
 
@@ -113,7 +115,7 @@ def test_answers_are_those_of_passes_made_by_hand(make_engine: Make, family: str
     engine.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     count = 270 if family == "llama" else 24
-    lookup = Lookup(3, 8, RARE)
+    lookup = CopyLookup(3, 8, RARE)
     expected, repaired = drawn_by_hand(engine, lookup, count)
     settings = {"recompute_ratio": RATIO, "method": looking(3, 8)}
     answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
@@ -147,8 +149,8 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
 def test_a_call_may_do_without(make_engine: Make) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).ahead is None
-    assert engine.prefill(PROMPT, recompute_ratio=RATIO).ahead is not None
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).copies is None
+    assert engine.prefill(PROMPT, recompute_ratio=RATIO).copies is not None
     with pytest.raises(ConfigError, match="repair_ahead"):
         engine.prefill(PROMPT, repair_ahead="no")
 
@@ -157,7 +159,7 @@ def test_a_call_may_do_without(make_engine: Make) -> None:
 def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, ratio: float) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    assert engine.prefill(PROMPT, recompute_ratio=ratio).ahead is None
+    assert engine.prefill(PROMPT, recompute_ratio=ratio).copies is None
     assert engine.generate(PROMPT, recompute_ratio=ratio).report.ahead_tokens == 0
 
 
@@ -174,18 +176,18 @@ def test_only_single_steps_behind_the_prompt_repair(make_engine: Make) -> None:
         with again.decoding():
             decoded(engine, again, [])
             engine.model(fed[:, :1], past_key_values=again.cache)
-        assert again.ahead.repaired == 0
+        assert again.copies.repaired == 0
         with out.decoding():
             inside = engine.model(fed, past_key_values=out.cache).logits[0, -1]
             assert torch.equal(inside, outside)
-            assert out.ahead.repaired == 0
+            assert out.copies.repaired == 0
             with pytest.raises(ValueError, match="minus the number"):
                 out.cache.crop(3)
             out.cache.crop(-3)
             engine.model(torch.tensor([out.token_ids[-1:]]), past_key_values=out.cache)
-            assert out.ahead.repaired == 0
+            assert out.copies.repaired == 0
             engine.model(fed[:, :1], past_key_values=out.cache)
-            assert out.ahead.repaired > 0
+            assert out.copies.repaired > 0
 
 
 def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
@@ -202,7 +204,7 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
 @pytest.mark.parametrize("lookup", [(-1, 8, 4), (3, 0, 4), (3, 8, -1)])
 def test_a_lookup_that_makes_no_sense_is_refused(lookup: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="lookup"):
-        Lookup(*lookup)
+        CopyLookup(*lookup)
 
 
 def test_decoding_is_in_the_models_own_dtype(make_engine: Make) -> None:

@@ -31,7 +31,7 @@ def scene(origin: list[int]) -> Scene:
     def never(*_: object) -> None:
         raise AssertionError("this rule needs no model")
 
-    return Scene(layout, "", 4, None, probe=never, auxiliary=never)  # type: ignore[arg-type]
+    return Scene(layout, "", None, None, auxiliary=never)  # type: ignore[arg-type]
 
 
 def two_chunks() -> Scene:
@@ -261,7 +261,7 @@ def test_auxiliary_scores_equal_attention_over_chunk_and_query(make_engine: Make
     engine = make_engine(attention="eager")
     chunk, query = some_chunks(1)[0], " What is the answer?"
     config = engine.reuse.override(auxiliary_model=engine.model_name)
-    ((scores, offsets),) = engine._auxiliaries.scorer(config).score([chunk], query)
+    ((scores, offsets),) = engine._reuse.auxiliaries.scorer(config).score([chunk], query)
     tokenizer = engine.tokenizer
     head = tokenizer(engine.sink_from([{"role": "user", "content": "{x}"}]))["input_ids"]
     body, tail = tokenizer(chunk)["input_ids"], tokenizer(query)["input_ids"]

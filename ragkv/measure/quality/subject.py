@@ -134,7 +134,7 @@ class Subject:
         length, kv = TASKS[self._example.task].length(self._example.id), self._kv
         if (
             prefilled is None
-            or prefilled.ahead is not None
+            or prefilled.copies is not None
             or not isinstance(prefilled.cache, SplicedCache)
         ):
             overrides = self._overrides(method, ratio)
@@ -162,7 +162,7 @@ class Subject:
         """
         report = prefilled.report
         if get_method(method).reuse == "chunks":
-            ahead = 0 if prefilled.ahead is None else prefilled.ahead.repaired
+            ahead = 0 if prefilled.copies is None else prefilled.copies.repaired
             return report.effective_ratio + ahead / max(
                 1, report.reused_tokens + report.recomputed_tokens
             )

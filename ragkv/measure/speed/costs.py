@@ -22,7 +22,7 @@ from ragkv.decode.full import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.measure.speed.time_bound import Costs
 from ragkv.model.architecture import backbone_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 
 _BLOCK_BYTES = 64 << 20
 _TRIES = 5
@@ -114,10 +114,8 @@ class Prefill:
     attention_s: tuple[float, ...]
 
 
-def timed_prefill(loaded: LoadedModel, ids: Sequence[int]) -> Prefill:
+def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Prefill:
     """Prefill a prompt's token ids in full and say where the time went."""
-    if loaded.architecture is None:
-        raise ValueError("costs need a supported model")
     timer = AttentionTimer(loaded.architecture.layers, loaded.device)
     synchronise(loaded.device)
     started = time.perf_counter()

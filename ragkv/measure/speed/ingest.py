@@ -20,7 +20,7 @@ from ragkv.measure.speed.costs import synchronise
 from ragkv.measure.speed.run import device_name
 from ragkv.measure.speed.traces import Text
 from ragkv.measure.speed.ttft import middle
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import Tokens, tokenize
 

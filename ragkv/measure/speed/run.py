@@ -19,7 +19,7 @@ from ragkv.measure.speed.costs import attention_name
 from ragkv.measure.speed.peers.base import Peer, compare, reference
 from ragkv.measure.speed.result import Benchmark
 from ragkv.measure.speed.ttft import Bench, Measured, Plan
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 
 Opening = Callable[[], AbstractContextManager[Peer]]
 """Makes a peer that runs inside a ``with`` block."""

@@ -24,7 +24,7 @@ from ragkv.measure.speed.memory import peak_growth
 from ragkv.measure.speed.result import Row, Tier
 from ragkv.measure.speed.time_bound import Costs, Positions, bound_s
 from ragkv.measure.speed.traces import MIN_CHUNK_TOKENS, Trace, make_traces
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
@@ -130,9 +130,8 @@ class Bench:
     def __init__(
         self, loaded: LoadedModel, plan: Plan, *, auxiliary_model: str | None = None
     ) -> None:
-        if loaded.architecture is None:
-            raise ValueError("a benchmark needs a supported model")
-        self._loaded, self._plan, self._architecture = loaded, plan, loaded.architecture
+        self._loaded, self._plan = require_reusable(loaded), plan
+        self._architecture = self._loaded.architecture
         self._reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip", load="always")
         self.rates: dict[Tier, float] = {}
         """Bytes a second from each tier to the device."""

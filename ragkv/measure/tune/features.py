@@ -15,7 +15,7 @@ from ragkv.attend.rows import Rows
 from ragkv.errors import ConfigError
 from ragkv.measure.tune.target import Target, check_length
 from ragkv.model.architecture import backbone_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.render import Rendered, chat_head, render_sink
 from ragkv.prompt.tokens import IntArray, encode_behind, sink_tokens, tokenize
 from ragkv.select.mapping import map_scores
@@ -60,7 +60,7 @@ class Tail:
         The model does not have that many layers.
     """
 
-    def __init__(self, loaded: LoadedModel, layers: int) -> None:
+    def __init__(self, loaded: ReusableModel, layers: int) -> None:
         stack = list(backbone_of(loaded.model).layers)
         if not 1 <= layers <= len(stack):
             raise ConfigError(f"layers must lie between 1 and {len(stack)}, not {layers!r}")
@@ -164,8 +164,6 @@ class Tail:
         return calls[0][0][0]
 
     def _pass(self, rows: Rows) -> Pass:
-        if self._loaded.architecture is None:
-            raise ValueError("an auxiliary model must be a supported one")
         return Pass(rows, self._loaded.architecture.windows)
 
     def _attention(self, hidden: torch.Tensor, query_tokens: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ragkv.measure.tune.features import Tail
 from ragkv.measure.tune.figures import Figures, measure
 from ragkv.measure.tune.target import Target, look, read_question
 from ragkv.measure.tune.train import Epoch, TuneSettings, split, train
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, require_reusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,10 @@ def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = Fal
     PromptTooLongError
         A prompt has more tokens than the primary model knows positions.
     """
+    reusable = require_reusable(primary)
     questions = [read_question(example, primary) for example in data.examples]
     return [
-        look(question, primary)
+        look(question, reusable)
         for question in tqdm(questions, desc="targets", disable=not show_progress)
     ]
 
@@ -91,7 +92,7 @@ def tune(
         There are too few examples to split, or the model has too few layers.
     """
     divided = split(targets, settings)
-    tail = Tail(auxiliary, settings.layers)
+    tail = Tail(require_reusable(auxiliary), settings.layers)
     training, heldout = (
         [tail.features(target) for target in tqdm(part, desc=name, disable=not show_progress)]
         for part, name in zip(divided, ("features", "held-out features"), strict=True)

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.forward import observed_forward
+from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.observe import LayerCall, StopPass, attention_of_last_rows
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.measure.data.examples import Example
 from ragkv.measure.data.prompts import chunk_texts, prompt
 from ragkv.model.architecture import Architecture
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.find import ChunkFinder, Span
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
@@ -103,15 +103,13 @@ def check_length(tokens: int, loaded: LoadedModel, example_id: str) -> None:
         )
 
 
-def look(question: Question, loaded: LoadedModel) -> Target:
+def look(question: Question, loaded: ReusableModel) -> Target:
     """Prefill the whole prompt up to the last layer and take what the query attends to.
 
     The attention of one layer's query rows is all that is ever materialised (CacheClip,
     arXiv 2510.10129: last layer, mean over heads and query tokens).
     """
     architecture = loaded.architecture
-    if architecture is None:
-        raise ValueError("look() needs a supported model")
     length = len(question.tokens)
     layer = looking_layer(architecture)
     seen: list[torch.Tensor] = []
@@ -129,7 +127,8 @@ def look(question: Question, loaded: LoadedModel) -> Target:
         workspace=loaded.workspace,
         spare=0,
     )
-    observed_forward(loaded, question.tokens.ids, np.arange(length), cache, observe)
+    subset = SubsetPass(question.tokens.ids, np.arange(length), cache, observer=observe)
+    observed_forward(loaded, subset)
     weights: FloatArray = seen[0].cpu().numpy()
     cuts = [_tokens_of(span, question.tokens) for span in question.spans]
     return Target(

@@ -72,7 +72,7 @@ def _paid(scene: Scene, slots: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.fl
     def observe(call: LayerCall) -> None:
         total[:] += attention_to_groups(call, member).cpu().numpy()
 
-    scene.probe(observe, rows="all", on_copy=True)
+    scene.observe(observe, rows="all", on_copy=True)
     return total / scene.layers
 
 

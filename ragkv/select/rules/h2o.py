@@ -18,7 +18,7 @@ def score(scene: Scene) -> FloatArray:
     def observe(call: LayerCall) -> None:
         total[:] += attention_received(call).cpu().numpy()
 
-    scene.probe(observe, rows="all", on_copy=True)
+    scene.observe(observe, rows="all", on_copy=True)
     return total[scene.layout.cached]
 
 

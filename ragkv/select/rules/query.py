@@ -15,7 +15,7 @@ import torch
 
 from ragkv.attend.observe import LayerCall, StopPass, attention_of_query
 from ragkv.attend.sparse import Sparse
-from ragkv.select.method import FloatArray, Lookup, Method, Scene, Spread
+from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
 
 QUERY_ROWS = 64
 """At most so many of the query's last tokens are asked."""
@@ -34,7 +34,7 @@ def score(scene: Scene) -> FloatArray:
         if call.layer >= last - 1:
             raise StopPass
 
-    scene.probe(observe)
+    scene.observe(observe)
     shares = paid.cpu()[:, torch.from_numpy(layout.cached)]
     shares /= shares.sum(dim=1, keepdim=True).clamp_min(1e-30)
     scores: FloatArray = shares.mean(dim=0).numpy()
@@ -49,5 +49,5 @@ METHOD = Method(
     spread=Spread(0.05, within=8.0),
     drift=True,
     sparse=Sparse(after=0.6, near=16),
-    lookup=Lookup(tokens=6, at_most=16, rare=4),
+    lookup=CopyLookup(tokens=6, at_most=16, rare=4),
 )

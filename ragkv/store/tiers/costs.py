@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
-from ragkv.model.load import LoadedModel
+from ragkv.model.loaded import LoadedModel
 
 _CACHED, _NEW = (0, 512, 2048), (64, 256, 1024)
 

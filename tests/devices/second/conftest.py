@@ -32,4 +32,4 @@ if DEVICE:  # the other tests' models stay as they are: this file is read beside
 @pytest.fixture(autouse=True)
 def every_row_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU alone, rows see less in the upper layers: here it computes as the device does."""
-    monkeypatch.setattr("ragkv.engine.plan.SparseRows", lambda *_: None)
+    monkeypatch.setattr("ragkv.recompute.repair.SparseRows", lambda *_: None)

@@ -13,7 +13,8 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.config import StoreConfig
-from ragkv.model.load import LoadedModel, load_model
+from ragkv.model.load import load_model
+from ragkv.model.loaded import LoadedModel
 from ragkv.store.base import Lookup
 
 TEXTS = some_chunks(8, words=30)
@@ -108,7 +109,7 @@ def precompute(kv: RagKV, chunk: int) -> None:
 
 def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:
     """Return those of the chunks whose entries are there and read back whole."""
-    lookup: Callable[[int], Lookup] = lambda chunk: kv._corpus.get(  # noqa: E731
+    lookup: Callable[[int], Lookup] = lambda chunk: kv._reuse.corpus.get(  # noqa: E731
         TEXTS[chunk], kv._sink(kv.reuse)
     )
     return [c for c in chunks if kv.contains(TEXTS[c]) and lookup(c).entry is not None]

@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 from ragkv import RagKV
 from ragkv.cli.main import app
 from ragkv.decode.full import full_prefill
+from ragkv.engine.corpus import Sink
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from ragkv.measure.capacity.plan import plan, shape_of
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.select import method_of
 from ragkv.store import Lookup, MemoryStore, TieredStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.tiers.costs import CostTable
@@ -46,17 +48,21 @@ class Planted(MemoryStore):
 
 
 @pytest.fixture
+def sink_of(engine: RagKV) -> Sink:
+    return engine._reuse.corpus.sink_for(engine.reuse, method_of(engine.reuse))
+
+
 def served(make_engine: Make) -> tuple[RagKV, Planted]:
     """An engine without memory tier, whose rates are 1 ms a token and as planted."""
     engine, below = make_engine(), Planted()
     engine.precompute(some_chunks(6))
     for text in engine._store.texts():
-        entry = engine._corpus.get(text, engine._sink(engine.reuse)).entry
+        entry = engine._reuse.corpus.get(text, sink_of(engine)).entry
         assert entry is not None
-        below.put(entry, engine._sink(engine.reuse).fingerprint)
-    engine._store = engine._corpus.store = TieredStore(MemoryStore(0), below)
-    engine._corpus.prefill_rate = rate(tokens=1000, seconds=1.0)
-    engine._corpus.computed = lambda tokens, seconds: None  # type: ignore[method-assign]
+        below.put(entry, sink_of(engine).fingerprint)
+    engine._store = engine._reuse.corpus.store = TieredStore(MemoryStore(0), below)
+    engine._reuse.corpus.prefill_rate = rate(tokens=1000, seconds=1.0)
+    engine._reuse.corpus.record_speed = lambda tokens, seconds: None  # type: ignore[method-assign]
     return engine, below
 
 
@@ -127,7 +133,7 @@ def test_what_loads_slowly_is_computed_and_the_report_says_so(
 def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
     engine, below = served
     chunks = some_chunks(2)
-    engine._store = engine._corpus.store = TieredStore(MemoryStore(1 << 30), below)
+    engine._store = engine._reuse.corpus.store = TieredStore(MemoryStore(1 << 30), below)
     engine._store.load_rate = rate(tokens=1, seconds=1.0)
     assert engine.generate(ask(chunks), max_new_tokens=1).report.reused_tokens == 0
     engine.wait()
@@ -145,7 +151,7 @@ def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
     slow = rate(tokens=1.0, seconds=1.0)
     engine._store.load_rate = {"fast": fast, "load unknown": Rate()}.get(why, slow)
     if why == "prefill unknown":
-        engine._corpus.prefill_rate = Rate()
+        engine._reuse.corpus.prefill_rate = Rate()
     load = "always" if why == "always" else "auto"
     report = engine.prefill(ask(some_chunks(3)), recompute_ratio=0.0, load=load).report
     assert report.misses == ()
@@ -155,8 +161,8 @@ def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
 def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Planted]) -> None:
     engine, below = served
     chunks = some_chunks(3)
-    engine._corpus.find("")
-    below._remove((chunks[1], engine._sink(engine.reuse).fingerprint))
+    engine._reuse.corpus.find("")
+    below._remove((chunks[1], sink_of(engine).fingerprint))
     engine._store.load_rate = rate(tokens=1, seconds=1.0)
     report = engine.prefill(ask(chunks), on_miss="skip").report
     assert [miss.reason for miss in report.misses] == ["slower", "absent", "slower"]
@@ -166,11 +172,11 @@ def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> No
     chunks = some_chunks(6)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         engine.precompute(chunks)
-        assert engine._corpus.prefill_rate._samples >= 1
+        assert engine._reuse.corpus.prefill_rate._samples >= 1
     engine = make_engine(store=tmp_path)
     for count in range(1, 4):
         engine.prefill(ask(chunks[: 2 * count]), load="always", recompute_ratio=1.0)
-    assert engine._corpus.prefill_rate.seconds(1) is not None
+    assert engine._reuse.corpus.prefill_rate.seconds(1) is not None
     store = engine._store
     assert isinstance(store, TieredStore)
     assert store.load_rate._samples == 6

@@ -24,7 +24,8 @@ from ragkv.measure.tune.figures import divergence, jaccard, measure
 from ragkv.measure.tune.run import targets_of, tune
 from ragkv.measure.tune.target import Target, look, read_question
 from ragkv.measure.tune.train import TuneSettings, split, train
-from ragkv.model.load import LoadedModel, load_model
+from ragkv.model.load import load_model
+from ragkv.model.loaded import LoadedModel
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.mapping import map_scores
 
@@ -128,7 +129,7 @@ def test_the_trainable_forward_is_the_auxiliarys_score(
     assert [span.text for span in target.question.spans] == texts
     assert target.question.query == query
     config = engine.reuse.override(auxiliary_model=engine.model_name)
-    expected = engine._auxiliaries.scorer(config).score(texts, query)
+    expected = engine._reuse.auxiliaries.scorer(config).score(texts, query)
 
     tail = Tail(load_model(tiny_model(family), tiny_tokenizer()), layers)
     features = tail.features(target)
@@ -150,7 +151,7 @@ def test_without_a_chat_template_chunks_stand_behind_nothing_or_bos(make_engine:
         target = look(read_question(example, engine.loaded), engine.loaded)
         config = engine.reuse.override(auxiliary_model=engine.model_name)
         texts = [span.text for span in target.question.spans]
-        expected = engine._auxiliaries.scorer(config).score(texts, target.question.query)
+        expected = engine._reuse.auxiliaries.scorer(config).score(texts, target.question.query)
         tail = Tail(load_model(tiny_model(), engine.tokenizer), 2)
         scores = tail.scores(tail.features(target)).numpy()
     finally:
@@ -263,7 +264,7 @@ def test_from_data_to_a_model_folder(tmp_path: Path, make_engine: Make) -> None:
     texts, settings = chunk_texts(example), {"method": "cacheclip"}
     engine.precompute(texts, **settings, auxiliary_model=auxiliary)
     config = engine.reuse.override(auxiliary_model=str(out))
-    corpus, sink = engine._auxiliaries.corpus(config)
+    corpus, sink = engine._reuse.auxiliaries.corpus(config)
     assert not any(corpus.contains(text, sink) for text in texts)
     report = engine.prefill(prompt(example), **settings, auxiliary_model=str(out)).report
     assert report.effective_ratio < 1

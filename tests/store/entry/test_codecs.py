@@ -352,7 +352,7 @@ def test_an_engine_stores_in_its_codec(make_engine, tmp_path):
         assert kv.contains(text)
         sink = kv._sink(kv.reuse)
         assert sink.fingerprint.codec == name
-        entry = kv._corpus.get(text, sink).entry
+        entry = kv._reuse.corpus.get(text, sink).entry
         assert isinstance(entry, ChunkKV)
     sizes = sorted(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert len(sizes) == 2

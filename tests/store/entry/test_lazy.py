@@ -350,7 +350,7 @@ def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path: Path) -> None:
         engine.precompute([first, second])
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         loaded: list[str] = []
-        store = engine._corpus.store
+        store = engine._reuse.corpus.store
         kept = store.open
         store.open = lambda text, fingerprint: loaded.append(text) or kept(text, fingerprint)
         report = engine.prefill(ask([first, second, first])).report

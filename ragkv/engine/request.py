@@ -1,0 +1,69 @@
+"""One call: its prompt and everything that is configured for it, resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ragkv.config import ReuseConfig
+from ragkv.errors import ConfigError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.render import Prompt
+from ragkv.report.clock import Clock
+from ragkv.select import Method
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A prompt to prefill or to answer.
+
+    Attributes
+    ----------
+    prompt
+        A string, or chat messages.
+    config, method
+        The call's reuse settings, and the method that they name.
+    clock
+        Started at the user's call.
+    answer_tokens
+        Tokens that may be generated after the prompt.
+    """
+
+    prompt: Prompt
+    config: ReuseConfig
+    method: Method
+    clock: Clock
+    answer_tokens: int = 0
+
+
+def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:
+    """Refuse a ratio that was calibrated for another model.
+
+    Raises
+    ------
+    ConfigError
+        ``calibrated_for`` is not the model's fingerprint.
+    """
+    if config.calibrated_for not in (None, fingerprint.digest):
+        raise ConfigError(
+            f"recompute_ratio {config.recompute_ratio} was calibrated for another model or dtype "
+            f"than {name} in {fingerprint.dtype}: run `ragkv calibrate` for this one, or give "
+            "calibrated_for=None to take the ratio all the same"
+        )
+
+
+def check_texts(texts: Iterable[str]) -> list[str]:
+    """Return chunk texts as a list; refuse a single string, which would be its characters.
+
+    Raises
+    ------
+    ConfigError
+        ``texts`` is one string or no iterable, or holds something else than strings.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
+    out = list(texts)
+    for text in out:
+        if not isinstance(text, str):
+            raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return out

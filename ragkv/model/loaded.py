@@ -1,0 +1,103 @@
+"""A loaded model: served by full prefill at least, and its chunks' caches reused if possible."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ragkv.errors import UnsupportedModelError
+from ragkv.model.architecture import Architecture, config_of, known_positions
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import Workspace
+from ragkv.model.rotary import RotaryTables
+from ragkv.model.streams import wait_for
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LoadedModel:
+    """A language model with its tokenizer.
+
+    Attributes
+    ----------
+    name
+        Hub name, folder, or class name of a model without one.
+    unsupported
+        Why chunk caches cannot be reused; empty for a :class:`ReusableModel`.
+    workspace
+        Memory of the requests' keys and values, one request at a time.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    unsupported: str = ""
+    workspace: Workspace = field(default_factory=Workspace)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's input."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys and values."""
+        return self.model.dtype
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that the configuration covers; None if it does not say."""
+        return known_positions(config_of(self.model))
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """End-of-sequence tokens of the generation configuration and the tokenizer."""
+        found = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = found if isinstance(found, list) else [found, self.tokenizer.eos_token_id]
+        return frozenset(token for token in ids if token is not None)
+
+    def wait(self) -> None:
+        """Wait until the device has finished the current stream's work."""
+        wait_for(self.device)
+
+    def without_autocast(self) -> AbstractContextManager[None]:
+        """Compute in the model's own dtype in the block: that is the caches' dtype."""
+        own: AbstractContextManager[None] = torch.autocast(self.device.type, enabled=False)
+        return own
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ReusableModel(LoadedModel):
+    """A model whose chunk caches can be moved exactly.
+
+    Attributes
+    ----------
+    architecture
+        Shape of the cache and kinds of its layers.
+    rotary
+        The model's rotary tables.
+    fingerprint
+        Digest of all that caches depend on, of the weights in the state ``state``.
+    state
+        See :func:`ragkv.model.fingerprint.state_of`.
+    """
+
+    architecture: Architecture
+    rotary: RotaryTables
+    fingerprint: Fingerprint
+    state: tuple[object, ...]
+
+
+def require_reusable(loaded: LoadedModel) -> ReusableModel:
+    """Return the model itself.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Its chunk caches cannot be reused.
+    """
+    if not isinstance(loaded, ReusableModel):
+        raise UnsupportedModelError(loaded.unsupported)
+    return loaded

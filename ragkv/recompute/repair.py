@@ -1,0 +1,74 @@
+"""What a method does besides recomputing the chosen rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.attend.forward import SubsetPass
+from ragkv.attend.sparse import SparseRows
+from ragkv.model.loaded import ReusableModel
+from ragkv.prompt.tokens import IntArray
+from ragkv.recompute.copy_repair import CopyRepair
+from ragkv.recompute.drift import Drift
+from ragkv.select.choose import Choice
+from ragkv.select.method import Method
+from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repair:
+    """How the rows of one prompt are recomputed.
+
+    Attributes
+    ----------
+    drift
+        Moves the rows that are not recomputed.
+    sparse
+        What recomputed rows attend to in the upper layers.
+    copies
+        What decoding steps recompute besides.
+    """
+
+    drift: Drift | None = None
+    sparse: SparseRows | None = None
+    copies: CopyRepair | None = None
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        layout: Layout,
+        choice: Choice,
+        loaded: ReusableModel,
+        *,
+        copies: bool,
+    ) -> Self:
+        """Prepare the parts that the method has; none where no stale token remains.
+
+        Parameters
+        ----------
+        copies
+            Whether copy repair is switched on.
+        """
+        rows = np.union1d(layout.fresh, choice.positions)
+        if not len(choice.positions) or len(choice.positions) == len(layout.cached):
+            return cls()
+        on_cpu = loaded.device.type == "cpu"
+        return cls(
+            drift=Drift(layout, rows, loaded) if method.drift else None,
+            sparse=SparseRows(layout, rows, method.sparse, loaded)
+            if method.sparse is not None and on_cpu
+            else None,
+            copies=CopyRepair(layout, rows, choice.scores, method.lookup)
+            if copies and method.lookup is not None and choice.scores is not None
+            else None,
+        )
+
+    def subset(self, ids: IntArray, rows: npt.NDArray[np.int64], cache: SplicedCache) -> SubsetPass:
+        """Return the pass that recomputes the rows."""
+        return SubsetPass(ids, rows, cache, drift=self.drift, sparse=self.sparse)
