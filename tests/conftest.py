@@ -9,6 +9,7 @@ import torch
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.model.implementation import override_implementation
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,16 +34,9 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
 
 
 @pytest.fixture(params=["torch", "onednn"])
-def whose_products(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def each_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let ragkv attend by torch's own products, then by oneDNN's, whatever the processor."""
-    product = None
-    if request.param == "onednn":
-        product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-        if product is None:
-            pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr("ragkv.model.matrices._product", product)
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
-    with torch.no_grad():
+    if request.param == "onednn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    with override_implementation(request.param), torch.no_grad():
         yield

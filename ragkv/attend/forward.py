@@ -15,8 +15,8 @@ from ragkv.attend.attention import Pass, last_row_ends, subset_attention
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.attend.sparse import SparseRows
+from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.matrices import by_onednn
 from ragkv.model.streams import to_device
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
@@ -167,7 +167,7 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
     )
     cache.write_at(rows.positions, subset.drift, length=len(subset.ids))
     try:
-        with subset_attention(model, described), last_row_ends(model), by_onednn(model):
+        with subset_attention(model, described), last_row_ends(model), fast_linear_layers(model):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 
 from ragkv.attend.scores import Scores
+from ragkv.model.implementation import implementation_for
 
 
 def suits_kernels(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Scores | None = None
 ) -> bool:
-    """Whether ragkv_kernels attends on a GPU for such tensors; they have no gradient.
+    """Whether ragkv_kernels attends for such tensors.
 
     Parameters
     ----------
@@ -23,14 +24,8 @@ def suits_kernels(
     how
         How scores become weights; the kernels know no cap.
     """
-    tensors = query, key, value
-    if not query.is_cuda or (how is not None and how.softcap is not None):
-        return False
-    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
-        return False
-    import ragkv_kernels
-
-    return bool(ragkv_kernels.runs_attend(*tensors))
+    capped = how is not None and how.softcap is not None
+    return not capped and implementation_for("attention", query, key, value) == "kernel"
 
 
 class ByKernel(NamedTuple):

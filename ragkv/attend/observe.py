@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.attend.kernels import ByKernel, attend_by_kernel, suits_kernels
+from ragkv.attend.products import products
 from ragkv.attend.scores import Scores
-from ragkv.model.matrices import products
 
 _ROW_BLOCK = 256
 """Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""

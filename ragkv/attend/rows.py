@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
+from ragkv.attend.products import products
 from ragkv.attend.scores import Scores
-from ragkv.model.matrices import products, suits_attention
+from ragkv.model.implementation import implementation_for
 from ragkv.model.streams import to_device
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
@@ -173,7 +174,7 @@ def attend_under(
     """
     if how is not None:
         return _attend_as(how, mask, query, key, value, scaling)
-    if len(query) > 1 or not suits_attention(query):
+    if len(query) > 1 or implementation_for("attention", query) != "onednn":
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
         )

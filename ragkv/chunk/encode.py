@@ -9,8 +9,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragkv.chunk.kv import ChunkKV
+from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.matrices import by_onednn
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.tokens import Tokens
 
@@ -78,7 +78,7 @@ def _encode_batch(
         first = len(sink)
         _fill(cache, sink, len(chunks), loaded)
     positions = torch.arange(first, first + ids.shape[1], device=device)
-    with loaded.without_autocast(), by_onednn(loaded.model):
+    with loaded.without_autocast(), fast_linear_layers(loaded.model):
         loaded.model(
             input_ids=ids,
             position_ids=positions[None],

@@ -9,7 +9,7 @@ import torch
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.scores import Scores
 
-pytestmark = pytest.mark.usefixtures("whose_products")
+pytestmark = pytest.mark.usefixtures("each_implementation")
 HOW = {
     "softmax": None,
     "capped": Scores(softcap=1.5),

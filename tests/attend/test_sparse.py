@@ -56,7 +56,7 @@ def sees(row: int, key: int, rows: set[int], exact: int, near: int) -> bool:
     return key in chunk and row - key <= near
 
 
-@pytest.mark.usefixtures("whose_products")
+@pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])
 @pytest.mark.parametrize("exact", [3, 43])
 @pytest.mark.parametrize("near", [0, 1, 5, 200])

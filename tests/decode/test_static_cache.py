@@ -303,7 +303,7 @@ def test_compiled_steps_say_the_same_and_are_compiled_once(
 
 
 def test_passes_between_compiled_steps_change_neither(
-    compiled: Callable[..., RagKV], whose_products: None
+    compiled: Callable[..., RagKV], each_implementation: None
 ) -> None:
     """Passes switch the attention, hook the last layer, and give layers another product."""
     engine, plain = compiled(), compiled()

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, 
 
 from ragkv import RagKV
 from ragkv.attend.attention import last_row_ends, subset_attention
-from ragkv.attend.forward import subset_as_first_call
+from ragkv.attend.forward import SubsetPass, subset_as_first_call
 from ragkv.errors import ModelInUseError
 from ragkv.model.lock import lock_of
 
@@ -267,7 +267,7 @@ def test_a_call_that_comes_first_is_not_taken_for_the_pass() -> None:
         rows = np.arange(len(ids))
         with (
             torch.no_grad(),
-            subset_as_first_call(engine.loaded, ids, rows, prefilled.cache, step),
+            subset_as_first_call(engine.loaded, SubsetPass(ids, rows, prefilled.cache), step),
         ):
             assert torch.equal(engine.model(input_ids=other).logits, alone)
             assert steps == []

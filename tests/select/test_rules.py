@@ -226,7 +226,7 @@ def test_rules_that_run_on_a_copy_leave_the_cache_unrepaired(make_engine: Make, 
         assert torch.equal(before, after)
 
 
-@pytest.mark.usefixtures("whose_products")
+@pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("rows", [range(17), [2, 3, 7, 8, 9, 11, 15]])
 def test_attention_sums_go_in_blocks(
@@ -250,7 +250,7 @@ def test_attention_sums_go_in_blocks(
     np.testing.assert_allclose(attention_to_groups(call, member), paid @ member.numpy(), atol=1e-6)
 
 
-@pytest.mark.usefixtures("whose_products")
+@pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("how", [None, Scores(1.5), SINKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,9 +15,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragkv import RagKV
+from ragkv.attend.products import products as matrix_products
 from ragkv.attend.rows import Rows, attend
-from ragkv.model import matrices
-from ragkv.model.matrices import by_onednn
+from ragkv.model import implementation
+from ragkv.model.implementation import implementation_for, override_implementation
+from ragkv.model.linear import fast_linear_layers
 
 WIDTH = 64
 
@@ -28,19 +30,35 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processor be one by AMD."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"})
-    monkeypatch.setattr(matrices, "_product", matrices._onednn_product())
-
-
-@pytest.mark.parametrize("found", [{"cpu_name": "Intel(R) Xeon(R)"}, {}])
-def test_on_other_processors_torch_chooses(
-    found: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert matrices._onednn_product() is not None
+def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The processor's properties, changed by tests: one by AMD."""
+    found = {"cpu_name": "AMD EPYC"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert matrices._onednn_product() is None
+    implementation.is_faster_by_onednn.cache_clear()
+    yield found
+    implementation.is_faster_by_onednn.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["Intel(R) Xeon(R)", ""])
+def test_on_other_processors_torch_chooses(name: str, processor: dict[str, str]) -> None:
+    rows = torch.randn(3, WIDTH)
+    with torch.no_grad():
+        assert implementation_for("linear", rows) == "onednn"
+        processor["cpu_name"] = name
+        implementation.is_faster_by_onednn.cache_clear()
+        assert implementation_for("linear", rows) == "torch"
+
+
+def test_an_override_decides_for_any_processor(processor: dict[str, str]) -> None:
+    rows = torch.randn(3, WIDTH)
+    with torch.no_grad(), override_implementation("torch"):
+        assert implementation_for("linear", rows) == "torch"
+        with override_implementation("onednn"):
+            processor.clear()
+            implementation.is_faster_by_onednn.cache_clear()
+            assert implementation_for("attention", rows) == "onednn"
+            assert implementation_for("attention", rows.double()) == "torch"
+        assert implementation_for("linear", rows) == "torch"
 
 
 class Products(TorchDispatchMode):
@@ -72,7 +90,7 @@ def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> Non
         with counted() as products:
             expected = layer(rows)
             assert products.count == 0
-            with by_onednn(model):
+            with fast_linear_layers(model):
                 found = layer(rows), layer(turned)
             assert products.count == 2
         for one in found:
@@ -112,7 +130,7 @@ def test_all_else_is_left_to_torch(make: Callable[[nn.Linear], torch.Tensor]) ->
     rows = make(layer)
     with counted() as products:
         expected = layer(rows)
-        with by_onednn(model):
+        with fast_linear_layers(model):
             found = layer(rows)
     assert products.count == 0
     assert torch.equal(found, expected)
@@ -121,7 +139,7 @@ def test_all_else_is_left_to_torch(make: Callable[[nn.Linear], torch.Tensor]) ->
 def test_gradients_and_autocast_are_left_to_torch() -> None:
     model = tiny_model()
     layer = model.get_submodule("model.layers.0.mlp.gate_proj")
-    with by_onednn(model):
+    with fast_linear_layers(model):
         layer(torch.randn(3, WIDTH)).sum().backward()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             assert layer(torch.randn(3, WIDTH)).dtype == torch.bfloat16
@@ -136,7 +154,7 @@ def test_other_threads_are_left_alone() -> None:
             model(input_ids=torch.arange(5)[None])
             counts.append(products.count)
 
-    with by_onednn(model):
+    with fast_linear_layers(model):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -181,8 +199,8 @@ def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     rows, others = torch.randn(2, 3, 4), torch.randn(2, 4, 5).transpose(1, 2)
     with torch.no_grad():
-        assert matrices.suits_attention(rows)
-        monkeypatch.setattr(matrices, "_product", careless)
-        assert not matrices.suits_attention(rows)
-        (found,) = matrices.products(rows, others)
+        assert implementation_for("attention", rows) == "onednn"
+        monkeypatch.setattr(implementation, "_onednn", lambda: careless)
+        assert implementation_for("attention", rows) == "torch"
+        (found,) = matrix_products(rows, others)
     torch.testing.assert_close(found, rows @ others.transpose(1, 2))

@@ -1,0 +1,112 @@
+"""Which implementation computes: a GPU kernel, oneDNN or torch. The one place that decides.
+
+A pass has few rows, and on AMD's processors torch's choice, MKL, then spends much of its time
+arranging the weights. oneDNN, which is in torch too, reads the weights as they lie: 1.1 times as
+fast for hundreds of rows, up to 1.4 times for fewer. docs/log.md has the measurements. Other
+processors have not been measured, and keep torch's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
+
+import torch
+
+Implementation = Literal["kernel", "onednn", "torch"]
+Operation = Literal["linear", "product", "attention"]
+
+_backends: Any = torch.backends
+_override: Implementation | None = None
+
+
+def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implementation:
+    """Return what computes an operation over such tensors, in this thread, now.
+
+    Parameters
+    ----------
+    operation
+        ``"linear"``: rows times a contiguous weight; ``"product"``: rows times a matrix of any
+        strides; ``"attention"``: both products of an attention and its softmax.
+    tensors
+        Of an attention: query, key and value ``[heads, rows or tokens, head_dim]``. Otherwise
+        the rows.
+    """
+    first = tensors[0]
+    if first.is_cuda:
+        return "kernel" if operation == "attention" and _runs_kernel(*tensors) else "torch"
+    if _override is not None and _override != "onednn":
+        return _override
+    return "onednn" if _runs_onednn(operation, first) else "torch"
+
+
+@contextmanager
+def override_implementation(implementation: Implementation) -> Iterator[None]:
+    """Let one implementation compute on the CPU in the block, whatever the processor: for tests.
+
+    Tensors that oneDNN cannot take here stay with torch. The override holds for all threads.
+    """
+    global _override  # noqa: PLW0603
+    before, _override = _override, implementation
+    try:
+        yield
+    finally:
+        _override = before
+
+
+def onednn_linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``rows @ weight^T + bias`` by oneDNN, new memory: ``[…, n, in]``, ``[out, in]``."""
+    out: torch.Tensor = _onednn()(rows, weight, bias, "none", [], "")
+    return out
+
+
+def _runs_kernel(*tensors: torch.Tensor) -> bool:
+    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+        return False
+    import ragkv_kernels
+
+    return bool(ragkv_kernels.runs_attend(*tensors))
+
+
+def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
+    fits = (
+        rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and _backends.mkldnn.enabled
+        and _onednn() is not None
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+    if not fits or (operation != "linear" and not _reads_any_strides(_onednn())):
+        return False
+    if _override == "onednn":
+        return True
+    # attention gains by AVX-512 alone
+    wide = operation != "attention" or _backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and is_faster_by_onednn()
+
+
+@cache
+def is_faster_by_onednn() -> bool:
+    """Whether oneDNN is known to be faster than torch's choice: on AMD's processors, over MKL."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return str(capabilities.get("cpu_name", "")).startswith("AMD") and _backends.mkl.is_available()
+
+
+def _onednn() -> Any:
+    """Return oneDNN's ``(rows, weight, bias, "none", [], "")``; None where torch has none."""
+    if not _backends.mkldnn.is_available():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+@cache
+def _reads_any_strides(product: Any) -> bool:
+    """Whether a product heeds the strides of its second operand: in another torch it may not."""
+    rows = torch.arange(15.0, device="cpu").view(3, 5)
+    other = torch.arange(10.0, device="cpu").view(5, 2).t()
+    return torch.equal(product(rows, other, None, "none", [], ""), rows.mm(other.t()))

@@ -1,0 +1,53 @@
+"""A model's linear layers during ragkv's passes, by oneDNN where that is faster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ragkv.model.implementation import implementation_for, onednn_linear
+
+
+@contextmanager
+def fast_linear_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model's float32 linear layers use the fastest product in the block.
+
+    Everything else stays with torch: other dtypes and devices, layers of another class or with a
+    replaced ``forward``, a single row, gradients, and other threads' calls. The model's lock must
+    be held.
+    """
+    changed: list[nn.Linear] = []
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        changed = [layer for layer in model.modules() if type(layer) is nn.Linear and _suits(layer)]
+    thread = threading.get_ident()
+    for layer in changed:
+        layer.__dict__["forward"] = partial(_forward, layer, thread)
+    try:
+        yield
+    finally:
+        for layer in changed:
+            del layer.__dict__["forward"]
+
+
+def _suits(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    return (
+        "forward" not in layer.__dict__
+        and type(weight) is nn.Parameter
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and weight.is_contiguous()
+    )
+
+
+def _forward(layer: nn.Linear, thread: int, rows: torch.Tensor) -> torch.Tensor:
+    is_pass = threading.get_ident() == thread and rows.numel() > rows.shape[-1]
+    if is_pass and implementation_for("linear", rows) == "onednn":
+        return onednn_linear(rows, layer.weight, layer.bias)
+    return nn.Linear.forward(layer, rows)
