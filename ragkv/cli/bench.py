@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ragkv import RagKV
     from ragkv.measure.speed.result import Benchmark
     from ragkv.measure.speed.run import Opening
-    from ragkv.measure.speed.ttft import Plan
+    from ragkv.measure.speed.ttft import TtftPlan
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
 
@@ -85,9 +85,9 @@ def ttft(
     _check_model(model, random_weights)
 
     from ragkv.measure.speed.run import bench_ttft
-    from ragkv.measure.speed.ttft import Plan
+    from ragkv.measure.speed.ttft import TtftPlan
 
-    plan = Plan(
+    plan = TtftPlan(
         tokens=_numbers("--tokens", tokens, int),
         chunk_tokens=chunk_tokens,
         ratios=_numbers("--ratio", ratio, float),
@@ -176,7 +176,7 @@ def _engine(
 
 def _opening(
     name: PeerName,
-    plan: Plan,
+    plan: TtftPlan,
     model: str | None,
     shape: str | None,
     gguf: Path | None,

@@ -15,7 +15,7 @@ from ragkv.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from ragkv.measure.capacity.plan import Plan
+    from ragkv.measure.capacity.plan import CapacityPlan
     from ragkv.store.tiers.costs import CostTable
 
 
@@ -67,7 +67,7 @@ def _measured(model: str | None, dtype: torch.dtype) -> CostTable:
     return measure_costs(load_model(model, None, dtype=dtype, on_unsupported="full"))
 
 
-def _show(found: Plan) -> None:
+def _show(found: CapacityPlan) -> None:
     table = Table("codec", "bytes/token", "store GB", "load ms", "compute ms", "loading wins above")
     for row in found.codecs:
         table.add_row(

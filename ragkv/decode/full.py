@@ -24,14 +24,14 @@ def full_prefill(loaded: LoadedModel, ids: IntArray) -> tuple[torch.Tensor, Cach
     Raises
     ------
     UnsupportedModelError
-        What the model keeps of a prompt is no transformers Cache.
+        The model's cache is no transformers Cache.
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1)
     cache = out.get("past_key_values", out.get("cache_params"))
     if not isinstance(cache, Cache):
         raise UnsupportedModelError(
-            f"{type(loaded.model).__name__} keeps no transformers Cache of a prompt: generate() "
-            "and stream() answer with it, prefill() has nothing to return"
+            f"{type(loaded.model).__name__} has no transformers Cache: generate() and stream() "
+            "work with it, prefill() has nothing to return"
         )
     return out.logits[0, -1].float(), cache

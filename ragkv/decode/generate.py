@@ -1,4 +1,4 @@
-"""Draw tokens with transformers' ``generate`` and say when the first one came."""
+"""Draw tokens with transformers' ``generate``, and time the first one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
-from ragkv.decode.static import compiled_how, decoded_over, within
+from ragkv.decode.static import compile_config_for, decoding_cache, limit_to_positions
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 
-_LEFT_OUT = (
-    "stop_strings",  # StopTexts looks for them
-    "cache_implementation",  # the cache is there, or the ordinary one
-    "prompt_lookup_num_tokens",  # the first step repairs the cache, and checks no drafts
+_RESET_FIELDS = (
+    "stop_strings",  # StopTexts finds them
+    "cache_implementation",  # ragkv gives the cache
+    "prompt_lookup_num_tokens",  # the first step repairs the cache and verifies no drafts
     "assistant_early_exit",
     "use_mtp",
     "penalty_alpha",  # other ways of decoding than greedy and sampling
@@ -49,7 +49,7 @@ class Drawn:
 
 
 class _Listener(BaseStreamer):
-    """Notes the time of the first token and hands every token on."""
+    """Times the first token and forwards every token."""
 
     def __init__(self, on_token: Callable[[int], None] | None) -> None:
         self.first_at = 0.0
@@ -72,10 +72,10 @@ class _Listener(BaseStreamer):
 
 
 class _Seeded(LogitsProcessor):
-    """Draws each token with a generator of its own and leaves the others no chance.
+    """Draws each token with its own generator, and gives all others a score of -inf.
 
-    It has to come last. torch's generators are the whole process's: other threads draw from them.
-    This one is the CPU's, so that a seed says the same on every device.
+    It has to be the last processor. torch's generators belong to the whole process, and other
+    threads draw from them. This one is a CPU generator: a seed draws the same on every device.
     """
 
     def __init__(self, seed: int) -> None:
@@ -96,11 +96,11 @@ def _sample(
     logits_processor: LogitsProcessorList,
     **given: Any,
 ) -> torch.Tensor:
-    """Sample as transformers does, the last processor being ``seeded``.
+    """Sample as transformers does, with ``seeded`` as the last processor.
 
-    A list of processors that is given to ``generate`` comes before temperature, top-k and top-p.
+    Processors given to ``generate`` would run before temperature, top-k and top-p.
     """
-    given["streamer"] = streamer  # transformers does not hand it on
+    given["streamer"] = streamer  # transformers does not forward it
     processors = LogitsProcessorList([*logits_processor, seeded])
     out: torch.Tensor = model._sample(  # noqa: SLF001  what its generate calls
         input_ids, logits_processor=processors, **given
@@ -126,20 +126,20 @@ def draw(
     on_token
         Called with every new token id as it is drawn.
     cancelled
-        Asked after every token; True ends the generation.
+        Called after every token; True ends the generation.
 
     Raises
     ------
     RuntimeError
-        The cache's length does not fit the prompt: transformers would feed tokens
-        again or drop the cache without saying so.
+        The cache's length does not fit the prompt: transformers would silently feed tokens
+        again or drop the cache.
     """
     if cache is not None and cache.get_seq_length() != len(ids) - 1:
         raise RuntimeError(
             f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
         )
-    config = within(loaded, config, len(ids))
-    # an encoder has the prompt to itself: what is drawn stands behind a start token
+    config = limit_to_positions(loaded, config, len(ids))
+    # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = _Listener(on_token)
@@ -153,29 +153,29 @@ def draw(
     sample = None
     if config.seed is not None and config.temperature > 0:
         sample = partial(_sample, listener, _Seeded(config.seed))
-    with decoded_over(loaded, cache, config, len(ids)) as over:
+    with decoding_cache(loaded, cache, config, len(ids)) as over:
         out = generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             past_key_values=over,
             generation_config=_generation_config(loaded, config),
             stopping_criteria=StoppingCriteriaList([stop]),
-            **_left_out(loaded, config),
+            **_reset_fields(loaded, config),
             streamer=listener,
             custom_generate=sample,
         )
     return Drawn(out[0, begin:].tolist(), listener.first_at or time.perf_counter())
 
 
-def _left_out(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:
-    """Name what the model's generation configuration has and a request must not take.
+def _reset_fields(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:
+    """Return the fields of the model's generation configuration that a request must reset.
 
-    What is None in a request's configuration transformers takes from the model's. A model
-    without reuse gets its static cache from transformers.
+    transformers fills fields that are None in a request's configuration from the model's. A
+    model without reuse gets its static cache from transformers.
     """
     own = loaded.model.generation_config
     out: dict[str, str | None] = {
-        name: None for name in _LEFT_OUT if getattr(own, name, None) is not None
+        name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None
     }
     if config.cache_implementation is not None and not isinstance(loaded, ReusableModel):
         out["cache_implementation"] = config.cache_implementation
@@ -193,14 +193,14 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         temperature=float(config.temperature) if sampling else None,
         top_p=float(config.top_p) if sampling else None,
         top_k=config.top_k if sampling else None,
-        **dict.fromkeys(_LEFT_OUT),
+        **dict.fromkeys(_RESET_FIELDS),
         num_beams=1,
         num_return_sequences=1,
         use_cache=True,
         return_dict_in_generate=False,
     )
     if config.cache_implementation is not None:
-        base.compile_config = compiled_how(loaded, base.compile_config)
+        base.compile_config = compile_config_for(loaded, base.compile_config)
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
     base.eos_token_id = [*ends, *config.stop_token_ids] or None

@@ -27,25 +27,24 @@ _TAKEN = (
 def overlapping(loaded: LoadedModel, cache: Cache | None) -> Iterator[None]:
     """Make the model's passes over the cache in the block attend to overlapping chunks.
 
-    Nothing happens where the chunks of the cache do not overlap. Otherwise rows appended
-    to it get the positions that its overlap gives them, whatever ``position_ids`` the
-    call has. Subset passes look after themselves, and other threads' passes over other
-    caches are what they are.
+    Nothing happens for a cache without overlap. Otherwise rows appended to it get the positions
+    of its overlap, whatever ``position_ids`` the call has. Subset passes, and other threads'
+    passes over other caches, are unchanged.
 
     Raises
     ------
     RuntimeError
         From a pass without this cache inside the block, in the same thread.
     ConfigError
-        The model's generation configuration has ``guidance_scale``, which asks for such passes.
+        The model's generation configuration has ``guidance_scale``, which makes such passes.
     """
     if not isinstance(cache, OverlappedCache) or not isinstance(loaded, ReusableModel):
         yield
         return
     if getattr(loaded.model.generation_config, "guidance_scale", None) not in (None, 1):
         raise ConfigError(
-            "the model's generation configuration has guidance_scale, beside which chunks cannot "
-            "overlap: set that to None, or use another method"
+            "the model's generation configuration has guidance_scale, with which chunks cannot "
+            "overlap: set it to None, or use another method"
         )
     ours, windows = cache, loaded.architecture.windows
     backbone, here = backbone_of(loaded.model), threading.get_ident()

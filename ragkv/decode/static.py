@@ -36,13 +36,13 @@ class _Kept:
 
 
 _kept: weakref.WeakKeyDictionary[PreTrainedModel, _Kept] = weakref.WeakKeyDictionary()
-"""A model's static cache. Compiled steps, CUDA graphs above all, are bound to where it lies."""
+"""A model's static cache. Compiled steps, CUDA graphs above all, are bound to its address."""
 
 
 def without_copy_repair(config: ReuseConfig, method: Method, decode: DecodeConfig) -> ReuseConfig:
-    """Return ``config``; where ``decode`` wants a static cache, without copy repair.
+    """Return ``config``, without copy repair if ``decode`` uses a static cache.
 
-    A step that repairs is a pass over scattered rows, which no compiled step can be.
+    A step that repairs is a pass over scattered rows, and cannot be compiled.
 
     Raises
     ------
@@ -59,11 +59,11 @@ def without_copy_repair(config: ReuseConfig, method: Method, decode: DecodeConfi
     return config.override(repair_ahead=False)
 
 
-def compiled_how(loaded: LoadedModel, own: CompileConfig | None) -> CompileConfig | None:
-    """Return ``own``; where it is None and CUDA graphs would do harm, a way without them.
+def compile_config_for(loaded: LoadedModel, own: CompileConfig | None) -> CompileConfig | None:
+    """Return ``own``, or a configuration without CUDA graphs where these would be harmful.
 
-    None leaves it to transformers. Its layers with a window count rows in numbers of Python's,
-    and torch captures a graph for each number: for each step anew.
+    None is transformers' choice. Its layers with a window count rows in Python integers, and
+    torch would capture a graph for each of them: a new one every step.
     """
     windows = isinstance(loaded, ReusableModel) and any(loaded.architecture.windows)
     if own is None and windows and loaded.device.type == "cuda":
@@ -72,14 +72,14 @@ def compiled_how(loaded: LoadedModel, own: CompileConfig | None) -> CompileConfi
 
 
 def release(model: PreTrainedModel) -> None:
-    """Let go of the model's static cache; the next request that wants one makes another."""
+    """Drop the model's static cache; the next request that needs one makes another."""
     _kept.pop(model, None)
 
 
 def static_cache(loaded: LoadedModel, architecture: Architecture, rows: int) -> StaticCache:
     """Return the model's static cache, or a new and larger one where ``rows`` do not fit.
 
-    It has whatever the last request left there. The model's lock must be held.
+    It contains the last request's rows. The model's lock must be held.
     """
     if not lock_of(loaded.model).is_mine:
         raise RuntimeError("a static cache is the model's: hold its lock")
@@ -87,9 +87,9 @@ def static_cache(loaded: LoadedModel, architecture: Architecture, rows: int) -> 
     if kept is not None and kept.suits(loaded, rows):
         return kept.cache
     del kept
-    release(loaded.model)  # before there is another
+    release(loaded.model)  # before another is allocated
     room = _room(loaded, rows)
-    with torch.inference_mode(mode=False):  # outside of it, too, requests write to it
+    with torch.inference_mode(mode=False):  # requests write to it outside of inference mode, too
         cache = StaticCache(config=config_of(loaded.model), max_cache_len=room)
         cache.early_initialization(
             1, architecture.kv_heads, architecture.head_dim, loaded.dtype, loaded.device
@@ -99,7 +99,7 @@ def static_cache(loaded: LoadedModel, architecture: Architecture, rows: int) -> 
 
 
 def _room(loaded: LoadedModel, rows: int) -> int:
-    """Return how many rows to make where so many are wanted: a new shape is compiled anew."""
+    """Return the number of rows to allocate for ``rows``: every new shape is compiled again."""
     asked: int | None = getattr(loaded.model.generation_config, "max_cache_len", None)
     if asked is not None and rows <= asked:
         return asked
@@ -108,10 +108,10 @@ def _room(loaded: LoadedModel, rows: int) -> int:
     return room if known is None else max(rows, min(room, known))
 
 
-def within(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
-    """Return ``config``, with no more tokens to draw than a static cache of the model can hold.
+def limit_to_positions(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
+    """Return ``config`` with ``max_new_tokens`` limited to the model's positions.
 
-    It has rows for all of them from the start, and for positions that the model knows.
+    A static cache has rows for all of them from the start. Others grow, and stay as they are.
     """
     known = loaded.positions
     if config.cache_implementation is None or known is None:
@@ -120,15 +120,15 @@ def within(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConf
 
 
 @contextmanager
-def decoded_over(
+def decoding_cache(
     loaded: LoadedModel, cache: Cache | None, config: DecodeConfig, tokens: int
 ) -> Iterator[Cache | None]:
-    """Give the cache that transformers' ``generate`` is to have for a prompt of ``tokens``.
+    """Yield the cache for transformers' ``generate`` over a prompt of ``tokens``.
 
-    That is ``cache``, unless a static one is wanted. Then generate's first call, which repairs
-    and computes the prompt's last token, still runs over ``cache``, whose rows go to the static
-    one after it, layer by layer; the steps behind it run over that, and no hook of ragkv's is
-    on the model any more. Without a spliced cache the prompt is prefilled into the static one.
+    That is ``cache``, unless the request uses a static one. Then generate's first call, which
+    repairs and computes the prompt's last token, still runs over ``cache``, whose rows are then
+    copied to the static one, layer by layer; later steps run over that, without any of ragkv's
+    hooks. Without a spliced cache the prompt is prefilled into the static one.
 
     Raises
     ------
@@ -153,12 +153,12 @@ def decoded_over(
 def _first_call_over(
     loaded: LoadedModel, spliced: SplicedCache, static: StaticCache
 ) -> Iterator[None]:
-    """Let the model's next call over ``static`` run over ``spliced``, and move its rows then.
+    """Run the model's next call over ``static`` over ``spliced`` instead, then copy its rows.
 
-    Compiled code keeps the hooks that were there when it was traced, so these, and those of
-    :func:`ragkv.attend.forward.subset_as_first_call`, go with the first call.
+    Compiled code keeps the hooks of the time when it was traced, so these, and those of
+    :func:`ragkv.attend.forward.subset_as_first_call`, are removed by the first call.
     """
-    _say_length(static, spliced)
+    _set_length(static, spliced)
 
     def is_over(given: object, cache: Cache) -> bool:
         return isinstance(given, dict) and given.get("past_key_values") is cache
@@ -175,7 +175,7 @@ def _first_call_over(
         if not out or not is_over(given, spliced):
             return
         leave.remove()
-        _move(spliced, static)
+        _copy(spliced, static)
         out[0].past_key_values = static
 
     enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
@@ -187,10 +187,10 @@ def _first_call_over(
         leave.remove()
 
 
-def _say_length(static: StaticCache, spliced: SplicedCache) -> None:
-    """Give ``static`` the length of ``spliced``, by which ``generate`` knows what to compute.
+def _set_length(static: StaticCache, spliced: SplicedCache) -> None:
+    """Give ``static`` the length of ``spliced``, from which ``generate`` derives what to compute.
 
-    It asks the first layer. The rows are none: they are replaced before they are read.
+    It reads the first layer's length. The rows written here are replaced before they are read.
     """
     first = spliced.layers[0]
     rows = torch.ones_like(first.keys[:, :, :1]).expand(-1, -1, first.length, -1)
@@ -198,8 +198,8 @@ def _say_length(static: StaticCache, spliced: SplicedCache) -> None:
     static.update(rows, rows, 0)
 
 
-def _move(spliced: SplicedCache, static: StaticCache) -> None:
-    """Copy the rows of all layers, each as soon as it has arrived."""
+def _copy(spliced: SplicedCache, static: StaticCache) -> None:
+    """Copy the rows of all layers, each as soon as it is loaded."""
     _empty(static)
     length = spliced.get_seq_length()
     for index in range(len(static.layers)):
@@ -208,5 +208,5 @@ def _move(spliced: SplicedCache, static: StaticCache) -> None:
 
 
 def _empty(cache: Any) -> None:
-    """Forget all rows, of a cache or of one layer, where they lie: none is seen by the next."""
+    """Reset a cache or one layer in place: later rows do not see earlier ones."""
     cache.reset()

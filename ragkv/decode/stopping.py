@@ -1,4 +1,4 @@
-"""Where an answer ends: at a text, which may be the request's or the model's own."""
+"""Stop texts, the request's and the model's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ragkv.config import DecodeConfig
 from ragkv.model.loaded import LoadedModel
 
 _MARGIN = 8
-"""Tokens before a stop text that may have a part in how it decodes, or decode to nothing."""
+"""Tokens before a stop text that may change how it decodes, or decode to nothing."""
 
 
 def stops_of(loaded: LoadedModel, config: DecodeConfig) -> tuple[str, ...]:
@@ -19,10 +19,10 @@ def stops_of(loaded: LoadedModel, config: DecodeConfig) -> tuple[str, ...]:
 
 
 class StopTexts:
-    """Says when one of the texts stands at the end of the answer.
+    """Detects one of the texts at the end of the answer.
 
-    transformers' own criterion reads the prompt as well, and prepares the whole vocabulary
-    for every call.
+    transformers' own criterion also matches the prompt, and prepares the whole vocabulary for
+    every call.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> None:
@@ -34,7 +34,7 @@ class StopTexts:
     def reached(self, answer: torch.Tensor) -> bool:
         """Whether the answer's last token, of those in ``answer`` ``[tokens]``, completes one.
 
-        A special token counts by its name, and as nothing.
+        A special token is matched both by its name and as an empty text.
         """
         if not self._texts:
             return False
@@ -42,4 +42,4 @@ class StopTexts:
         read = [
             str(self._tokenizer.decode(tail, skip_special_tokens=skip)) for skip in (True, False)
         ]
-        return any(text in said for said in read for text in self._texts)
+        return any(stop in text for text in read for stop in self._texts)

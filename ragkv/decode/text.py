@@ -9,28 +9,28 @@ _CONTEXT, _DECODED_AGAIN = 8, 64
 
 
 class TextPieces:
-    """Turns tokens into text as they come.
+    """Decodes tokens to text incrementally.
 
-    Holds back what may still change: bytes of an unfinished character, and the head
+    Text that may still change is withheld: bytes of an unfinished character, and the beginning
     of a stop text. Only the last tokens are decoded again with each new one.
 
     Parameters
     ----------
     stop
-        Texts that end the answer and do not belong to it.
+        Texts that end the answer and are not part of it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
         self._ids: list[int] = []
-        self._given = 0
+        self._emitted = 0
         self._settled = ""
         self._last = 0  # the tokens from here on are decoded again
         self._known = 0  # characters of theirs that are settled
 
     def feed(self, token: int) -> str:
-        """Return the text that is certain now and was not given before."""
+        """Return the new text that is certain now."""
         self._ids.append(token)
         last = self._decoded(self._ids[self._last :])
         if last.endswith("\ufffd"):
@@ -39,10 +39,10 @@ class TextPieces:
         if len(self._ids) - self._last > _DECODED_AGAIN:
             self._settle(text)
         text = self._until_stop(text)
-        return self._give(text[: len(text) - _held_back(text, self._stop)])
+        return self._emit(text[: len(text) - _withheld(text, self._stop)])
 
     def _settle(self, text: str) -> None:
-        """Decode the tokens of this text no more, but for some that the next ones stand behind."""
+        """Stop decoding the tokens of this text again, but for the last ones: a context."""
         behind = self._decoded(self._ids[-_CONTEXT:])
         if behind and text.endswith(behind):  # special tokens alone decode to nothing
             self._settled, self._known = text, len(behind)
@@ -50,7 +50,7 @@ class TextPieces:
 
     def finish(self) -> str:
         """Return the rest."""
-        return self._give(self.text())
+        return self._emit(self.text())
 
     def text(self) -> str:
         """The whole answer so far, cut at the first stop text."""
@@ -63,13 +63,13 @@ class TextPieces:
         ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 
-    def _give(self, text: str) -> str:
-        piece = text[self._given :]
-        self._given = max(self._given, len(text))
+    def _emit(self, text: str) -> str:
+        piece = text[self._emitted :]
+        self._emitted = max(self._emitted, len(text))
         return piece
 
 
-def _held_back(text: str, stops: tuple[str, ...]) -> int:
+def _withheld(text: str, stops: tuple[str, ...]) -> int:
     """Length of the longest tail of ``text`` that begins one of the stop texts."""
     return max(
         (

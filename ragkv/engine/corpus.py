@@ -291,7 +291,7 @@ class Corpus:
             nonlocal tokens, written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
-                with copies.beside():
+                with copies.on_side_stream():
                     written += self.store.put(
                         entry, sink.fingerprint, document=document, expires_at=until
                     )
@@ -302,7 +302,7 @@ class Corpus:
             writing = _begin(writer, partial(write, []))
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
-                with self._lock.behind_others():
+                with self._lock.after_waiters():
                     began = time.perf_counter()
                     batch = next(batches, None)
                     self.loaded.wait()  # a device would seem to be done when it has begun

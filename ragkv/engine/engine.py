@@ -1,32 +1,28 @@
-"""RagKV: precompute chunks, find them in prompts, place, repair, decode."""
+"""RagKV, the engine: precompute chunks, answer prompts from their caches."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.decode import static
-from ragkv.decode.overlapped import overlapping
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
-from ragkv.engine.auxiliaries import Auxiliaries
-from ragkv.engine.background import Background
-from ragkv.engine.corpus import Corpus, check_document
+from ragkv.engine.corpus import check_document
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_texts
+from ragkv.engine.reuse import Reuse
 from ragkv.engine.stream import Cancelled, Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
@@ -34,21 +30,10 @@ from ragkv.model.load import load_model, pretrained
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Message, Prompt, template_head
-from ragkv.recompute.copy_repair import CopyRepair, repair_copies
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.clock import Clock
 from ragkv.select import Method, method_of
-from ragkv.splice.overlap import OverlappedCache
 from ragkv.store import open_store
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reuse:
-    """What an engine has besides if its model's chunk caches can be reused."""
-
-    corpus: Corpus
-    auxiliaries: Auxiliaries
-    background: Background
 
 
 class RagKV:
@@ -101,20 +86,19 @@ class RagKV:
         if not isinstance(model, LoadedModel):
             loaded = verified(loaded, on_unsupported)
         self._loaded = loaded
-        if isinstance(loaded, ReusableModel):
-            check_calibration(reuse, loaded.name, loaded.fingerprint)
         self._lock = lock_of(loaded.model)
         self._store = open_store(store, namespace, device=loaded.device)
-        self._reuse: _Reuse | None = None
+        self._reuse: Reuse | None = None
         self._pipeline = FullPrefill(loaded)
         if isinstance(loaded, ReusableModel):
             settings = store if isinstance(store, StoreConfig) else StoreConfig()
-            make = partial(Corpus, store=self._store, lock=self._lock, codec=settings.codec)
-            corpus = make(loaded)
-            auxiliaries = Auxiliaries(corpus, make)
-            background = Background(corpus, writable=not settings.read_only)
-            self._reuse = _Reuse(corpus, auxiliaries, background)
-            self._pipeline = Pipeline(corpus, auxiliaries.scorer)
+            self._reuse = Reuse.over(loaded, self._store, settings)
+            self._pipeline = Pipeline(self._reuse.corpus, self._reuse.auxiliaries.scorer)
+        try:
+            self._configured({"calibrated_for": reuse.calibrated_for})
+        except ConfigError:
+            self._store.close()
+            raise
         self._lifecycle = Lifecycle()
         self._lock.join()
 
@@ -148,17 +132,13 @@ class RagKV:
         (config, method), chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
             return PrecomputeReport()
-        given: dict[str, Any] = {"document": document, "expires_in": expires_in}
         with self._lifecycle:
-            corpus = self._reuse.corpus
-            corpora = [(corpus, corpus.sink_for(config, method))]
-            if method.auxiliary:
-                corpora.append(self._reuse.auxiliaries.corpus(config))
-            reports = [
-                corpus.encode(chunks, sink, show_progress=show_progress, **given)
-                for corpus, sink in corpora
-            ]
-        return reports[0]
+            return self._reuse.precompute(
+                *(chunks, config, method),
+                document=document,
+                expires_in=expires_in,
+                show_progress=show_progress,
+            )
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
@@ -200,7 +180,7 @@ class RagKV:
         ModelInUseError
             The calling thread itself holds the model, which that work may wait for.
         """
-        self._lock.refuse_mine()
+        self._lock.refuse_reentry()
         with suppress(ClosedError), self._lifecycle:
             if self._reuse is not None:
                 self._reuse.background.wait()
@@ -217,10 +197,7 @@ class RagKV:
                 warnings = self._warnings_of(plan)
                 report = report_of(request, plan, time.perf_counter(), warnings=warnings)
             self._follow_up(request, plan)
-        ids, copies = plan.ids.tolist(), plan.repair.copies
-        if copies is None and not isinstance(cache, OverlappedCache):
-            return Prefilled(logits, ids, cache, report)
-        return Prefilled(logits, ids, cache, report, partial(self._decoding, cache, copies), copies)
+        return Prefilled(logits, plan.ids.tolist(), cache, report, self._loaded, plan.repair.copies)
 
     def generate(
         self,
@@ -307,6 +284,8 @@ class RagKV:
         if self._reuse is not None:
             self._reuse.background.schedule_followups(request, plan)
 
+    # ---- the model's lock
+
     def turn(self) -> AbstractContextManager[object]:
         """Hold the model in the block, for calls of your own that are to run alone.
 
@@ -325,18 +304,6 @@ class RagKV:
                 yield
         finally:
             self._lock.release()
-
-    @contextmanager
-    def _decoding(self, cache: Cache, copies: CopyRepair | None) -> Iterator[None]:
-        """Hold the model, which decodes over overlapping chunks or repairs copies."""
-        loaded = self._loaded
-        with (
-            self._lock,
-            loaded.without_autocast(),
-            overlapping(loaded, cache),
-            repair_copies(loaded, cache, copies),
-        ):
-            yield
 
     # ---- what is configured
 
@@ -404,7 +371,7 @@ class RagKV:
         """
         if self._lifecycle.forked:
             return
-        self._lock.refuse_mine()
+        self._lock.refuse_reentry()
         if self._lifecycle.close():
             if self._reuse is not None:
                 self._reuse.background.close()

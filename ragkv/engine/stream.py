@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -15,9 +15,13 @@ from typing import Self
 import torch
 from transformers.cache_utils import Cache
 
+from ragkv.decode.overlapped import overlapping
 from ragkv.errors import ModelInUseError
-from ragkv.recompute.copy_repair import CopyRepair
+from ragkv.model.loaded import LoadedModel
+from ragkv.model.lock import lock_of
+from ragkv.recompute.copy_repair import CopyRepair, repair_copies
 from ragkv.report.account import ReuseReport
+from ragkv.splice.overlap import OverlappedCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,20 +37,19 @@ class Prefilled:
     cache
         A transformers Cache over all prompt tokens. Run the model on it inside
         ``with prefilled.decoding():``.
-    enter
-        Makes the context of :meth:`decoding`.
     copies
-        What the steps inside :meth:`decoding` recompute besides, or None.
+        What the steps inside :meth:`decoding` repair; None for nothing.
     """
 
     logits: torch.Tensor
     token_ids: list[int]
     cache: Cache
     report: ReuseReport
-    enter: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)
+    loaded: LoadedModel = field(repr=False)
     copies: CopyRepair | None = field(default=None, repr=False)
 
-    def decoding(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
         """Allow the model to run on ``cache`` in the block.
 
         The block holds the model's lock where the method needs it: passes over the cache then
@@ -54,7 +57,16 @@ class Prefilled:
         what the answer is about to copy (``query`` with ``repair_ahead``). For other methods
         it does nothing.
         """
-        return self.enter()
+        if self.copies is None and not isinstance(self.cache, OverlappedCache):
+            yield
+            return
+        with (
+            lock_of(self.loaded.model),
+            self.loaded.without_autocast(),
+            overlapping(self.loaded, self.cache),
+            repair_copies(self.loaded, self.cache, self.copies),
+        ):
+            yield
 
 
 @dataclass(frozen=True, slots=True)

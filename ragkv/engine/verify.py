@@ -18,7 +18,7 @@ from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.model.architecture import config_of, is_verified
-from ragkv.model.load import served_in_full
+from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.rope_probe import KeyProbe
@@ -79,7 +79,7 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
             f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
             "on_unsupported='full' to serve it by ordinary full prefill."
         )
-    return served_in_full(loaded.model, loaded.tokenizer, loaded.name, wrong)
+    return without_reuse(loaded.model, loaded.tokenizer, loaded.name, wrong)
 
 
 def check_model(loaded: LoadedModel) -> list[CheckRow]:
@@ -193,7 +193,7 @@ def _moving(loaded: ReusableModel) -> CheckRow:
     """Keys computed at one place and moved are the keys computed at the other."""
     probe = KeyProbe(loaded.model)
     kinds = enumerate(loaded.architecture.rope_kinds)
-    worst = max(probe.apart(layer, kind, loaded.rotary) for layer, kind in kinds)
+    worst = max(probe.distance(layer, kind, loaded.rotary) for layer, kind in kinds)
     holds = worst < 10 * _TOLERANCE.get(loaded.dtype, 3e-1)
     return CheckRow("keys can be moved", holds, f"{worst:.1e} standard deviations apart")
 

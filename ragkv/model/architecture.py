@@ -1,4 +1,4 @@
-"""What a model's caches look like, or the reason why they cannot be moved."""
+"""The shape of a model's caches, or the reason why they cannot be moved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _NO_WINDOW = frozenset({"llama"})
 """Model types that attend to all keys, whatever their configuration says."""
 _ONE_WINDOW = frozenset({"mistral", "phi3"})
-"""Model types whose window holds in all layers, whatever else their configuration says of it."""
+"""Model types whose window applies to all layers, whatever their configuration says."""
 _MEND = "Load it with on_unsupported='full' to serve it by ordinary full prefill."
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -37,7 +37,7 @@ class Architecture:
         Per layer: sliding window in tokens (a query sees this many keys, itself
         included), or None for full attention.
     rope_kinds
-        Per layer: how its keys turn.
+        Per layer: how its keys rotate.
     position_limit
         First position at which the rotary table changes (longrope), or None.
     """
@@ -51,7 +51,7 @@ class Architecture:
 
     @property
     def values_per_token(self) -> int:
-        """Numbers that keys and values of one token are made of, over all layers."""
+        """Numbers in the keys and values of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -61,15 +61,15 @@ def backbone_of(model: PreTrainedModel) -> Any:
 
 
 def config_of(model: PreTrainedModel) -> PretrainedConfig:
-    """Return the decoder stack's configuration: a part of the model's where it reads images too."""
+    """Return the decoder stack's configuration, which is a part of a multimodal model's."""
     config: PretrainedConfig = getattr(backbone_of(model), "config", model.config)
     return config
 
 
 def is_verified(model: PreTrainedModel) -> bool:
-    """Whether the test suite has such models; others are examined when they are loaded.
+    """Whether the test suite covers such models; others are probed when they are loaded.
 
-    A model whose code is not transformers' own is another, whatever its type says.
+    Remote code counts as another family, whatever model type it has.
     """
     backbone = backbone_of(model)
     parts = (model, backbone, *(layer.self_attn for layer in backbone.layers[:1]))
@@ -110,7 +110,7 @@ def describe(model: PreTrainedModel) -> Architecture:
 
 
 def known_positions(config: PretrainedConfig) -> int | None:
-    """Return how many positions a configuration says that its model knows, None for nothing.
+    """Return the number of positions that a configuration declares; None if it does not.
 
     ``yarn`` and ``linear`` stretch the rope by a factor, which is often not in
     ``max_position_embeddings`` (Qwen2.5 documents YaRN so).
@@ -131,8 +131,8 @@ def _window(config: PretrainedConfig) -> int | None:
     if config.model_type in _NO_WINDOW:
         if window is not None and window < config.max_position_embeddings:
             raise _unsupported(
-                f"a window of {window} tokens in its configuration, which its attention passes "
-                "over and transformers' cache does not (config.sliding_window = None mends that)"
+                f"a window of {window} tokens in its configuration, which its attention ignores "
+                "and transformers' cache obeys (set config.sliding_window = None)"
             )
         return None
     off = getattr(config, "use_sliding_window", True) is False

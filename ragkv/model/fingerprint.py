@@ -1,4 +1,4 @@
-"""What a cache depends on. An entry is used only where all of it agrees."""
+"""Everything that a chunk's cache depends on: an entry is used only where all of it matches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
 from ragkv.model.rotary import RopeKind
 
-_DECIDES_NOTHING = frozenset(
+_WITHOUT_INFLUENCE = frozenset(
     {
         "architectures",
         "bos_token_id",
@@ -40,17 +40,17 @@ _DECIDES_NOTHING = frozenset(
         "use_cache",
     }
 )
-"""Fields of a configuration that keys and values do not depend on, or that are hashed elsewhere."""
+"""Configuration fields without influence on keys and values, or hashed elsewhere."""
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _SWITCHED = ("longrope", "dynamic")
 _HASHED_AT_ONCE = 1 << 28
 _NO_WEIGHTS = ("builtins", "torch", "transformers", "accelerate", "peft", "bitsandbytes")
-"""Packages whose objects beside a quantised model's modules hold none that it does not name."""
+"""Packages whose objects in a quantised model contain no unnamed weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Everything that decides what a chunk's KV looks like.
+    """Everything that determines a chunk's KV.
 
     Attributes
     ----------
@@ -60,8 +60,8 @@ class Fingerprint:
     tokenizer
         Digest of the tokenizer's full definition.
     attention
-        Digest of the model's configuration: rope, windows, heads, activations, multipliers;
-        all that is not known to decide nothing. And of how exact the rotary frequencies are.
+        Digest of the model's configuration (rope, windows, heads, activations, multipliers: all
+        fields but those known to have no influence) and of the rotary frequencies' precision.
     dtype
         The dtype of K and V, such as ``float32``.
     sink
@@ -104,18 +104,18 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Take the fingerprint of a loaded model, without a sink.
 
-    ``kinds`` are its layers': entries keep keys as they are turned back.
+    ``kinds`` are its layers': entries contain unrotated keys.
     """
     config = json.loads(config_of(model).to_json_string(use_diff=False))
     attention = {
         name: value
         for name, value in config.items()
-        if value is not None and name not in _DECIDES_NOTHING and not name.startswith("_")
+        if value is not None and name not in _WITHOUT_INFLUENCE and not name.startswith("_")
     }
     rotary = backbone_of(model).rotary_emb
-    expected = _as_configured(rotary)
+    expected = _configured_buffers(rotary)
     attention["rotary"] = [
-        f"{name} {_narrowest(buffer)}{_otherwise(buffer, expected.get(name))}"
+        f"{name} {_precision(buffer)}{_deviation(buffer, expected.get(name))}"
         for name, buffer in sorted(rotary.named_buffers())
     ]
     turns = [kind.turn for kind in kinds]
@@ -129,11 +129,11 @@ def fingerprint_of(
     )
 
 
-def _narrowest(buffer: torch.Tensor) -> str:
-    """Return the narrowest dtype that holds the numbers: ``model.to(bfloat16)`` rounds them.
+def _precision(buffer: torch.Tensor) -> str:
+    """Return the narrowest dtype that represents the numbers: ``model.to(bfloat16)`` rounds them.
 
     Loading in a dtype does not. The numbers themselves follow from the configuration, and may
-    differ in the last bit from device to device.
+    differ in the last bit between devices.
     """
     for narrow in (torch.bfloat16, torch.float16):
         if torch.equal(buffer.to(narrow).to(buffer.dtype), buffer):
@@ -141,8 +141,8 @@ def _narrowest(buffer: torch.Tensor) -> str:
     return str(buffer.dtype)
 
 
-def _as_configured(rotary: Any) -> dict[str, torch.Tensor]:
-    """Return the buffers of a rotary module made anew; nothing where that cannot be said."""
+def _configured_buffers(rotary: Any) -> dict[str, torch.Tensor]:
+    """Return the buffers of a new rotary module of the same configuration; empty if unknown."""
     config = getattr(rotary, "config", None)
     if config is None or _is_switched(config):
         return {}
@@ -158,8 +158,8 @@ def _is_switched(config: PretrainedConfig) -> bool:
     return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in _SWITCHED
 
 
-def _otherwise(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
-    """Return a digest of numbers that are not those of the configuration, rounding aside."""
+def _deviation(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
+    """Return a digest of numbers that deviate from the configuration's by more than rounding."""
     if expected is None or expected.shape != buffer.shape:
         return ""
     numbers = buffer.detach().double().cpu()
@@ -169,7 +169,7 @@ def _otherwise(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
 
 
 def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a tokenizer's definition, without what an earlier call padded or cut its texts to."""
+    """Return a tokenizer's definition without the padding and truncation of earlier calls."""
     raw = tokenizer.backend_tokenizer
     if raw.padding is not None or raw.truncation is not None:
         raw = copy.deepcopy(raw)
@@ -179,10 +179,9 @@ def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def state_of(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return what differs once weights, or the adapters in use, were changed in place.
+    """Return a state that changes when weights or active adapters are changed in place.
 
-    It takes a walk over the modules, a millisecond or so. What is written through a
-    parameter's ``data`` is not seen.
+    Takes about a millisecond. Writes through a parameter's ``data`` are not detected.
     """
     hidden = (tensor for _, tensor in _hidden(model))
     rotary = backbone_of(model).rotary_emb
@@ -195,9 +194,9 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
 
 
 def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a quantised model that are no parameters: MXFP4's experts (gpt-oss).
+    """Yield a quantised model's weights outside its parameters, as of MXFP4's experts (gpt-oss).
 
-    Its quantiser puts objects of another package in their place, and scales beside them.
+    Their quantiser replaces them by objects of another package, with scales in attributes.
     """
     if getattr(model, "hf_quantizer", None) is None:
         return
@@ -227,7 +226,7 @@ def _tensors_in(value: object, name: str, depth: int = 5) -> Iterator[tuple[str,
 
 
 def _adapters(model: PreTrainedModel) -> list[str]:
-    """Return which of PEFT's adapters are in use, and how much of each, layer by layer."""
+    """Return PEFT's active adapters with their scaling, layer by layer."""
     if not hasattr(model, "peft_config"):
         return []
     return [
@@ -238,7 +237,7 @@ def _adapters(model: PreTrainedModel) -> list[str]:
 
 
 def _weights_digest(model: PreTrainedModel) -> str:
-    """Hash name, shape, dtype and bytes of every parameter and buffer, and the adapters in use."""
+    """Hash name, shape, dtype and bytes of every parameter and buffer, and active adapters."""
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update("".join(_adapters(model)).encode())
     for name, tensor in sorted((*model.state_dict().items(), *_hidden(model)), key=itemgetter(0)):

@@ -1,4 +1,4 @@
-"""Load a model and say whether its chunk caches can be reused."""
+"""Load a model and decide whether its chunk caches can be reused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.rope_probe import turns_of
+from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def load_model(
         return model
     check_device(device)
     loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
-    other = dtype_of(dtype) if loaded is model else None  # what is loaded here has it
+    other = dtype_of(dtype) if loaded is model else None  # a model loaded here has it already
     if device is not None:
         with lock_of(loaded):
             loaded.to(device)  # type: ignore[arg-type]
@@ -80,13 +80,13 @@ def load_model(
             )
         architecture = describe(loaded)
         _cast(loaded, other)
-        architecture = _examined(loaded, architecture)
+        architecture = _with_probed_rope(loaded, architecture)
         fingerprint = fingerprint_of(loaded, tokens, architecture.rope_kinds)
     except UnsupportedModelError as reason:
         if on_unsupported == "raise":
             raise
         _cast(loaded, other)
-        return served_in_full(loaded, tokens, name, str(reason))
+        return without_reuse(loaded, tokens, name, str(reason))
     return ReusableModel(
         model=loaded,
         tokenizer=tokens,
@@ -104,7 +104,7 @@ def _refuse_changes(
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
 ) -> None:
-    """Raise where a model that others may use already is to become another one."""
+    """Raise for a change of a model that others may already use."""
     check_device(device)
     place = loaded.device if device is None else torch.device(device)
     given = {
@@ -120,25 +120,27 @@ def _refuse_changes(
             )
 
 
-def _examined(model: PreTrainedModel, architecture: Architecture) -> Architecture:
-    """Return the architecture with how the layers turn their keys: found out, or as is usual."""
+def _with_probed_rope(model: PreTrainedModel, architecture: Architecture) -> Architecture:
+    """Return the architecture with probed kinds of rotation for families without tests."""
     if is_verified(model):
         return architecture
     with lock_of(model), torch.autocast(model.device.type, enabled=False):
         try:
-            kinds = turns_of(model, architecture, RotaryTables(backbone_of(model)))
+            kinds = probe_rope_kinds(model, architecture, RotaryTables(backbone_of(model)))
         except (torch.OutOfMemoryError, ModelInUseError):
             raise
-        except Exception as error:  # noqa: BLE001  the check that follows names what is wrong
-            _log.info("how %s turns its keys is not known: %r", type(model).__name__, error)
+        except Exception as error:  # noqa: BLE001  the check that follows names the cause
+            _log.info(
+                "the rotation of keys in %s cannot be probed: %r", type(model).__name__, error
+            )
             return architecture
     return replace(architecture, rope_kinds=kinds)
 
 
-def served_in_full(
+def without_reuse(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, reason: str
 ) -> LoadedModel:
-    """Describe a model whose caches cannot be reused, and say so in the log."""
+    """Describe a model whose caches cannot be reused, and log a warning."""
     _log.warning("%s is served by full prefill: %s", name, reason)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, unsupported=reason)
 
@@ -163,16 +165,17 @@ def _resolve(
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Change a model's dtype to what loading it in that dtype gives; None leaves it.
+    """Change a model's dtype as loading in that dtype would; None keeps it.
 
-    ``to`` alone rounds what no file has, too: the rotary frequencies, and with them all positions.
+    ``to`` alone would also round buffers that no file contains: the rotary frequencies, and so
+    all positions.
     """
     if dtype is None:
         return
     kept = [
         (part, name, part.get_buffer(name))
         for part in model.modules()
-        for name in part._non_persistent_buffers_set  # noqa: SLF001  nothing public says which
+        for name in part._non_persistent_buffers_set  # noqa: SLF001  no public way to tell
     ]
     with lock_of(model):
         try:
@@ -189,7 +192,7 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     Raises
     ------
     ModelNotFoundError
-        There is nothing that could be loaded by this name.
+        Nothing can be loaded by this name.
     """
     place = default_model_folder() if name is None or str(name) == DEFAULT_MODEL else name
     try:

@@ -1,4 +1,4 @@
-"""One thread at a time uses the model, and leaves no threads behind."""
+"""One thread at a time uses the model; its OpenMP threads end with its turn."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from ragkv.errors import ModelInUseError
 from ragkv.model.architecture import config_of
 
 _SOFT = 1
-"""OpenMP's ``omp_pause_soft``: what the program has set stays as it is."""
+"""OpenMP's ``omp_pause_soft``: keeps the program's settings."""
 
 
 class ModelLock:
-    """A reentrant lock around a model; who leaves it ends its pool of OpenMP threads.
+    """A reentrant lock around a model, whose release ends the thread's OpenMP pool.
 
-    GNU OpenMP, which torch's wheels for Linux compute with, keeps such a pool for every
-    thread that ever computed. Once pools have more threads than there are cores, none
-    spins any longer: all sleep, and are woken, at every one of a pass's thousands of
-    barriers, which makes a first token come 1.25 times later on two cores. A framework that
-    calls the model from another thread each time gets there at once. A pool is started
-    again within a millisecond.
+    GNU OpenMP, in torch's wheels for Linux, keeps a pool of threads for every thread that
+    ever computed. Once the pools have more threads than there are cores, threads sleep
+    instead of spinning at each of a pass's thousands of barriers, and the time to first token
+    is 1.25x as long on two cores. A framework that calls the model from a new thread each time
+    gets there at once. A pool restarts within a millisecond.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class ModelLock:
             self._users += 1
 
     def leave(self) -> bool:
-        """Count one less; return whether that was the last."""
+        """Count one engine less; return whether it was the last."""
         with self._turns:
             self._users -= 1
             return not self._users
@@ -70,8 +69,8 @@ class ModelLock:
         """Whether the calling thread uses the model."""
         return self._owner == threading.get_ident()
 
-    def refuse_mine(self) -> None:
-        """Raise ModelInUseError where the calling thread is about to wait for itself."""
+    def refuse_reentry(self) -> None:
+        """Raise ModelInUseError where the calling thread would wait for itself."""
         if self.is_mine:
             raise ModelInUseError(
                 "This thread holds the model, for which others wait: call it outside of "
@@ -79,11 +78,10 @@ class ModelLock:
             )
 
     @contextmanager
-    def behind_others(self) -> Iterator[None]:
-        """Hold the lock, after all who wait for it now: for one step of long work.
+    def after_waiters(self) -> Iterator[None]:
+        """Hold the lock after all threads that wait for it now: for one step of long work.
 
-        A thread that lets go of a lock and takes it again is mostly there before those who
-        wait for it.
+        A thread that releases a lock and acquires it again mostly does so before any waiter.
         """
         if not self.is_mine:
             with self._turns:
@@ -97,7 +95,7 @@ class ModelLock:
         self._depth -= 1
         if not self._depth:
             self._owner = None
-            end_threads()
+            end_openmp_threads()
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -112,21 +110,21 @@ _locks: dict[int, ModelLock] = {}
 _finding = threading.Lock()
 
 
-def _anew() -> None:
-    """Forget, in a fork, locks whose holders are not in it."""
+def _reset_in_fork() -> None:
+    """Drop, in a fork, the locks of threads that it does not have."""
     global _finding  # noqa: PLW0603  it may be held, too
     _locks.clear()
     _finding = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_anew)
+    os.register_at_fork(after_in_child=_reset_in_fork)
 
 
 def lock_of(model: PreTrainedModel) -> ModelLock:
-    """Return the model's lock, the same for everyone who uses the model.
+    """Return the model's lock, the same for all its users.
 
-    It goes by the configuration of the decoder stack, which is what a pass switches.
+    Its key is the configuration of the decoder stack, which is what a pass switches.
     """
     config = config_of(model)
     with _finding:
@@ -137,8 +135,8 @@ def lock_of(model: PreTrainedModel) -> ModelLock:
         return lock
 
 
-def end_threads() -> None:
-    """End the OpenMP threads that compute for the calling thread, until it computes again."""
+def end_openmp_threads() -> None:
+    """End the calling thread's OpenMP threads until it computes again."""
     _pause()(_SOFT)
 
 

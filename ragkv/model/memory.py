@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 _log = logging.getLogger(__name__)
-_ROOM = 1.25
-"""What is taken of what is asked for: the next prompt is a little longer."""
-_WASTE = 8
-"""How much more than what is asked for is kept."""
+_GROWTH = 1.25
+"""Factor on a new allocation: the next prompt may be a little longer."""
+_MOST_SLACK = 8
+"""Memory of up to this multiple of a request is kept for it."""
 
 
 def uninitialised(
@@ -32,10 +32,10 @@ def uninitialised(
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return host memory that a GPU copies from by itself, while the host goes on.
+    """Return pinned host memory of undefined content, for asynchronous copies to a GPU.
 
-    Its content is undefined. None where there is no GPU, or no such memory is left. torch
-    takes it in powers of two: see :func:`pinned_bytes`.
+    None where there is no GPU or the system has no more such memory. torch allocates it in
+    powers of two: see :func:`pinned_bytes`.
     """
     try:
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
@@ -45,15 +45,15 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Return what so many bytes of pinned memory take: the next power of two."""
+    """Return the size of a pinned allocation of ``nbytes``: the next power of two."""
     return 1 << max(0, nbytes - 1).bit_length()
 
 
 class Workspace:
     """One piece of memory that requests use in turn.
 
-    Memory that is fresh from the system is filled several times slower than memory that is
-    at hand. Devices have torch's own allocator, which keeps memory; this is for the CPU.
+    Fresh memory from the system is several times slower to fill than memory in use. This is
+    for the CPU: on devices, torch's own allocator caches memory.
     """
 
     def __init__(self) -> None:
@@ -64,25 +64,24 @@ class Workspace:
     def uninitialised(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Return a tensor whose content is undefined: maybe what the last one left there.
+        """Return a tensor of undefined content, perhaps the last one's.
 
-        It has the memory to itself for as long as it or a view of it is held anywhere; who
-        asks meanwhile gets other memory. What is kept is at most eight times what was asked
-        for last.
+        The memory is the tensor's own for as long as the tensor or a view of it exists; another
+        request meanwhile gets other memory. At most eight times the last request is kept.
         """
         if torch.device(device).type != "cpu":
             return uninitialised(shape, dtype, device)
         wanted = _bytes(shape, dtype)
         with self._lock:
             lent = self._lent is not None and self._lent() is not None
-            if lent or not wanted <= self._flat.nbytes <= _WASTE * wanted:
-                self._flat = np.empty(int(_ROOM * wanted), dtype=np.uint8)
+            if lent or not wanted <= self._flat.nbytes <= _MOST_SLACK * wanted:
+                self._flat = np.empty(int(_GROWTH * wanted), dtype=np.uint8)
             lease = self._flat[:wanted]
-            self._lent = weakref.ref(lease)  # torch's storage holds it, and nothing else does
+            self._lent = weakref.ref(lease)  # torch's storage has the only reference
             return _shaped(lease, shape, dtype)
 
     def release(self) -> None:
-        """Give the memory back once nobody holds it."""
+        """Free the memory once its last tensor is gone."""
         with self._lock:
             self._flat, self._lent = np.empty(0, dtype=np.uint8), None
 

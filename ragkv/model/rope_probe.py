@@ -1,4 +1,4 @@
-"""How a model's layers turn their keys, found out from the keys themselves."""
+"""How a model's layers rotate their keys, probed from the keys themselves."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _IDS = range(40, 56)
 class KeyProbe:
     """Each layer's keys of the same tokens, as the model computes them at several positions.
 
-    Rotary attention sees differences of positions alone, so that these keys differ by their
-    rotation and by nothing else.
+    Rotary attention depends on differences of positions alone, so these keys differ only by
+    their rotation.
     """
 
     @torch.no_grad()
@@ -35,8 +35,8 @@ class KeyProbe:
             layers: list[Any] = cache.layers
             self._keys.append([layer.keys for layer in layers])
 
-    def apart(self, layer: int, kind: RopeKind, rotary: RotaryTables) -> float:
-        """Return how far a layer's keys are apart once unrotated, in standard deviations."""
+    def distance(self, layer: int, kind: RopeKind, rotary: RotaryTables) -> float:
+        """Return the largest distance of a layer's unrotated keys, in standard deviations."""
         first, *others = (
             unrotate(keys[layer], rotary.at(kind, positions)).float()
             for keys, positions in zip(self._keys, self._places, strict=True)
@@ -44,18 +44,18 @@ class KeyProbe:
         return max(float((other - first).abs().max() / first.std()) for other in others)
 
 
-def turns_of(
+def probe_rope_kinds(
     model: PreTrainedModel, architecture: Architecture, rotary: RotaryTables
 ) -> tuple[RopeKind, ...]:
-    """Return how each layer's keys turn: as they come closest when they are turned back.
+    """Return each layer's kind of rotation: the one that brings its unrotated keys closest.
 
-    Whether that is close enough, :func:`ragkv.engine.verify.verify_model` says.
+    :func:`ragkv.engine.verify.check_model` checks that this is close enough.
     """
-    seen = KeyProbe(model)
+    probe = KeyProbe(model)
     return tuple(
         min(
             (RopeKind(kind.table, turn) for turn in TURNS),
-            key=lambda tried: seen.apart(layer, tried, rotary),
+            key=lambda tried: probe.distance(layer, tried, rotary),
         )
         for layer, kind in enumerate(architecture.rope_kinds)
     )

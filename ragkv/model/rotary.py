@@ -9,17 +9,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 Turn = Literal["halves", "adjacent", "backwards", "still"]
-"""Which channels of a key turn together, and which way.
+"""Which channels of a key rotate as a pair, and in which direction.
 
-``halves``: a channel and the one half of the rotary dimensions further on (Llama and most
-others). ``adjacent``: each with its neighbour (GPT-J, Cohere, GLM). ``backwards``: halves, by the
-negative angle (nanochat). ``still``: the layer knows no positions (NoPE: SmolLM3, EXAONE 4).
+``halves``: a channel and the one half the rotary dimensions after it (Llama and most others).
+``adjacent``: each with its neighbour (GPT-J, Cohere, GLM). ``backwards``: halves, by the negative
+angle (nanochat). ``still``: the layer has no positions (NoPE: SmolLM3, EXAONE 4).
 """
 TURNS: tuple[Turn, ...] = ("halves", "adjacent", "backwards", "still")
 
 
 class RopeKind(NamedTuple):
-    """How a layer's keys turn: by which of the model's tables, ``""`` where it has one, and how."""
+    """How a layer's keys rotate: the model's table (``""`` where it has one), and the pairing."""
 
     table: str = ""
     turn: Turn = "halves"
@@ -28,7 +28,7 @@ class RopeKind(NamedTuple):
 class Table(NamedTuple):
     """cos and sin, each ``[tokens, rotary_dim / 2]`` float32, attention scaling included.
 
-    ``adjacent`` channels turn together, or else the two halves.
+    ``adjacent`` channels rotate as pairs; otherwise the two halves do.
     """
 
     cos: torch.Tensor
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
     @property
     def channels(self) -> tuple[slice, slice]:
-        """The channels that turn, each with the one at its place in the other."""
+        """The rotated channels: pair i is channel i of both slices."""
         half = self.cos.shape[-1]
         if self.adjacent:
             return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -67,7 +67,7 @@ class RotaryTables:
     def at(self, kind: RopeKind, positions: torch.Tensor) -> Table:
         """Return the table of one kind at ``positions`` ``[tokens]``.
 
-        Most models' tables have each number twice; once is enough.
+        Most models' tables have each number twice; this one has it once.
         """
         if kind.turn == "still":
             ones = torch.ones(len(positions), 1, device=positions.device)
@@ -80,12 +80,12 @@ class RotaryTables:
     def _of_model(self, table: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's own tables, ``[tokens, rotary_dim]`` float32."""
         probe = torch.empty(0, dtype=torch.float32, device=positions.device)
-        rotary = self._backbone.rotary_emb  # the model's as it is now
+        rotary = self._backbone.rotary_emb  # as it is now: users may replace it
         cos, sin = rotary(probe, positions[None], *([table] if self._by_kind else []))
         return cos[0].float(), sin[0].float()
 
     def _once(self, table: str, device: torch.device) -> slice:
-        """Return which columns of a table have each number once.
+        """Return columns of a table that have each number once.
 
         Numbers come twice by halves (Llama), twice in a row (Cohere), or once (gpt-oss).
         """
@@ -109,7 +109,7 @@ class RotaryTables:
 def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
     """Rotate ``x`` ``[..., tokens, head_dim]`` by a table; rounds once, to x's dtype.
 
-    Only the first ``rotary_dim`` channels turn (Phi-3's partial rotary).
+    Only the first ``rotary_dim`` channels rotate (Phi-3's partial rotary).
     """
     a, b = table.channels
     first, second = x[..., a].float(), x[..., b].float()
@@ -122,7 +122,7 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
 
 def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
     """Add what :func:`rotate` makes of ``x`` (float32) to a tensor in place."""
-    if to.dtype != torch.float32:  # or it were rounded more than once
+    if to.dtype != torch.float32:  # so that the sum is rounded once
         wide = to.float()
         add_rotated(wide, x, table)
         to.copy_(wide)

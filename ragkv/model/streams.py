@@ -1,4 +1,4 @@
-"""What a GPU does beside what it computes."""
+"""Copies to a GPU while it computes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 class SideStream:
     """A stream for copies from the host: they run while the device computes.
 
-    On the CPU, and on devices without streams, all that is done beside is simply done.
-    Have one of a device: see :func:`side_stream`. torch keeps memory for every stream.
+    On the CPU, and on devices without streams, the copies run at once. There is one of each
+    device, :func:`side_stream`, since torch reserves memory for every stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,14 +24,14 @@ class SideStream:
         has_any = device.type != "cpu" and hasattr(self._streams, "Stream")
         self._own = self._streams.Stream(device) if has_any else None
 
-    def catch_up(self) -> None:
-        """Let what comes next on it wait for all that the current stream has been given."""
+    def wait_for_compute(self) -> None:
+        """Let its next work wait for all work queued on the current stream."""
         if self._own is not None:
             self._own.wait_stream(self._streams.current_stream(self._device))
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Do the block's work on it; what the current stream is given after it waits for that."""
+    def on_side_stream(self) -> Iterator[None]:
+        """Queue the block's work on it; later work of the current stream waits for that."""
         if self._own is None:
             yield
             return
@@ -44,7 +44,7 @@ class SideStream:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when the device has done what the current stream has been given."""
+    """Return when the device has finished the current stream's work."""
     if device.type == "cpu":
         return
     streams: Any = torch.get_device_module(device)
@@ -67,7 +67,7 @@ def side_stream(device: torch.device) -> SideStream:
 
 
 def to_device(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return numbers on the device; with CUDA nobody waits for it, what is queued there least."""
+    """Copy numbers to the device; with CUDA without blocking host or queue."""
     here = torch.from_numpy(numbers)
     if device.type == "cuda":
         return here.pin_memory().to(device, non_blocking=True)

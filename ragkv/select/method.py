@@ -112,7 +112,9 @@ class CopyLookup:
 
     def __post_init__(self) -> None:
         if not (self.tokens >= 0 and self.at_most >= 1 and self.rare >= 0):
-            raise ConfigError("at_most must be at least 1, tokens and rare at least 0")
+            raise ConfigError(
+                "a copy lookup's at_most must be at least 1, tokens and rare at least 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)

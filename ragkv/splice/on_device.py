@@ -45,7 +45,7 @@ def put_on_device(
     for entry, rows, slots in moves:
         coded = entry.coded(layers)
         cached = entry.layers(layers) if coded is None else (coded.data,)
-        with copies.beside():
+        with copies.on_side_stream():
             here = [part.to(device, non_blocking=device.type != "mps") for part in cached]
             for run, kind in _runs(kinds):
                 into = target[0][run], target[1][run]

@@ -79,12 +79,12 @@ def splice(
     *there, fresh = _indices([*where, layout.fresh], device)
     moves = list(zip((piece.entry for piece in pieces), there[::2], there[1::2], strict=True))
     copies = side_stream(device)
-    copies.catch_up()  # the buffer's memory may just have been another's
+    copies.wait_for_compute()  # the buffer's memory may just have been another's
 
     def place(layers: slice) -> None:
         with step():
             target = cache.rows(layers)
-            with copies.beside():
+            with copies.on_side_stream():
                 for part in target:
                     _clear(part, fresh)
                     _clear(part, slice(len(layout), None))

@@ -8,7 +8,7 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
-from ragkv.cli.demo.answer import Answer, Figures, Pair
+from ragkv.cli.demo.answer import Answer, AnswerPair, DemoFigures
 from ragkv.cli.demo.corpus import TOPICS, corpus_chunks
 from ragkv.cli.demo.questions import QUESTIONS, chosen_questions
 from ragkv.cli.main import app
@@ -89,12 +89,12 @@ def answer(ttft_s: float, *token_ids: int) -> Answer:
     ],
 )
 def test_agreement_is_place_by_place(full, ragkv, share):
-    assert Pair("?", answer(1, *full), answer(1, *ragkv)).agreement == share
+    assert AnswerPair("?", answer(1, *full), answer(1, *ragkv)).agreement == share
 
 
 def test_speedup_is_the_median_of_the_questions_own():
-    pairs = [Pair("?", answer(full, 1), answer(1, 1)) for full in (2.0, 3.0, 10.0)]
-    assert Figures(pairs).speedup_median == 3.0
+    pairs = [AnswerPair("?", answer(full, 1), answer(1, 1)) for full in (2.0, 3.0, 10.0)]
+    assert DemoFigures(pairs).speedup_median == 3.0
 
 
 def test_there_are_enough_questions_about_the_corpus():

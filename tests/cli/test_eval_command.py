@@ -19,7 +19,7 @@ from ragkv.measure.picture import save_chart
 from ragkv.measure.quality import write_data
 from ragkv.measure.quality.chart import chart
 from ragkv.measure.quality.records import records_beside
-from ragkv.measure.quality.summary import Evaluation, Row
+from ragkv.measure.quality.summary import Evaluation, SummaryRow
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
 
 def _evaluation():
     def row(method, ratio, share, kl, kept):
-        return Row(
+        return SummaryRow(
             method, ratio, 0.5, 0.5, kept, kl, 0.9, share, 1.0, 2.0, {"kl": (kl / 2, kl * 2)}
         )
 
@@ -177,7 +177,7 @@ def test_the_picture_has_one_line_a_method_and_no_text_over_text():
 
 
 def test_auto_is_one_marker_in_the_picture():
-    rows = [Row("m", r, 0.5, 0.5, 0.9, k, 0.9, share, 1.0, 2.0)
+    rows = [SummaryRow("m", r, 0.5, 0.5, 0.9, k, 0.9, share, 1.0, 2.0)
             for r, share, k in ((0.1, 0.1, 0.4), ("auto", 0.17, 0.2), (0.3, 0.3, 0.1))]  # fmt: skip
     left, _ = chart(Evaluation("m", "d", 1, tuple(rows))).axes
     handles, labels = left.get_legend_handles_labels()
@@ -201,7 +201,7 @@ def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
 def test_ratios_0_and_1_are_named_beside_others():
     from ragkv.measure.quality.table import table
 
-    zero, part, one = (Row("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
+    zero, part, one = (SummaryRow("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
     reuse = replace(zero, method="reuse")
     shown = table(Evaluation("m", "d", 1, (zero, part, one, reuse)))
     assert list(shown.columns[0].cells) == ["query 0", "query 0.2", "query 1", "reuse"]

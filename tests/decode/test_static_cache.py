@@ -144,7 +144,7 @@ def test_an_error_leaves_nothing_behind(make: Make, monkeypatch: pytest.MonkeyPa
     engine = make()
     expected = engine.generate(PROMPT, repair_ahead=False, max_new_tokens=12).token_ids
     with monkeypatch.context() as patch:
-        patch.setattr(static, "_move", lambda *_: 1 / 0)
+        patch.setattr(static, "_copy", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.generate(PROMPT, **OVER)
     assert not engine.model._forward_hooks
@@ -231,14 +231,15 @@ def test_requests_inside_and_outside_of_inference_mode(make: Make) -> None:
 
 
 def test_a_model_without_reuse_gets_transformers_own(make_engine: Make) -> None:
-    engine = make_engine(on_unsupported="full")
-    expected = engine.generate(PROMPT, max_new_tokens=8).token_ids
-    object.__setattr__(engine.loaded, "architecture", None)
+    engine = make_engine()
+    expected = engine.generate(PROMPT, max_new_tokens=8, method="full").token_ids
+    bare = LoadedModel(model=engine.model, tokenizer=engine.tokenizer, name="", unsupported="bare")
     seen = []
     hook = engine.model.register_forward_pre_hook(
         lambda _, __, given: seen.append(type(given["past_key_values"])), with_kwargs=True
     )
-    assert engine.generate(PROMPT, max_new_tokens=8, **OVER).token_ids == expected
+    with RagKV(bare, store=":memory:") as without:
+        assert without.generate(PROMPT, max_new_tokens=8, **OVER).token_ids == expected
     hook.remove()
     assert set(seen) == {StaticCache}
 
@@ -407,14 +408,14 @@ def test_graphs_that_are_replayed_where_they_were_captured(
 def test_who_decides_how_steps_are_compiled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph for each length, as layers with a window would have it, is none."""
     plain, windowed = make("llama"), make("gemma3")
-    assert static.compiled_how(windowed.loaded, None) is None
+    assert static.compile_config_for(windowed.loaded, None) is None
     monkeypatch.setattr(LoadedModel, "device", torch.device("cuda"))
-    assert static.compiled_how(plain.loaded, None) is None
-    chosen = static.compiled_how(windowed.loaded, None)
+    assert static.compile_config_for(plain.loaded, None) is None
+    chosen = static.compile_config_for(windowed.loaded, None)
     assert chosen is not None
     assert chosen.mode == "default"
     own = CompileConfig(dynamic=True)
-    assert static.compiled_how(windowed.loaded, own) is own
+    assert static.compile_config_for(windowed.loaded, own) is own
     monkeypatch.undo()
 
 

@@ -307,7 +307,7 @@ def database_full(*_: object) -> None:
         ("pathlib.Path.replace", fail_with(errno.ENOSPC), StoreFullError),
         ("pathlib.Path.replace", fail_with(errno.EACCES), StoreError),
         ("ragkv.store.backends.files.sync_folder", fail_with(errno.ENOSPC), StoreFullError),
-        ("ragkv.store.backends.index.Rows.set", database_full, StoreFullError),
+        ("ragkv.store.backends.index.IndexRows.set", database_full, StoreFullError),
         ("pathlib.Path.replace", KeyboardInterrupt, KeyboardInterrupt),
     ],
 )

@@ -17,7 +17,7 @@ GNU = hasattr(module._pause(), "argtypes")
 COUNTING = """
 import threading, time, torch
 from pathlib import Path
-from ragkv.model.lock import ModelLock, end_threads
+from ragkv.model.lock import ModelLock, end_openmp_threads
 
 def threads():
     return len(list(Path("/proc/self/task").iterdir()))
@@ -35,7 +35,7 @@ torch.set_num_threads(3)
 alone = threads()
 assert compute() == 1 << 23
 assert there_are(alone + 2), "nothing to end"
-end_threads()
+end_openmp_threads()
 assert there_are(alone)
 lock = ModelLock()
 with lock:
@@ -86,7 +86,7 @@ def test_long_work_lets_those_who_wait_go_first() -> None:
 
     thread = threading.Thread(target=ask, daemon=True)
     for step in range(200):
-        with lock.behind_others():
+        with lock.after_waiters():
             order.append("step")
             if step == 100:
                 thread.start()
@@ -102,7 +102,7 @@ def test_long_work_inside_a_request_waits_for_nobody() -> None:
     with lock:
         thread.start()
         time.sleep(0.05)  # it waits
-        with lock.behind_others():
+        with lock.after_waiters():
             pass
     thread.join(10)
     assert not thread.is_alive()
@@ -122,7 +122,7 @@ def test_an_error_leaves_the_lock_open() -> None:
 
 def test_threads_end_when_the_outermost_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
-    monkeypatch.setattr(module, "end_threads", lambda: ended.append(1))
+    monkeypatch.setattr(module, "end_openmp_threads", lambda: ended.append(1))
     lock = ModelLock()
     with lock:
         with lock:
@@ -138,7 +138,7 @@ def test_without_gnu_openmp_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module.ctypes, "CDLL", missing)
     module._pause.cache_clear()
     try:
-        module.end_threads()
+        module.end_openmp_threads()
     finally:
         module._pause.cache_clear()
 

@@ -182,7 +182,7 @@ def test_nothing_is_prepared_where_nothing_is_left(
     engine = make_engine()
     engine.precompute(CHUNKS)
     made: list[object] = []
-    monkeypatch.setattr("ragkv.engine.plan.Drift", lambda *given: made.append(given))
+    monkeypatch.setattr("ragkv.recompute.repair.Drift", lambda *given: made.append(given))
     engine.prefill(PROMPT, recompute_ratio=1.0)
     assert made == []
     engine.prefill(PROMPT, recompute_ratio=0.5)

@@ -307,7 +307,7 @@ def test_kernels_choose_what_is_chosen_without_them(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str, family: str
 ) -> None:
     expected = run(make_engine, name, family)
-    for room in ("select.observe", "recompute.rows"):
+    for room in ("attend.observe", "attend.rows"):
         monkeypatch.setattr(f"ragkv.{room}.suits_kernels", lambda *_: True)
     found = run(make_engine, name, family)
     assert recomputed(found) == recomputed(expected)

@@ -9,7 +9,7 @@ from tiny import some_chunks
 
 from ragkv.measure.data.examples import Chunk, DataSet, Example
 from ragkv.measure.data.tasks import TASKS
-from ragkv.measure.quality.records import Record
+from ragkv.measure.quality.records import EvalRecord
 from ragkv.measure.quality.subject import Subject
 
 
@@ -50,7 +50,7 @@ def make_record(example_id, method, ratio=0.2, **changes):
         "ttft_s": 2.0,
         "ttft_full_s": 2.0,
     }
-    return Record(**{**values, **changes})
+    return EvalRecord(**{**values, **changes})
 
 
 def stop_after(monkeypatch, count):

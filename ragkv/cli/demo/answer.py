@@ -37,7 +37,7 @@ class Answer:
         )
 
 
-class Pipeline(Protocol):
+class RagPipeline(Protocol):
     """A framework's own RAG pipeline over the demo's chunks."""
 
     def ask(self, question: str, method: str) -> Answer:
@@ -46,7 +46,7 @@ class Pipeline(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """One question, answered by full prefill and by ragkv."""
 
     question: str
@@ -68,10 +68,10 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DemoFigures:
     """One framework's pairs and what they come to."""
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[AnswerPair]
 
     @property
     def ttft_full_s(self) -> list[float]:

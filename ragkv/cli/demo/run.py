@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragkv.cli.console import err, out
-from ragkv.cli.demo.answer import Figures, Pair, Pipeline
+from ragkv.cli.demo.answer import AnswerPair, DemoFigures, RagPipeline
 from ragkv.cli.demo.corpus import TOPICS, corpus_chunks
 from ragkv.cli.demo.questions import SYSTEM, USER, WARM_UP, chosen_questions
 from ragkv.cli.demo.show import show_figures, show_pair
@@ -40,7 +40,7 @@ class DemoResult:
     chunks: int
     questions: int
     precompute: PrecomputeReport
-    frameworks: Mapping[str, Figures]
+    frameworks: Mapping[str, DemoFigures]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
@@ -63,7 +63,7 @@ def run_demo(kv: RagKV, settings: DemoSettings) -> DemoResult:
     with err.status("Embedding chunks and questions with all-MiniLM-L6-v2 …"):
         embedder = Embedder()
         embedder.embed([*chunks, *questions])
-    frameworks: dict[str, Figures] = {}
+    frameworks: dict[str, DemoFigures] = {}
     for name in settings.frameworks:
         with err.status(f"{name}: setting up the pipeline …"):
             pipeline = _pipeline(name, kv, chunks, embedder, settings)
@@ -86,22 +86,22 @@ def _precompute(kv: RagKV, chunks: Sequence[str]) -> PrecomputeReport:
     return report
 
 
-def _answer(name: str, pipeline: Pipeline, questions: Sequence[str], method: str) -> Figures:
-    pairs: list[Pair] = []
+def _answer(name: str, pipeline: RagPipeline, questions: Sequence[str], method: str) -> DemoFigures:
+    pairs: list[AnswerPair] = []
     out.rule(f"{name}: every question by full prefill and by ragkv")
     with err.status(f"{name}: warming up …") as status:
         pipeline.ask(WARM_UP, method)  # what is made on first use; not counted
         for number, question in enumerate(questions, 1):
             status.update(f"{name}: question {number} of {len(questions)} …")
             full = pipeline.ask(question, "full")
-            pairs.append(Pair(question, full, pipeline.ask(question, method)))
+            pairs.append(AnswerPair(question, full, pipeline.ask(question, method)))
             show_pair(number, pairs[-1])
-    return Figures(pairs)
+    return DemoFigures(pairs)
 
 
 def _pipeline(
     name: str, kv: RagKV, chunks: Sequence[str], embedder: Embedder, settings: DemoSettings
-) -> Pipeline:
+) -> RagPipeline:
     sizes = {"top_k": settings.top_k, "answer_tokens": settings.answer_tokens}
     if name == "llama-index":
         from ragkv.cli.demo.llama_index import LlamaIndexPipeline

@@ -11,11 +11,11 @@ from rich.table import Table
 from ragkv.cli.console import out
 
 if TYPE_CHECKING:
-    from ragkv.cli.demo.answer import Figures, Pair
+    from ragkv.cli.demo.answer import AnswerPair, DemoFigures
     from ragkv.cli.demo.run import DemoResult
 
 
-def show_pair(number: int, pair: Pair) -> None:
+def show_pair(number: int, pair: AnswerPair) -> None:
     """Print one question with both answers and their times."""
     out.print(f"\n[bold]{number:2} {escape(pair.question)}[/]", highlight=False)
     for name, answer in (("full", pair.full), ("ragkv", pair.ragkv)):
@@ -23,7 +23,7 @@ def show_pair(number: int, pair: Pair) -> None:
         out.print(f"   [cyan]{name:<5} {answer.ttft_s:5.2f} s[/]  {text}", highlight=False)
 
 
-def show_figures(name: str, figures: Figures) -> None:
+def show_figures(name: str, figures: DemoFigures) -> None:
     """Print one framework's questions: where prompt tokens came from, times, agreement."""
     table = Table(title=f"{name}: time to first token")
     table.add_column("")

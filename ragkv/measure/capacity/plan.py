@@ -98,7 +98,7 @@ class CodecPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What a corpus takes. ``compute_s`` is for one chunk, ``ingestion_s`` for all."""
 
     model: str
@@ -122,7 +122,7 @@ def plan(
     tokens: int,
     disk_gbps: float,
     costs: Callable[[int, int], float],
-) -> Plan:
+) -> CapacityPlan:
     """Work out what a corpus takes.
 
     Parameters
@@ -142,7 +142,7 @@ def plan(
         load = nbytes / (disk_gbps * 1e9)
         even = nbytes / compute / 1e9
         rows.append(CodecPlan(codec, per_token, nbytes * chunks, load, even, load < compute))
-    return Plan(
+    return CapacityPlan(
         model=shape.name,
         dtype=str(shape.dtype).removeprefix("torch."),
         chunks=chunks,

@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ragkv.measure.picture import COLOURS, MARKERS, panels
-from ragkv.measure.quality.summary import Evaluation, Row
+from ragkv.measure.quality.summary import Evaluation, SummaryRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,9 @@ def chart(evaluation: Evaluation) -> Figure:
     return figure
 
 
-def _lines(evaluation: Evaluation) -> Iterator[tuple[str, list[Row]]]:
+def _lines(evaluation: Evaluation) -> Iterator[tuple[str, list[SummaryRow]]]:
     """Yield every method that is not exact with its rows, by share recomputed."""
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[SummaryRow]] = {}
     for row in evaluation.rows:
         if (row.kl or 0.0) >= _EXACT_KL:
             name = f"{row.method} auto" if row.ratio == "auto" else row.method
@@ -69,7 +69,7 @@ def _styles() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 6}
 
 
-def _line(axes: Axes, rows: list[Row], name: str, label: str, style: dict[str, Any]) -> None:
+def _line(axes: Axes, rows: list[SummaryRow], name: str, label: str, style: dict[str, Any]) -> None:
     points = [
         (row.share_recomputed, value, *row.ci95.get(name, (value, value)))
         for row in rows

@@ -52,7 +52,7 @@ class CodecRow:
     kl_raw
         Mean of ``KL(raw || codec)``, in nats.
     kl, agreement
-        To full attention, as in :class:`ragkv.measure.quality.summary.Row`.
+        To full attention, as in :class:`ragkv.measure.quality.summary.SummaryRow`.
     score
         Mean task score.
     retention

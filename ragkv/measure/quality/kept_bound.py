@@ -11,7 +11,7 @@ import numpy as np
 
 from ragkv.errors import ConfigError
 from ragkv.measure.quality.bootstrap import interval, ratio_of_sums
-from ragkv.measure.quality.records import Record
+from ragkv.measure.quality.records import EvalRecord
 from ragkv.measure.quality.subject import FULL
 
 Measure = Literal["agreement", "retention"]
@@ -50,7 +50,7 @@ class Bound:
         return max(0, math.ceil(needed) - self.examples)
 
 
-def bound(records: Sequence[Record], measure: Measure, *, seed: int = 0) -> Bound:
+def bound(records: Sequence[EvalRecord], measure: Measure, *, seed: int = 0) -> Bound:
     """Bound the mean fidelity of one method at one ratio from below.
 
     The bound is the 5 % quantile of the bootstrap over examples, each method's beside

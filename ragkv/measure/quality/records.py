@@ -23,7 +23,7 @@ def ratio_name(ratio: Ratio) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class EvalRecord:
     """One example under one method and ratio.
 
     ``key`` names everything that the measurement depends on; ``ttft_full_s`` is the full
@@ -66,7 +66,7 @@ class RecordFile:
 
     def __init__(self, path: Path | None, *, resume: bool | None = None) -> None:
         self._path = path
-        self._known: dict[str, Record] = {}
+        self._known: dict[str, EvalRecord] = {}
         if path is None:
             return
         try:
@@ -85,11 +85,11 @@ class RecordFile:
         if records:
             _log.info("taking up %d finished measurements from %s", len(records), path)
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> EvalRecord | None:
         """Return the record of this key, if it is there."""
         return self._known.get(key)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: EvalRecord) -> None:
         """Keep a record; it is on disk when this returns."""
         self._known[record.key] = record
         self._append(_line(record))
@@ -111,17 +111,17 @@ def records_beside(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + ".rows.jsonl")
 
 
-def _line(record: Record) -> str:
+def _line(record: EvalRecord) -> str:
     return json.dumps(asdict(record), ensure_ascii=False) + "\n"
 
 
-def _read(path: Path) -> tuple[list[Record], bool]:
+def _read(path: Path) -> tuple[list[EvalRecord], bool]:
     lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-    records: list[Record] = []
+    records: list[EvalRecord] = []
     complete = False
-    names = {field.name for field in fields(Record)}
+    names = {field.name for field in fields(EvalRecord)}
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
@@ -130,7 +130,7 @@ def _read(path: Path) -> tuple[list[Record], bool]:
         if row == _END:
             complete = True
         elif isinstance(row, dict) and row.keys() == names:
-            records.append(Record(**row))
+            records.append(EvalRecord(**row))
             complete = False
         else:
             raise ConfigError(

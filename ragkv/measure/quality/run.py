@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.measure.data.examples import DataSet
 from ragkv.measure.data.prompts import chunk_texts
-from ragkv.measure.quality.records import Ratio, Record, RecordFile, ratio_name
+from ragkv.measure.quality.records import EvalRecord, Ratio, RecordFile, ratio_name
 from ragkv.measure.quality.subject import FULL, Setting, Subject
 from ragkv.measure.quality.summary import Evaluation, summarise
 from ragkv.prompt.find import is_registrable
@@ -150,7 +150,7 @@ def measurements(
     strict: bool = True,
     time_in_turn: bool = True,
     show_progress: bool = False,
-) -> list[Record]:
+) -> list[EvalRecord]:
     """Return the records of all settings, those that the file does not hold measured now.
 
     Raises
@@ -160,7 +160,7 @@ def measurements(
     """
     methods = list(dict.fromkeys(method for method, _ in settings))
     bar = tqdm(total=len(data.examples) * len(settings), disable=not show_progress, desc=data.name)
-    done: list[Record] = []
+    done: list[EvalRecord] = []
     with bar:
         for example in data.examples:
             subject = Subject(kv, example, methods, time_in_turn=time_in_turn)

@@ -19,7 +19,7 @@ from ragkv.measure.data.prompts import chunk_texts, prompt, template
 from ragkv.measure.data.tasks import TASKS
 from ragkv.measure.quality.code import code_of
 from ragkv.measure.quality.fidelity import Fidelity, Reference, fidelity, reference
-from ragkv.measure.quality.records import Ratio, Record
+from ragkv.measure.quality.records import EvalRecord, Ratio
 from ragkv.measure.quality.scores import score
 from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
@@ -73,7 +73,7 @@ class Subject:
         parts = [*settings, asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
-    def measure(self, method: str | Method, ratio: Ratio) -> Record:
+    def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
         """Prefill, compare with full attention, then answer from the same prefill."""
         against = self._against()
         ttft_full_s = self._full_ttft()
@@ -87,7 +87,7 @@ class Subject:
             share = self._share(method, prefilled)
         answer = self._answer(method, ratio, prefilled)
         scored = score(self._example, answer)
-        return Record(
+        return EvalRecord(
             key=self.key(method, ratio),
             id=self._example.id,
             method=name,

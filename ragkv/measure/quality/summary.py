@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from ragkv.measure.quality.bootstrap import Array, interval, mean, median, ratio_of_sums
-from ragkv.measure.quality.records import Ratio, Record
+from ragkv.measure.quality.records import EvalRecord, Ratio
 from ragkv.measure.results import Saved, reading
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """One method at one ratio, over all examples.
 
     Attributes
@@ -55,7 +55,7 @@ class Evaluation(Saved):
 
     data: str
     examples: int
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -68,13 +68,13 @@ class Evaluation(Saved):
         """
         with reading(path, "{path} is not an evaluation by `ragkv eval`: {error}") as saved:
             rows = [
-                Row(**{**row, "ci95": {k: tuple(v) for k, v in row["ci95"].items()}})
+                SummaryRow(**{**row, "ci95": {k: tuple(v) for k, v in row["ci95"].items()}})
                 for row in saved["rows"]
             ]
             return cls(saved["model"], saved["data"], saved["examples"], tuple(rows))
 
 
-def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
+def summarise(records: Sequence[EvalRecord], *, seed: int = 0) -> tuple[SummaryRow, ...]:
     """Return one row for every method and ratio, in order of appearance.
 
     Parameters
@@ -85,7 +85,7 @@ def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
         Of the bootstrap.
     """
     full = {record.id: record.score for record in records if record.method == "full"}
-    groups: dict[tuple[str, Ratio], list[Record]] = {}
+    groups: dict[tuple[str, Ratio], list[EvalRecord]] = {}
     for record in records:
         groups.setdefault((record.method, record.ratio), []).append(record)
     return tuple(
@@ -94,7 +94,7 @@ def summarise(records: Sequence[Record], *, seed: int = 0) -> tuple[Row, ...]:
     )
 
 
-def _row(method: str, ratio: Ratio, group: list[Record], full: Array, seed: int) -> Row:
+def _row(method: str, ratio: Ratio, group: list[EvalRecord], full: Array, seed: int) -> SummaryRow:
     def column(name: str) -> Array:
         return np.array([getattr(record, name) for record in group], dtype=np.float64)
 
@@ -117,4 +117,4 @@ def _row(method: str, ratio: Ratio, group: list[Record], full: Array, seed: int)
         ends = interval(statistic, *columns, seed=seed)
         if ends is not None and not math.isnan(value):
             ci95[name] = ends
-    return Row(method=method, ratio=ratio, ci95=ci95, **values)
+    return SummaryRow(method=method, ratio=ratio, ci95=ci95, **values)

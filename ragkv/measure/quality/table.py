@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragkv.measure.quality.records import ratio_name
-from ragkv.measure.quality.summary import Evaluation, Row
+from ragkv.measure.quality.summary import Evaluation, SummaryRow
 
 if TYPE_CHECKING:
     from ragkv.measure.quality.codecs import CodecComparison, CodecRow
@@ -96,14 +96,14 @@ def codec_table(comparison: CodecComparison) -> Table:
     return out
 
 
-def _name(row: Row | CodecRow, rows: Sequence[Row | CodecRow]) -> str:
+def _name(row: SummaryRow | CodecRow, rows: Sequence[SummaryRow | CodecRow]) -> str:
     """Return the method's name, and its ratio unless it stands at 0 or 1 alone."""
     ratios = {other.ratio for other in rows if other.method == row.method}
     alone = ratios in ({0.0}, {1.0})
     return escape(row.method if alone else f"{row.method} {ratio_name(row.ratio)}")
 
 
-def _cell(row: Row, column: _Column) -> str:
+def _cell(row: SummaryRow, column: _Column) -> str:
     value: float | None = getattr(row, column.field)
     if value is None:
         return "-"

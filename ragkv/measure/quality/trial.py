@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ragkv.measure.quality.kept_bound import Measure, bound
-from ragkv.measure.quality.records import Record
+from ragkv.measure.quality.records import EvalRecord
 from ragkv.measure.quality.subject import FULL
 from ragkv.measure.quality.summary import summarise
 
@@ -31,7 +31,7 @@ class Trial:
         About how many more examples would show a likely ratio to hold; None where the
         mean only just reaches the target, or where a higher ratio is in the way.
     share_recomputed, speedup
-        As in :class:`ragkv.measure.quality.summary.Row`.
+        As in :class:`ragkv.measure.quality.summary.SummaryRow`.
     """
 
     ratio: float
@@ -45,7 +45,7 @@ class Trial:
 
 
 def judge(
-    records: Sequence[Record],
+    records: Sequence[EvalRecord],
     ratio: float,
     *,
     measure: Measure,

@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from ragkv.measure.picture import COLOURS, MARKERS, panels
-from ragkv.measure.speed.result import Benchmark, Row
+from ragkv.measure.speed.result import Benchmark, BenchRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,10 +52,10 @@ def chart(benchmark: Benchmark) -> Figure:
     return figure
 
 
-def _lines(benchmark: Benchmark) -> dict[str, list[Row]]:
+def _lines(benchmark: Benchmark) -> dict[str, list[BenchRow]]:
     """Group rows by setting; the tier is named where there is more than one."""
     several = len({row.tier for row in benchmark.rows}) > 1
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[BenchRow]] = {}
     for row in benchmark.rows:
         name = f"{row.method} {row.ratio:g}" + (f", {row.tier}" if several else "")
         lines.setdefault(name, []).append(row)

@@ -12,7 +12,7 @@ Tier = Literal["memory", "disk"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One setting at one prompt length, over all rounds.
 
     Attributes
@@ -86,7 +86,7 @@ class Benchmark(Saved):
     """
 
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     peers: tuple[PeerRow, ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
     setup: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Benchmark(Saved):
             return cls(
                 saved["model"],
                 saved["device"],
-                tuple(Row(**part) for part in parts[:count]),
+                tuple(BenchRow(**part) for part in parts[:count]),
                 tuple(PeerRow(**part) for part in parts[count:]),
                 tuple(saved["costs"]),
                 saved["setup"],

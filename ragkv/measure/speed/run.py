@@ -18,7 +18,7 @@ import ragkv
 from ragkv.measure.speed.costs import attention_name
 from ragkv.measure.speed.peers.base import Peer, compare, reference
 from ragkv.measure.speed.result import Benchmark
-from ragkv.measure.speed.ttft import Bench, Measured, Plan
+from ragkv.measure.speed.ttft import Bench, Measured, TtftPlan
 from ragkv.model.loaded import LoadedModel
 
 Opening = Callable[[], AbstractContextManager[Peer]]
@@ -27,7 +27,7 @@ Opening = Callable[[], AbstractContextManager[Peer]]
 
 def bench_ttft(
     loaded: LoadedModel,
-    plan: Plan,
+    plan: TtftPlan,
     *,
     auxiliary_model: str | None = None,
     peers: Sequence[Opening] = (),

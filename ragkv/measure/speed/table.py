@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragkv.measure.speed.ingest import Ingestion
-from ragkv.measure.speed.result import Benchmark, Row
+from ragkv.measure.speed.result import Benchmark, BenchRow
 
 _CAPTION = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
@@ -96,7 +96,7 @@ def _peers(benchmark: Benchmark) -> Table:
     return out
 
 
-def _name(row: Row) -> str:
+def _name(row: BenchRow) -> str:
     return escape(f"{row.method} {row.ratio:g}")
 
 

@@ -31,7 +31,7 @@ _TOO_SHORT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RequestTrace:
     """Prompts over the same chunks, each in another order.
 
     Attributes
@@ -91,7 +91,7 @@ class Text:
 
 def make_traces(
     kv: RagKV, lengths: tuple[int, ...], chunk_tokens: int, rounds: int, seed: int = 0
-) -> list[Trace]:
+) -> list[RequestTrace]:
     """Return one trace for each prompt length, of ``rounds + 1`` prompts.
 
     All share their chunks of ``chunk_tokens`` tokens; what is left of a prompt's room is
@@ -134,7 +134,7 @@ def _fit(
     cut: Callable[[int], str],
     rounds: int,
     seed: int,
-) -> Trace:
+) -> RequestTrace:
     """Shorten the last chunk until no order of the chunks makes a longer prompt than asked."""
     while True:
         chunks = [*whole, cut(rest)] if rest >= MIN_CHUNK_TOKENS else whole
@@ -147,7 +147,7 @@ def _fit(
         excess = max(map(len, ids)) - tokens
         if excess <= 0:
             sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))
-            return Trace(tokens, tuple(chunks), sink, prompts, ids)
+            return RequestTrace(tokens, tuple(chunks), sink, prompts, ids)
         if rest < MIN_CHUNK_TOKENS:  # the last whole chunk is the one to be shortened now
             whole, rest = whole[:-1], chunk_tokens
         rest -= excess

@@ -21,9 +21,9 @@ from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.measure.speed.costs import copy_rate, median_costs, read_rate, synchronise, timed_prefill
 from ragkv.measure.speed.memory import peak_growth
-from ragkv.measure.speed.result import Row, Tier
+from ragkv.measure.speed.result import BenchRow, Tier
 from ragkv.measure.speed.time_bound import Costs, Positions, bound_s
-from ragkv.measure.speed.traces import MIN_CHUNK_TOKENS, Trace, make_traces
+from ragkv.measure.speed.traces import MIN_CHUNK_TOKENS, RequestTrace, make_traces
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
@@ -47,7 +47,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TtftPlan:
     """What is measured: every method at every ratio from every tier at every length.
 
     Raises
@@ -110,7 +110,7 @@ class Sample:
 class Measured:
     """All that was measured at one prompt length."""
 
-    trace: Trace
+    trace: RequestTrace
     costs: Costs
     samples: dict[Setting, list[Sample]]
     peaks: dict[Setting, int | None]
@@ -128,7 +128,7 @@ class Bench:
     """
 
     def __init__(
-        self, loaded: LoadedModel, plan: Plan, *, auxiliary_model: str | None = None
+        self, loaded: LoadedModel, plan: TtftPlan, *, auxiliary_model: str | None = None
     ) -> None:
         self._loaded, self._plan = require_reusable(loaded), plan
         self._architecture = self._loaded.architecture
@@ -170,7 +170,7 @@ class Bench:
             self.rates[tier] = rate
             yield stack.enter_context(RagKV(self._loaded, store=store, reuse=self._reuse))
 
-    def _measure(self, engines: dict[Tier, RagKV], trace: Trace, bar: tqdm[Any]) -> Measured:
+    def _measure(self, engines: dict[Tier, RagKV], trace: RequestTrace, bar: tqdm[Any]) -> Measured:
         settings = self._plan.settings
         for kv in engines.values():
             for method in self._plan.methods:
@@ -195,7 +195,7 @@ class Bench:
         return Measured(trace, median_costs(prefills, self._architecture.windows), samples, peaks)
 
     def _pair(
-        self, engines: dict[Tier, RagKV], setting: Setting, trace: Trace, prompt: Prompt
+        self, engines: dict[Tier, RagKV], setting: Setting, trace: RequestTrace, prompt: Prompt
     ) -> Sample:
         """Time a full prefill, then ragkv on the same prompt."""
         kv = engines[setting.tier]
@@ -215,7 +215,7 @@ class Bench:
 
     @staticmethod
     def _timed(
-        engines: dict[Tier, RagKV], setting: Setting, trace: Trace, prompt: Prompt
+        engines: dict[Tier, RagKV], setting: Setting, trace: RequestTrace, prompt: Prompt
     ) -> tuple[float, ReuseReport]:
         return first_token(
             engines[setting.tier],
@@ -225,7 +225,7 @@ class Bench:
             sink=trace.sink,
         )
 
-    def rows(self, measured: Iterable[Measured]) -> list[Row]:
+    def rows(self, measured: Iterable[Measured]) -> list[BenchRow]:
         """Return one row a length and setting."""
         return [
             self._row(setting, one, samples)
@@ -233,12 +233,12 @@ class Bench:
             for setting, samples in one.samples.items()
         ]
 
-    def _row(self, setting: Setting, measured: Measured, samples: list[Sample]) -> Row:
+    def _row(self, setting: Setting, measured: Measured, samples: list[Sample]) -> BenchRow:
         median = sorted(samples, key=lambda sample: sample.ragkv_s)[(len(samples) - 1) // 2]
         load_s = median.reused_tokens * self._token_bytes / self.rates[setting.tier]
         bound = bound_s(measured.costs, median.rows, load_s)
         speedup, quartiles = middle([sample.full_s / sample.ragkv_s for sample in samples])
-        return Row(
+        return BenchRow(
             **asdict(setting),
             tokens=measured.trace.tokens,
             full_s=statistics.median(sample.full_s for sample in samples),

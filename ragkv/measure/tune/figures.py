@@ -17,7 +17,7 @@ _LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TuningFigures:
     """Means over examples.
 
     Attributes
@@ -55,17 +55,17 @@ def jaccard(scores: torch.Tensor, target: torch.Tensor, share: float = TOP) -> f
 
 
 @torch.no_grad()
-def figures(scores: torch.Tensor, target: torch.Tensor) -> Figures:
+def figures(scores: torch.Tensor, target: torch.Tensor) -> TuningFigures:
     """Return one example's figures."""
-    return Figures(float(divergence(scores, target)), jaccard(scores, target))
+    return TuningFigures(float(divergence(scores, target)), jaccard(scores, target))
 
 
 @torch.no_grad()
-def measure(tail: Tail, examples: Sequence[Features]) -> Figures:
+def measure(tail: Tail, examples: Sequence[Features]) -> TuningFigures:
     """Return the means over some examples."""
     return mean([figures(tail.scores(example), example.target) for example in examples])
 
 
-def mean(rows: Sequence[Figures]) -> Figures:
+def mean(rows: Sequence[TuningFigures]) -> TuningFigures:
     """Return the mean of each figure."""
-    return Figures(fmean(row.kl for row in rows), fmean(row.jaccard for row in rows))
+    return TuningFigures(fmean(row.kl for row in rows), fmean(row.jaccard for row in rows))

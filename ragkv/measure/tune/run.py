@@ -11,19 +11,19 @@ from tqdm.auto import tqdm
 from ragkv.measure import results
 from ragkv.measure.data.examples import DataSet
 from ragkv.measure.tune.features import Tail
-from ragkv.measure.tune.figures import Figures, measure
+from ragkv.measure.tune.figures import TuningFigures, measure
 from ragkv.measure.tune.target import Target, look, read_question
 from ragkv.measure.tune.train import Epoch, TuneSettings, split, train
 from ragkv.model.loaded import LoadedModel, require_reusable
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExampleSet:
     """The training or the held-out examples, before and after."""
 
     examples: int
-    before: Figures
-    after: Figures
+    before: TuningFigures
+    after: TuningFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Tuning:
     auxiliary: str
     data: str
     settings: TuneSettings
-    training: Part
-    heldout: Part
+    training: ExampleSet
+    heldout: ExampleSet
     epochs: tuple[Epoch, ...]
     best_epoch: int
 
@@ -104,8 +104,8 @@ def tune(
         auxiliary=auxiliary.name,
         data=data,
         settings=settings,
-        training=Part(len(training), epochs[0].training, measure(tail, training)),
-        heldout=Part(len(heldout), epochs[0].heldout, best.heldout),
+        training=ExampleSet(len(training), epochs[0].training, measure(tail, training)),
+        heldout=ExampleSet(len(heldout), epochs[0].heldout, best.heldout),
         epochs=tuple(epochs),
         best_epoch=best.number,
     )

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from ragkv.errors import ConfigError
 from ragkv.measure.tune.features import Features, Tail
-from ragkv.measure.tune.figures import Figures, divergence, figures, mean, measure
+from ragkv.measure.tune.figures import TuningFigures, divergence, figures, mean, measure
 
 Item = TypeVar("Item")
 
@@ -60,8 +60,8 @@ class Epoch:
     """One pass: on the training examples while it ran, on the held-out ones after it."""
 
     number: int
-    training: Figures
-    heldout: Figures
+    training: TuningFigures
+    heldout: TuningFigures
 
 
 def split(examples: Sequence[Item], settings: TuneSettings) -> tuple[list[Item], list[Item]]:

@@ -25,7 +25,7 @@ from blake3 import blake3
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends import files
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
-from ragkv.store.backends.index import Index, Rows
+from ragkv.store.backends.index import Index, IndexRows
 
 _log = logging.getLogger(__name__)
 INLINE_BYTES = 4096
@@ -149,7 +149,7 @@ class DiskBackend(Backend):
         """Close the index."""
         self._index.close()
 
-    def _look(self, key: str) -> _Row | None:
+    def _look(self, key: str) -> _FileRow | None:
         return _parse(self._index.get(check_key(key)))
 
     def _use(
@@ -178,8 +178,8 @@ class DiskBackend(Backend):
         nbytes = length_of(parts)
         with files.store_errors(self.folder):
             if nbytes <= INLINE_BYTES:
-                return self._enter(key, _Row(nbytes, b"".join(parts)), None, absent=absent)
-            row = _Row(nbytes, None, secrets.token_hex(8))
+                return self._enter(key, _FileRow(nbytes, b"".join(parts)), None, absent=absent)
+            row = _FileRow(nbytes, None, secrets.token_hex(8))
             self.check_room(key, nbytes)
             self._keep_reserve()
             temporary = files.write_temporary(self._path(key, row).parent, parts)
@@ -198,7 +198,7 @@ class DiskBackend(Backend):
                 made = files.write_temporary(self.folder, [os.urandom(_RESERVE_BYTES)])
                 made.replace(self._reserve)
 
-    def _enter(self, key: str, row: _Row, temporary: Path | None, *, absent: bool) -> bool:
+    def _enter(self, key: str, row: _FileRow, temporary: Path | None, *, absent: bool) -> bool:
         """Make a row the key's, and then its file, which is written and synced, the value."""
         with self._index.transaction() as rows:
             old = _parse(rows.get(check_key(key)))
@@ -215,7 +215,7 @@ class DiskBackend(Backend):
                 self._path(key, old).unlink(missing_ok=True)
         return True
 
-    def _account(self, rows: Rows, old: _Row | None, new: _Row | None) -> None:
+    def _account(self, rows: IndexRows, old: _FileRow | None, new: _FileRow | None) -> None:
         growth = _file_bytes(new) - _file_bytes(old)
         if growth:
             total = self._check_room(growth, rows.get(_BYTES))
@@ -245,7 +245,7 @@ class DiskBackend(Backend):
                 f"{self.folder} and precompute again"
             )
 
-    def _undo(self, key: str, row: _Row) -> None:
+    def _undo(self, key: str, row: _FileRow) -> None:
         """Remove the file of a write that failed, unless it is the key's value all the same."""
         path = self._path(key, row)
         if path.exists():
@@ -278,12 +278,12 @@ class DiskBackend(Backend):
             after = page[-1].key
         return named
 
-    def _path(self, key: str, row: _Row) -> Path:
+    def _path(self, key: str, row: _FileRow) -> Path:
         name = blake3(key.encode()).hexdigest(length=16)
         return self._files / name[:2] / f"{name}-{row.token}{_SUFFIX}"
 
 
-class _Row(NamedTuple):
+class _FileRow(NamedTuple):
     """A value: itself, or the token in its file's name."""
 
     nbytes: int
@@ -294,14 +294,14 @@ class _Row(NamedTuple):
         return f">{self.token} {self.nbytes}".encode() if self.value is None else b"=" + self.value
 
 
-def _parse(data: bytes | None) -> _Row | None:
+def _parse(data: bytes | None) -> _FileRow | None:
     if data is not None and data.startswith(b"="):
-        return _Row(len(data) - 1, data[1:])
+        return _FileRow(len(data) - 1, data[1:])
     match = _FILE_ROW.fullmatch(data or b"")
-    return None if match is None else _Row(int(match[2]), None, match[1].decode())
+    return None if match is None else _FileRow(int(match[2]), None, match[1].decode())
 
 
-def _file_bytes(row: _Row | None) -> int:
+def _file_bytes(row: _FileRow | None) -> int:
     return 0 if row is None or row.value is not None else row.nbytes
 
 

@@ -82,7 +82,7 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annot
         """Remove nothing: no row of ours has a file, and a planted one names any."""
 
 
-class Rows:
+class IndexRows:
     """The rows as seen inside one write transaction."""
 
     def __init__(self, cache: Any) -> None:
@@ -114,7 +114,7 @@ class Head(NamedTuple):
 
 
 class Index:
-    """Rows from text keys to bytes, shared by threads and processes.
+    """IndexRows from text keys to bytes, shared by threads and processes.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class Index:
         return [Head(*row) for row in rows]
 
     @contextmanager
-    def transaction(self) -> Iterator[Rows]:
+    def transaction(self) -> Iterator[IndexRows]:
         """Hold the only write lock; what is written inside happens wholly or not at all.
 
         Raises
@@ -179,7 +179,7 @@ class Index:
                 self._cache = self._open()
             try:
                 with self._cache.transact():
-                    yield Rows(self._cache)
+                    yield IndexRows(self._cache)
             except (diskcache.Timeout, *_DAMAGE) as error:
                 raise self._error(error) from error
             finally:

@@ -147,7 +147,7 @@ def open_entry(
     return LazyKV(
         header.text,
         tokens,
-        _Layers(data, header, copy=copy),
+        _LayerReader(data, header, copy=copy),
         threads=_THREADS if many else 1,
     )
 
@@ -176,7 +176,7 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
         raise RefusedEntryError("tokens", "the entry belongs to another text")
 
 
-class _Layers:
+class _LayerReader:
     """The layers of an entry in a buffer: see :class:`ragkv.store.entry.lazy.LayerSource`."""
 
     def __init__(self, data: memoryview, header: Header, *, copy: bool) -> None:

@@ -100,8 +100,8 @@ class LazyKV:
         """Number of layers."""
         self._source = source
         self._threads = threads
-        self._decoded = _Layers(self.depth, source.room)
-        self._coded = _Layers(self.depth, partial(_staging, source))
+        self._decoded = _LoadedLayers(self.depth, source.room)
+        self._coded = _LoadedLayers(self.depth, partial(_staging, source))
         self._lock = threading.Lock()
         self._taking = [threading.Lock() for _ in range(self.depth)]
         self._missing = self.depth
@@ -210,7 +210,7 @@ class LazyKV:
             self._when_lost(refused)
 
 
-class _Layers:
+class _LoadedLayers:
     """Memory for layers, made when the first of them comes; and which of them are there."""
 
     def __init__(self, depth: int, make: Callable[[], torch.Tensor]) -> None:

@@ -49,7 +49,7 @@ class Carried:
     nbytes: int = 0
 
 
-class _Row(NamedTuple):
+class _ArchiveRow(NamedTuple):
     expires_at: float | None = None
     documents: tuple[str, ...] = ()
 
@@ -138,7 +138,7 @@ def _export_text(
 
 def _import(store: ChunkStore, tar: tarfile.TarFile, carried: Carried) -> bool:
     """Import member by member; return whether the file was whole."""
-    row, text, ended = _Row(), "", False
+    row, text, ended = _ArchiveRow(), "", False
     for number, member in enumerate(tar):
         content = tar.extractfile(member) if member.isreg() else None
         found = _ROW.fullmatch(member.name), _ENTRY.fullmatch(member.name)
@@ -159,7 +159,9 @@ def _import(store: ChunkStore, tar: tarfile.TarFile, carried: Carried) -> bool:
     return ended
 
 
-def _import_entry(store: ChunkStore, key: str, data: bytes, row: _Row, carried: Carried) -> None:
+def _import_entry(
+    store: ChunkStore, key: str, data: bytes, row: _ArchiveRow, carried: Carried
+) -> None:
     header = _whole(data, key)
     if header is None:
         carried.damaged += 1
@@ -215,11 +217,11 @@ def _check_first(content: IO[bytes]) -> None:
         )
 
 
-def _read_row(content: IO[bytes], digest: str, member: tarfile.TarInfo) -> _Row:
+def _read_row(content: IO[bytes], digest: str, member: tarfile.TarInfo) -> _ArchiveRow:
     try:
         row = json.loads(content.read(_LONGEST_ROW))
         checksum = row.pop("checksum")
-        read = _Row(_time(row["expires_at"]), _names(row["documents"]))
+        read = _ArchiveRow(_time(row["expires_at"]), _names(row["documents"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise _refused(member) from None
     if checksum != checksum_of(f"{digest} {canonical(row)}".encode()):

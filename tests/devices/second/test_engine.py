@@ -16,7 +16,7 @@ from ragkv.config import StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.measure.speed.run import bench_ttft
-from ragkv.measure.speed.ttft import Plan
+from ragkv.measure.speed.ttft import TtftPlan
 from ragkv.select import method_names
 from ragkv.store.entry.codecs import CODECS, codec_of
 from ragkv.store.entry.codecs.grid import GridCodec
@@ -227,7 +227,7 @@ def test_the_check_holds(make_engine: Make, family: str) -> None:
 
 def test_the_benchmark_measures_there(make_engine: Make) -> None:
     loaded = make_engine(device=DEVICE).loaded
-    plan = Plan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
+    plan = TtftPlan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
     found = bench_ttft(loaded, plan)
     assert [(row.tier, row.ratio) for row in found.rows] == [("memory", 0.2), ("disk", 0.2)]
     assert all(row.ragkv_s > 0 and row.bound_s > 0 for row in found.rows)

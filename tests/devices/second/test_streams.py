@@ -75,7 +75,7 @@ def test_layers_that_are_not_waited_for_are_seen(
     engine = make_engine(device="second", store=StoreConfig(":memory:", device_bytes=0))
     engine.precompute(CHUNKS)
     engine.prefill(PROMPT)
-    beside = SideStream.beside
+    beside = SideStream.on_side_stream
 
     @contextmanager
     def forgetful(self: SideStream) -> Iterator[None]:
@@ -85,7 +85,7 @@ def test_layers_that_are_not_waited_for_are_seen(
             yield
         current.known = known
 
-    monkeypatch.setattr(SideStream, "beside", forgetful)
+    monkeypatch.setattr(SideStream, "on_side_stream", forgetful)
     with pytest.raises(second_device.RaceError):
         engine.prefill(PROMPT)
 
@@ -95,7 +95,7 @@ def test_what_is_timed_has_been_computed(
 ) -> None:
     """The rate at which chunks are computed decides whether they are loaded."""
     waited: list[list[str]] = []
-    monkeypatch.setattr(Corpus, "computed", lambda *_: waited.append(list(second_device.waits)))
+    monkeypatch.setattr(Corpus, "record_speed", lambda *_: waited.append(list(second_device.waits)))
     engine = make_engine(device="second")
     second_device.waits.clear()
     engine.precompute(CHUNKS[:1])

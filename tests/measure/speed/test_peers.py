@@ -16,7 +16,7 @@ from ragkv.measure.speed.peers.base import reference
 from ragkv.measure.speed.peers.llamacpp import LlamaCpp
 from ragkv.measure.speed.peers.vllm import Vllm
 from ragkv.measure.speed.run import bench_ttft
-from ragkv.measure.speed.ttft import Plan, Setting
+from ragkv.measure.speed.ttft import Setting, TtftPlan
 
 # An interpreter that "has" vLLM: a script that serves what vLLM's server would.
 FAKE_PYTHON = """#!{python}
@@ -194,7 +194,7 @@ def test_peers_get_the_prompts_that_ragkv_had():
         yield Peer()
         seen.append("closed")
 
-    plan = Plan(tokens=(300, 500), chunk_tokens=100, ratios=(0.0, 0.2), rounds=2)
+    plan = TtftPlan(tokens=(300, 500), chunk_tokens=100, ratios=(0.0, 0.2), rounds=2)
     with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
         found = bench_ttft(kv.loaded, plan, peers=[opening])
     assert (seen[0], seen[-1], len(seen)) == ("opened", "closed", 2 + 2 * 3)
@@ -210,7 +210,7 @@ def test_peers_get_the_prompts_that_ragkv_had():
 
 
 def test_peers_are_compared_with_the_slowest_ratio_of_the_first_method_and_tier():
-    settings = Plan(methods=("query", "epic"), tiers=("disk", "memory")).settings
+    settings = TtftPlan(methods=("query", "epic"), tiers=("disk", "memory")).settings
     assert reference(settings) == Setting("query", 0.2, "disk")
 
 

@@ -20,17 +20,17 @@ from ragkv.measure.picture import save_chart
 from ragkv.measure.speed.chart import chart
 from ragkv.measure.speed.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
 from ragkv.measure.speed.memory import peak_growth
-from ragkv.measure.speed.result import Benchmark, PeerRow, Row
+from ragkv.measure.speed.result import Benchmark, BenchRow, PeerRow
 from ragkv.measure.speed.run import bench_ttft
 from ragkv.measure.speed.shapes import SHAPES, random_model
 from ragkv.measure.speed.table import tables
 from ragkv.measure.speed.time_bound import Costs, bound_s, causal_area
 from ragkv.measure.speed.traces import Text, make_traces
-from ragkv.measure.speed.ttft import Bench, Plan
+from ragkv.measure.speed.ttft import Bench, TtftPlan
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import tokenize
 
-PLAN = Plan(
+PLAN = TtftPlan(
     tokens=(400, 600),
     chunk_tokens=128,
     ratios=(0.0, 0.2),
@@ -207,7 +207,9 @@ def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_read(make_engine, m
         return prefill(self, prompt, **overrides)
 
     monkeypatch.setattr(RagKV, "prefill", noted)
-    plan = Plan(tokens=(300,), chunk_tokens=100, ratios=(0.1,), tiers=("disk", "memory"), rounds=2)
+    plan = TtftPlan(
+        tokens=(300,), chunk_tokens=100, ratios=(0.1,), tiers=("disk", "memory"), rounds=2
+    )
     bench = Bench(make_engine().loaded, plan)
     (measured,) = bench.run()
     timed = calls[: 2 * 2 * 3]  # two settings: once to warm up, then two rounds
@@ -223,7 +225,9 @@ def test_the_auxiliary_model_is_ready_before_anything_is_timed(tmp_path, make_en
     auxiliary = tmp_path / "auxiliary"
     tiny_model("qwen2").save_pretrained(auxiliary)
     tiny_tokenizer().save_pretrained(auxiliary)
-    plan = Plan(tokens=(300,), chunk_tokens=100, ratios=(0.3,), methods=("cacheclip",), rounds=1)
+    plan = TtftPlan(
+        tokens=(300,), chunk_tokens=100, ratios=(0.3,), methods=("cacheclip",), rounds=1
+    )
     found = bench_ttft(make_engine().loaded, plan, auxiliary_model=str(auxiliary))
     assert found.rows[0].method == "cacheclip"
 
@@ -259,13 +263,13 @@ def test_peak_growth_sees_what_is_kept_and_what_is_let_go():
 )
 def test_plans_that_cannot_be_measured(changes, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**changes)
+        TtftPlan(**changes)
 
 
 def test_unknown_methods_and_too_long_prompts(make_engine):
     with pytest.raises(UnknownMethodError, match="no method 'nothing'"):
-        Plan(methods=("nothing",))
-    plan = Plan(tokens=(5000,), chunk_tokens=400, rounds=1)
+        TtftPlan(methods=("nothing",))
+    plan = TtftPlan(tokens=(5000,), chunk_tokens=400, rounds=1)
     with pytest.raises(PromptTooLongError, match="4096 positions"):
         Bench(make_engine().loaded, plan).run()
 
@@ -372,7 +376,7 @@ def some_benchmark() -> Benchmark:
     steps = dict.fromkeys(("wait", "find", "load", "splice", "select", "recompute"), 1.23456)
     steps["first_token"] = 0.1
     rows = [
-        Row(tokens, "cacheclip", ratio, tier, 20.0, 4.0, 5.0, 2.0, 0.5, steps, 10**9,
+        BenchRow(tokens, "cacheclip", ratio, tier, 20.0, 4.0, 5.0, 2.0, 0.5, steps, 10**9,
             (4.9, 5.1), tokens - 3, 700, 5)
         for tokens in (1024, 16384)
         for ratio in (0.1, 0.2)
