@@ -31,7 +31,7 @@ demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="
 	$(BIN)/ragkv demo $(DEMO)
 
 test: lint ## lint, then all tests but the slow ones and those for a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint ## lint, then every test
 	$(BIN)/python -m pytest

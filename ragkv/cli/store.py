@@ -139,32 +139,6 @@ def import_command(
 
 
 @store_app.command()
-def migrate(
-    store: StorePath = None,
-    namespace: Namespace = "default",
-    encrypt: Encrypted = False,
-    as_json: AsJson = False,
-) -> None:
-    """Carry a folder that an earlier ragkv wrote over to this one's layout."""
-    from ragkv.errors import ConfigError
-    from ragkv.store import folder_of
-    from ragkv.store.disk import namespace_folder
-    from ragkv.store.operate.upgrade import migrate_folder
-
-    folder = folder_of(store)
-    if folder is None:
-        raise ConfigError("earlier versions of ragkv kept stores in folders alone")
-    done = migrate_folder(
-        namespace_folder(folder, namespace), lambda: _open(store, namespace, encrypt, new=True)
-    )
-    _report(
-        asdict(done),
-        f"{done.entries} entries carried over; {done.damaged} damaged left behind.",
-        as_json,
-    )
-
-
-@store_app.command()
 def key() -> None:
     """Make a new key for encrypted stores; keep it where you keep secrets."""
     from ragkv.store.backends.keys import KEY_VARIABLE, new_key
@@ -217,8 +191,8 @@ def _open(
     """
     from ragkv.config import StoreConfig
     from ragkv.errors import StoreError
-    from ragkv.store import folder_of, open_chunk_store
-    from ragkv.store.disk import namespace_folder
+    from ragkv.store import open_chunk_store
+    from ragkv.store.backends import folder_of, namespace_folder
 
     root = folder_of(store)
     folder = None if root is None else namespace_folder(root, namespace)

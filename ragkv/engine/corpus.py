@@ -14,7 +14,7 @@ from typing import TypeVar
 from tqdm.auto import tqdm
 
 from ragkv.chunk.encode import encode_chunks, encode_sink
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
@@ -26,11 +26,11 @@ from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import KEPT, Lookup, Opened, Store, has_expired
+from ragkv.store.base import Found, Store, Terms, has_expired
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
-_FAR_REQUESTS = 16
+_REMOTE_REQUESTS = 16
 SINKS_KEPT = 16
 """Sinks whose rows stay in memory: the last used."""
 Answer = TypeVar("Answer")
@@ -143,22 +143,21 @@ class Corpus:
     def _refresh(self) -> None:
         with self._finder_lock:
             try:
-                newest, added = self.store.changes(self._seen)
-                gone = self.store.deletions(self._seen) if newest != self._seen else []
+                newest, added, removed = self.store.changes(self._seen)
             except StoreError as error:
                 _log.warning("cannot read the store's changes: %s", error)
                 return
             self._seen = newest
-            for text in gone:
+            for text in removed:
                 self._finder.discard(text)
             self._finder.add(added)
 
-    def get(self, text: str, sink: Sink) -> Lookup:
+    def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
         """Return the chunk's entry, or why there is none."""
         return self.store.get(text, sink.fingerprint)
 
-    def open(self, texts: Sequence[str], sink: Sink) -> list[Opened]:
-        """Return the chunks' entries, perhaps still arriving, or why there are none.
+    def open(self, texts: Sequence[str], sink: Sink) -> list[Found[LayeredKV]]:
+        """Return the chunks' entries, perhaps lazy, or the reasons of the misses.
 
         See :meth:`ragkv.store.base.Store.open`.
         """
@@ -169,10 +168,10 @@ class Corpus:
         self._each(lambda text: self.get(text, sink).reason, texts)
 
     def _each(self, ask: Callable[[str], Answer], texts: Sequence[str]) -> list[Answer]:
-        """Ask the store about texts, several at once where it is far."""
-        if not self.store.far or len(texts) < 2:
+        """Query the store about texts, several at once where it is remote."""
+        if not self.store.remote or len(texts) < 2:
             return [ask(text) for text in texts]
-        with ThreadPoolExecutor(min(len(texts), _FAR_REQUESTS)) as pool:
+        with ThreadPoolExecutor(min(len(texts), _REMOTE_REQUESTS)) as pool:
             return list(pool.map(ask, texts))
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
@@ -212,7 +211,7 @@ class Corpus:
                 )
             if keep and found.reason != "expired":
                 try:
-                    self.store.put(entry, sink.fingerprint, expires_at=KEPT)
+                    self.store.put(entry, sink.fingerprint, Terms(expires_at=Terms.KEEP))
                 except StoreError as error:  # an answer never fails for want of storage
                     _log.warning("a chunk was not stored: %s", error)
         return entry
@@ -267,11 +266,11 @@ class Corpus:
         if document is not None:
             check_document(document)
         now = time.time()
-        expires_at = KEPT if expires_in is None else now + _checked_seconds(expires_in)
+        expires_at = Terms.KEEP if expires_in is None else now + _checked_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
         there = self.store.contains
         if document is not None or expires_in is not None:
-            there = partial(self.store.hold, document=document, expires_at=expires_at)
+            there = partial(self.store.retain, terms=Terms(document, expires_at))
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
         chunks = [self._tokenized(text, sink) for text in missing]
         chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
@@ -292,9 +291,7 @@ class Corpus:
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
                 with copies.on_side_stream():
-                    written += self.store.put(
-                        entry, sink.fingerprint, document=document, expires_at=until
-                    )
+                    written += self.store.put(entry, sink.fingerprint, Terms(document, until))
                 tokens += len(entry)
                 bar.update()
 

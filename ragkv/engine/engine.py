@@ -69,7 +69,7 @@ class RagKV:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         store: str | Path | StoreConfig | None = None,
-        reuse: ReuseConfig = ReuseConfig(),  # noqa: B008  frozen
+        reuse: ReuseConfig = ReuseConfig(),
         namespace: str = "default",
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,

@@ -31,7 +31,7 @@ from ragkv.select.choose import choose, takes_all
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
-from ragkv.store.base import Opened
+from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Pipeline(FullPrefill):
             entries: list[LocatedEntry] = []
             missed: list[tuple[str, str]] = []
             for span in spans:
-                found = opened.get(span.text) or Opened(None, corrupt.get(span.text, "slower"))
+                found = opened.get(span.text) or Found(None, corrupt.get(span.text, "slower"))
                 if found.entry is not None:
                     entries.append((found.entry, span.start, span.end))
                 else:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-import platformdirs
 import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store.backends import is_url, open_url
-from ragkv.store.backends.base import Backend
-from ragkv.store.backends.encrypted import EncryptedBackend
-from ragkv.store.backends.keys import key_from_environment
-from ragkv.store.base import EntryInfo, Lookup, Store
+from ragkv.store.backends import open_backend
+from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.disk import DiskStore, folder_name, open_folder
+from ragkv.store.tiers.evicting import EvictingStore
 from ragkv.store.tiers.memory import MemoryStore
-from ragkv.store.tiers.stack import device_bytes, with_tiers
 from ragkv.store.tiers.tiered import TieredStore
 
 __all__ = [
+    "Changes",
     "ChunkStore",
-    "DiskStore",
     "EntryInfo",
-    "Lookup",
+    "Found",
     "MemoryStore",
     "Store",
+    "Terms",
     "TieredStore",
-    "folder_of",
     "open_chunk_store",
     "open_store",
 ]
+
+DEVICE_BYTES = 1 << 30
+"""Budget of the device tier where the configuration names none."""
 
 _CPU = torch.device("cpu")
 
@@ -42,7 +41,7 @@ def open_store(
     *,
     device: torch.device = _CPU,
 ) -> Store:
-    """Open the store of one namespace.
+    """Open the store of one namespace, with its tiers.
 
     Parameters
     ----------
@@ -52,7 +51,7 @@ def open_store(
     namespace
         Any text. Entries of other namespaces are never seen.
     device
-        The model's: where it is not the CPU, a tier there comes before the memory.
+        The model's: unless it is the CPU, a tier there comes before the memory.
 
     Raises
     ------
@@ -69,44 +68,41 @@ def open_store(
         raise ConfigError(f"namespace must be a string, not {type(namespace).__name__}")
     if config.path == MEMORY:
         return with_tiers(config, None, device)
-    with_copies = config.memory_bytes > 0 or device_bytes(config, device) > 0
-    return with_tiers(config, open_chunk_store(config, namespace, mapped=not with_copies), device)
+    has_tiers = config.memory_bytes > 0 or _device_bytes(config, device) > 0
+    return with_tiers(config, open_chunk_store(config, namespace, mapped=not has_tiers), device)
 
 
 def open_chunk_store(
     config: StoreConfig, namespace: str = "default", *, mapped: bool = False
 ) -> ChunkStore:
-    """Open what :func:`open_store` puts its tiers over, by itself.
+    """Open a namespace without tiers; raises as :func:`open_store`.
 
     ``mapped`` as for :class:`ChunkStore`.
-
-    Raises
-    ------
-    StoreError, MissingDependencyError, ConfigError
-        As for :func:`open_store`.
     """
-    if config.path == MEMORY:
-        raise ConfigError("a store in memory is its process's own: name a folder or a URL")
-    folder, budget, read_only = folder_of(config.path), config.disk_bytes, config.read_only
-    master = key_from_environment() if config.encrypt else None
-    backend: Backend
-    if folder is None:
-        if budget is not None:
-            raise ConfigError("disk_bytes bounds folders; set the limit of a server there")
-        backend = open_url(str(config.path), folder_name(namespace))
-    elif master is None:
-        return DiskStore(folder, namespace, budget=budget, read_only=read_only, mapped=mapped)
-    else:
-        backend = open_folder(folder, namespace, budget=budget, read_only=read_only)
-    if master is not None:
-        backend = EncryptedBackend(backend, namespace, master)
-    return ChunkStore(backend, namespace, read_only=read_only, mapped=mapped)
+    backend = open_backend(config, namespace)
+    return ChunkStore(backend, namespace, read_only=config.read_only, mapped=mapped)
 
 
-def folder_of(path: str | Path | None) -> Path | None:
-    """Return the folder of a store's place, which None names, too; None for a URL."""
-    if is_url(path):
-        return None
-    if path is not None and not str(path):
-        raise ConfigError("the store's folder has no name (an unset variable?)")
-    return Path(path or Path(platformdirs.user_cache_dir("ragkv")) / "store")
+def with_tiers(config: StoreConfig, below: Store | None, device: torch.device) -> Store:
+    """Return the configured tiers over a store; over None, they are the whole store."""
+    make = partial(MemoryStore, policy=config.policy, costs=config.costs)
+    # a tier may reject an entry; a store of its own may not
+    memory = make(
+        int(config.memory_bytes), pinned=device.type == "cuda", admission=below is not None
+    )
+    on_device = None
+    if budget := _device_bytes(config, device):
+        on_device = make(budget, device=device, admission=True)
+    if below is None:
+        return memory if on_device is None else TieredStore(on_device, memory)
+    store = TieredStore(memory, below, device=on_device)
+    if not config.evict or config.disk_bytes is None:
+        return store
+    return EvictingStore(store, config.disk_bytes, policy=config.policy, costs=config.costs)
+
+
+def _device_bytes(config: StoreConfig, device: torch.device) -> int:
+    """Return the budget of the device tier, 0 for none."""
+    if config.device_bytes is not None:
+        return int(config.device_bytes)
+    return 0 if device.type == "cpu" else DEVICE_BYTES

@@ -7,17 +7,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.entry.lazy import CorruptEntryError
 
-KEPT = -math.inf
-"""As ``expires_at``: what is there keeps its time, what is new has none."""
+EntryT_co = TypeVar("EntryT_co", bound=LayeredKV, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """Answer to :meth:`Store.get`: an entry, or the reason why there is none.
+class Found(Generic[EntryT_co]):
+    """Answer to :meth:`Store.open` and :meth:`Store.get`: an entry, or the reason of a miss.
 
     ``reason`` is empty on a hit, otherwise one of
 
@@ -34,31 +35,67 @@ class Lookup:
     ``codec``
         The package that its codec needs is not installed here; the entry stays.
     ``expired``
-        Its time is over. ``gc`` removes it.
+        It has expired. ``gc`` deletes it.
     ``unreadable``
-        Its bytes, or the place they lie in, cannot be read, are cut short or missing.
+        Its bytes, or the place they lie in, cannot be read, are truncated or missing.
 
-    ``expires_at`` is the time at which a hit becomes a miss, None for never; tiers above
+    ``expires_at`` is the time at which a hit becomes a miss, None for never; tiers
     keep it with their copy.
     """
 
-    entry: ChunkKV | None
+    entry: EntryT_co | None
     reason: str = ""
     expires_at: float | None = None
+
+    def load_all(self) -> Found[ChunkKV]:
+        """Load all layers of a lazy entry; a corrupt layer makes it a miss."""
+        if self.entry is None:
+            return Found(None, self.reason)
+        try:
+            return Found(self.entry.whole(), expires_at=self.expires_at)
+        except CorruptEntryError as corrupt:
+            return Found(None, corrupt.reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Answer to :meth:`Store.open`: as :class:`Lookup`, but layers may still be arriving."""
+class Terms:
+    """What a chunk is stored for, and until when.
 
-    entry: LayeredKV | None
-    reason: str = ""
+    Attributes
+    ----------
+    document
+        What the chunk was cut from. A chunk may belong to several documents.
+    expires_at
+        Seconds since the epoch (``time.time()``) from which on the chunk is a miss; None for
+        never. A chunk that is stored several times expires at the latest of the times.
+        :attr:`KEEP` leaves the time of a stored chunk as it is; a new chunk gets none.
+    """
+
+    document: str | None = None
     expires_at: float | None = None
+
+    KEEP: ClassVar[float] = -math.inf
+
+
+class Changes(NamedTuple):
+    """Answer to :meth:`Store.changes`.
+
+    Attributes
+    ----------
+    newest
+        The store's change number.
+    added, removed
+        Texts. One that was deleted and put again is in both: remove first, then add.
+    """
+
+    newest: int
+    added: list[str]
+    removed: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """What is known of a stored entry without reading it.
+    """Metadata of a stored entry.
 
     Parameters
     ----------
@@ -68,9 +105,9 @@ class EntryInfo:
         :attr:`Fingerprint.digest <ragkv.model.fingerprint.Fingerprint.digest>` of the model,
         sink and codec.
     nbytes
-        Bytes that the entry takes where it lies.
+        Bytes of the stored entry.
     documents
-        The documents that hold the chunk, sorted.
+        The documents that the chunk belongs to, sorted.
     expires_at
         Seconds since the epoch; None for never.
     """
@@ -86,51 +123,34 @@ class Store(ABC):
     """Keeps ChunkKVs of one namespace by (text, fingerprint).
 
     All methods may be called from several threads, and several processes may open
-    the same place. ``get`` never raises for what it finds there: a torn, tampered,
-    foreign or unknown entry is a miss with its reason. Where the store may write, an
-    entry that will never be readable is also removed, so that ``contains`` says False
-    and the next precompute puts it back.
+    the same place. ``open`` and ``get`` never raise for what they find there: a torn, tampered,
+    foreign or unknown entry is a miss with its reason. A writable store also deletes an
+    entry that can never be read, so that ``contains`` is False and the next precompute
+    writes it again.
     """
 
-    far: bool = False
+    remote: bool = False
     """Whether entries cross a network: several at once take no longer than one."""
 
     @abstractmethod
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
-        """Return the chunk's entry if its whole fingerprint and checksum agree."""
+    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
+        """Return the chunk's entry if its whole fingerprint agrees; its layers may be lazy.
 
-    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
-        """Return the entry like ``get``, perhaps with its layers still to be read.
-
-        Whoever uses a layer verifies it first: one that does not hold raises
-        :class:`ragkv.store.entry.lazy.CorruptEntryError` there, and counts as ``get``'s misses do.
+        A lazy layer is verified when it is read: a corrupt one raises
+        :class:`ragkv.store.entry.lazy.CorruptEntryError` there.
         """
-        lookup = self.get(text, fingerprint)
-        return Opened(lookup.entry, lookup.reason, lookup.expires_at)
+
+    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
+        """Return the chunk's entry with all layers loaded and verified."""
+        return self.open(text, fingerprint).load_all()
 
     @abstractmethod
-    def put(
-        self,
-        entry: ChunkKV,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> int:
-        """Write an entry atomically and return the bytes it takes.
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
+        """Write an entry atomically and return its bytes.
 
         An entry of the same text and fingerprint is replaced. The tensors may be views
         and may lie on any device; entries come back on the CPU. The bytes are 0 where a
-        store that may forget entries has not kept this one.
-
-        Parameters
-        ----------
-        document
-            What the chunk was cut from. A chunk may be held by several documents.
-        expires_at
-            Seconds since the epoch (``time.time()``) from which on the chunk is a miss;
-            None for never. A chunk that is put or held several times lives until the
-            latest of the times; :data:`KEPT` leaves the time of what is there.
+        tier has not admitted the entry.
 
         Raises
         ------
@@ -141,17 +161,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def hold(
-        self,
-        text: str,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> bool:
-        """Do for an entry that is there what ``put`` does beside writing its bytes.
+    def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
+        """Apply ``terms`` to a stored entry, as ``put`` would, without writing its bytes.
 
-        Returns whether the entry is there; where it is not, it has to be put.
+        Returns whether the entry is stored; otherwise it has to be put.
 
         Raises
         ------
@@ -161,7 +174,7 @@ class Store(ABC):
 
     @abstractmethod
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether an entry is there, without reading its tensors."""
+        """Whether an entry is stored and has not expired, without reading its tensors."""
 
     @abstractmethod
     def expiry(self, text: str) -> float | None:
@@ -169,87 +182,123 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, text: str) -> int:
-        """Remove the chunk's entries under every fingerprint; return how many."""
+        """Delete the chunk's entries under every fingerprint; return how many."""
 
     @abstractmethod
     def keep_only(self, document: str, texts: Iterable[str]) -> int:
-        """Let a document hold none of its chunks but ``texts``; return the chunks removed.
+        """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
 
-        What no other document holds is deleted, under every fingerprint. This is for a
+        Chunks of no other document are deleted, under every fingerprint. This is for a
         document that was ingested again: its new chunks are put first.
         """
 
     def forget_document(self, document: str) -> int:
-        """Remove the chunks that this document alone holds; return how many."""
+        """Delete the chunks that belong to this document alone; return how many."""
         return self.keep_only(document, ())
 
     @abstractmethod
     def entries(self) -> Iterator[EntryInfo]:
-        """Say what is stored, expired entries included."""
+        """Yield the metadata of all entries, expired ones included."""
 
     def gc(self) -> int:
-        """Remove expired chunks, and what crashed writers left; return the chunks removed."""
+        """Delete expired chunks and the remains of crashed writers; return the deleted chunks."""
         now = time.time()
         expired = {e.text for e in self.entries() if has_expired(e.expires_at, now)}
         return sum(self.delete(text) > 0 for text in expired)
 
     @abstractmethod
-    def changes(self, since: int) -> tuple[int, list[str]]:
-        """Return the store's change number and the texts that came after ``since``.
+    def changes(self, since: int) -> Changes:
+        """Return the texts added and removed after change ``since``, by any process.
 
-        Change numbers only grow, starting from 0 for an empty store. This is how a
-        finder learns of chunks, its own process's and other processes'. A text that
-        was deleted meanwhile may be missing from the list; one that was there before
-        and was put again may be in it.
-        Deleting a text is a change, too: see :meth:`deletions`.
+        Change numbers only grow, starting from 0 for an empty store. Finders and tiers follow
+        a store by this feed. A text that was added and deleted meanwhile may be missing from
+        ``added``; one that was put again may be in it, and other added texts in ``removed``.
 
         Raises
         ------
         StoreError
-            The place cannot be read: ask again from the same number, or deletions are lost.
+            The place cannot be read: call again with the same number, or deletions are missed.
         """
-
-    def deletions(self, since: int) -> list[str]:
-        """Return the texts deleted after change ``since``, by anyone.
-
-        Asked for where the change number has moved: finders and tiers above forget these.
-        Those that were put again are among them, and in ``changes``, too: a finder takes the
-        deleted ones out first. Others that came since may be among them. A place
-        that several processes share overrides this. Raises as :meth:`changes` does.
-        """
-        del since
-        return []
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return how long ``get`` is going to take for an entry of this many bytes of KV.
+        """Return the seconds that ``get`` is expected to take for an entry of ``nbytes`` of KV.
 
-        0 where it is in memory, None where nothing of the kind has been measured.
+        0 for an entry in memory, None before anything was measured.
         """
         del text, fingerprint, nbytes
         return None
 
     def make_room(self) -> bool:
-        """Let go of what lies on the model's device; return whether anything did.
+        """Empty the tier on the model's device; return whether it had anything.
 
-        What it held is still in the tiers below.
+        Its entries are still in the tiers below.
         """
         return False
 
     @abstractmethod
     def texts(self) -> Iterator[str]:
-        """All chunk texts in the namespace, each once."""
+        """Yield all chunk texts in the namespace, each once."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and connections; the store can not be used afterwards."""
+        """Release files and connections; the store cannot be used afterwards."""
 
 
 def has_expired(expires_at: float | None, now: float) -> bool:
-    """Whether a time is over."""
+    """Whether a chunk of that expiry time has expired."""
     return expires_at is not None and expires_at <= now
 
 
 def later(first: float | None, second: float | None) -> float | None:
-    """Return the later of two times at which something expires; None is never."""
+    """Return the later of two expiry times; None is never."""
     latest = None if first is None or second is None else max(first, second)
-    return None if latest == KEPT else latest
+    return None if latest == Terms.KEEP else latest
+
+
+class StoreOver(Store):
+    """A store over another one, to which it delegates every call that a subclass does not define.
+
+    Parameters
+    ----------
+    below
+        Any store. Closed together with this one.
+    """
+
+    def __init__(self, below: Store) -> None:
+        self.below = below
+        self.remote = below.remote
+
+    def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:  # noqa: D102
+        return self.below.retain(text, fingerprint, terms)
+
+    def contains(self, text: str, fingerprint: Fingerprint) -> bool:  # noqa: D102
+        return self.below.contains(text, fingerprint)
+
+    def expiry(self, text: str) -> float | None:  # noqa: D102
+        return self.below.expiry(text)
+
+    def keep_only(self, document: str, texts: Iterable[str]) -> int:  # noqa: D102
+        return self.below.keep_only(document, texts)
+
+    def entries(self) -> Iterator[EntryInfo]:  # noqa: D102
+        return self.below.entries()
+
+    def make_room(self) -> bool:  # noqa: D102
+        return self.below.make_room()
+
+    def gc(self) -> int:  # noqa: D102
+        return self.below.gc()
+
+    def changes(self, since: int) -> Changes:  # noqa: D102
+        return self.below.changes(since)
+
+    def load_seconds(  # noqa: D102
+        self, text: str, fingerprint: Fingerprint, nbytes: int
+    ) -> float | None:
+        return self.below.load_seconds(text, fingerprint, nbytes)
+
+    def texts(self) -> Iterator[str]:  # noqa: D102
+        return self.below.texts()
+
+    def close(self) -> None:  # noqa: D102
+        self.below.close()

@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from campaign.first_layout import write_first_layout
 from click.testing import Result
 from store_entries import FINGERPRINT, make_entry, same, without_syncs  # noqa: F401
 from typer.testing import CliRunner
@@ -19,8 +18,8 @@ from ragkv.cli.main import app
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
 from ragkv.store import open_chunk_store
+from ragkv.store.base import Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.disk import namespace_folder
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -39,8 +38,8 @@ def run_json(*args: object, code: int = 0) -> dict:
 def folder(tmp_path: Path) -> Path:
     with closing(open_chunk_store(StoreConfig(tmp_path / "store"))) as store:
         for text in ("a", "b", "c"):
-            store.put(make_entry(text, tokens=50), FINGERPRINT, document="one")
-        store.put(make_entry("old", tokens=50), FINGERPRINT, expires_at=1.0)
+            store.put(make_entry(text, tokens=50), FINGERPRINT, Terms("one"))
+        store.put(make_entry("old", tokens=50), FINGERPRINT, Terms(expires_at=1.0))
     return tmp_path / "store"
 
 
@@ -73,7 +72,7 @@ def test_verify_fails_until_it_has_healed(folder):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
-@pytest.mark.parametrize("command", ["verify", "stats", "migrate"])
+@pytest.mark.parametrize("command", ["verify", "stats"])
 def test_after_a_crash_in_the_middle_of_a_commit(folder, command):
     (database,) = folder.rglob("cache.db")
     child = os.fork()
@@ -136,17 +135,6 @@ def test_export_and_import(folder, tmp_path):
     assert "Error: " in refused.stderr
 
 
-def test_migrate(tmp_path):
-    folder = namespace_folder(tmp_path, "default")
-    write_first_layout(folder, [make_entry("a", tokens=50)], FINGERPRINT)
-    refused = run("stats", "--store", tmp_path)
-    assert refused.exit_code == 2
-    assert "ragkv store migrate" in refused.stderr
-    assert run_json("migrate", "--store", tmp_path) == {"entries": 1, "damaged": 0}
-    assert run_json("stats", "--store", tmp_path)["entries"] == 1
-    assert "0 entries carried over" in run("migrate", "--store", tmp_path).stdout
-
-
 def test_an_encrypted_store(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     monkeypatch.delenv("RAGKV_STORE_KEY", raising=False)
@@ -155,7 +143,7 @@ def test_an_encrypted_store(tmp_path, monkeypatch):
     assert len(base64.b64decode(key)) == 32
     monkeypatch.setenv("RAGKV_STORE_KEY", key)
     with closing(open_chunk_store(StoreConfig(tmp_path / "store", encrypt=True))) as store:
-        store.put(make_entry("a secret", tokens=50), FINGERPRINT, document="a document")
+        store.put(make_entry("a secret", tokens=50), FINGERPRINT, Terms("a document"))
         assert same(store.get("a secret", FINGERPRINT).entry, make_entry("a secret", tokens=50))
     for path in (tmp_path / "store").rglob("*"):
         assert path.is_dir() or b"secret" not in path.read_bytes()
@@ -232,7 +220,7 @@ def test_json_is_json_in_color_too(folder, monkeypatch):
 def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
     with closing(open_chunk_store(StoreConfig(folder))) as store:
         entry = make_entry("soon over", tokens=50)
-        store.put(entry, FINGERPRINT, document="two", expires_at=4e9)
+        store.put(entry, FINGERPRINT, Terms("two", 4e9))
     assert run_json("export", tmp_path / "a.tar", "--store", folder)["entries"] == 4
     monkeypatch.setattr("ragkv.store.operate.archive.time.time", lambda: 5e9)
     for again in (False, True):

@@ -41,7 +41,7 @@ def test_a_wrong_answer_would_be_seen():
             world.precompute(kv, chunk)
         answer = world.ask(kv, question)
         assert world.wrong(question, answer) == ""
-        entry = kv._store.get(world.TEXTS[0], kv._sink(kv.reuse).fingerprint).entry
+        entry = kv._store.get(world.TEXTS[0], world.sink_of(kv).fingerprint).entry
         entry.values.add_(1e-3)
         assert "logits" in world.wrong(question, world.ask(kv, question))
     assert answer.reused == {0, 1}

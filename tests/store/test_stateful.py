@@ -9,11 +9,12 @@ from unittest import mock
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same
 
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore, MemoryStore, TieredStore
-from ragkv.store.backends.memory import MemoryBackend, Place
+from ragkv.store.base import Terms
 
 TEXTS = st.sampled_from(["a", "b", "c", "d"])
 FINGERPRINTS = st.sampled_from([FINGERPRINT, OTHER])
@@ -36,7 +37,8 @@ class Stores(RuleBasedStateMachine):
         self.now = 1e6
         clock = SimpleNamespace(time=lambda: self.now)
         self.patches = [
-            mock.patch(f"ragkv.store.{module}.time", clock) for module in ("blobs", "memory")
+            mock.patch(f"ragkv.store.{module}.time", clock)
+            for module in ("chunk_store", "tiers.memory")
         ]
         for patch in self.patches:
             patch.start()
@@ -86,18 +88,18 @@ class Stores(RuleBasedStateMachine):
         store = ChunkStore(MemoryBackend(self.place)) if elsewhere else self.store
         expires_at = None if life is None else self.now + life
         entry = make_entry(text, tokens=tokens)
-        assert store.put(entry, fingerprint, document=document, expires_at=expires_at) > 0
+        assert store.put(entry, fingerprint, Terms(document, expires_at)) > 0
         chunk = self.model.setdefault(text, Chunk())
         chunk.tokens[fingerprint] = tokens
         self.hold_in_model(chunk, document, expires_at)
 
     @rule(text=TEXTS, fingerprint=FINGERPRINTS, document=st.none() | DOCUMENTS, life=LIVES)
-    def hold(
+    def retain(
         self, text: str, fingerprint: Fingerprint, document: str | None, life: int | None
     ) -> None:
         expires_at = None if life is None else self.now + life
         there = self.reason(text, fingerprint) == ""
-        held = self.store.hold(text, fingerprint, document=document, expires_at=expires_at)
+        held = self.store.retain(text, fingerprint, Terms(document, expires_at))
         assert held == there
         if there:
             self.hold_in_model(self.model[text], document, expires_at)
@@ -158,9 +160,9 @@ class Stores(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         before = self.seen
-        self.seen, came = self.store.changes(before)
+        self.seen, came, removed = self.store.changes(before)
         assert self.seen >= before
-        self.finder.difference_update(self.store.deletions(before))
+        self.finder.difference_update(removed)
         self.finder.update(came)
         assert self.finder == set(self.model)
         assert sorted(self.store.texts()) == sorted(self.model)

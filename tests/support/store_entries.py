@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from disk_store import DiskStore
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import DiskStore
 from ragkv.store.backends import disk, index
 
 FINGERPRINT = Fingerprint("weights", "tokenizer", "attention", "float32", sink="sink")

@@ -4,8 +4,7 @@ A trace is a JSONL file with one request a line, in the order of time::
 
     {"t": 12.5, "chunks": [{"id": "a", "tokens": 400}, {"id": "b", "tokens": 380}]}
 
-``t`` (seconds) is not used, ``tokens`` is 400 where it is missing, and a chunk may carry
-``"share"``, the share of it that had to be recomputed (Cache-Craft's CFO). A line may also be
+``t`` (seconds) and other fields are ignored, and ``tokens`` defaults to 400. A line may also be
 just a list of ids. A chunk that a request has twice counts once.
 """
 
@@ -28,11 +27,10 @@ DEFAULT_TOKENS = 400
 
 
 class Wanted(NamedTuple):
-    """A chunk of a request: a number for its id, its tokens, the share recomputed."""
+    """A chunk of a request: a number for its id, and its tokens."""
 
     chunk: int
     tokens: int = DEFAULT_TOKENS
-    share: float = 1.0
 
 
 Request = Sequence[Wanted]
@@ -107,10 +105,10 @@ def _request(chunks: Any, numbers: dict[str, int]) -> Request:
 def _wanted(chunk: Any, numbers: dict[str, int]) -> Wanted:
     fields = chunk if isinstance(chunk, dict) else {"id": chunk}
     number = numbers.setdefault(str(fields["id"]), len(numbers))
-    tokens, share = int(fields.get("tokens", DEFAULT_TOKENS)), float(fields.get("share", 1.0))
-    if tokens < 1 or not 0 <= share <= 1:
-        raise ValueError("tokens must be at least 1 and share lie between 0 and 1")
-    return Wanted(number, tokens, share)
+    tokens = int(fields.get("tokens", DEFAULT_TOKENS))
+    if tokens < 1:
+        raise ValueError("tokens must be at least 1")
+    return Wanted(number, tokens)
 
 
 def zipf_trace(
@@ -218,10 +216,10 @@ class _Tier:
     def has(self, wanted: Wanted) -> bool:
         """Ask for a chunk."""
         if self._admission is not None:
-            self._admission.asked(wanted.chunk, len(self._policy))
+            self._admission.count(wanted.chunk, len(self._policy))
         held = wanted.chunk in self._policy
         if held:
-            self._policy.hit(wanted.chunk, wanted.share)
+            self._policy.hit(wanted.chunk)
         return held
 
     def offer(self, wanted: Wanted, seconds: float, tokens: int) -> None:

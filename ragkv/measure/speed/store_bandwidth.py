@@ -21,8 +21,8 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import folder_of, open_chunk_store
-from ragkv.store.disk import namespace_folder
+from ragkv.store import open_chunk_store
+from ragkv.store.backends import folder_of, namespace_folder
 
 _FINGERPRINT = Fingerprint("bandwidth", "bandwidth", "bandwidth", "bfloat16")
 _LAYERS, _HEADS, _WIDTH = 24, 2, 64

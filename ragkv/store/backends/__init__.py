@@ -1,15 +1,71 @@
-"""Where bytes lie: one file a backend, all behind one contract."""
+"""Bytes by key: one file a backend, all behind one contract."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from ragkv.errors import ConfigError
+import platformdirs
+from blake3 import blake3
+
+from ragkv.config import MEMORY, StoreConfig
+from ragkv.errors import ConfigError, StoreError
 from ragkv.store.backends.base import Backend
+from ragkv.store.backends.disk import DiskBackend
+from ragkv.store.backends.encrypted import EncryptedBackend
+from ragkv.store.backends.keys import key_from_environment
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "s3")
+
+
+def open_backend(config: StoreConfig, namespace: str) -> Backend:
+    """Open a namespace's place.
+
+    Raises
+    ------
+    ConfigError
+        The URL's scheme is unknown, or a setting does not fit.
+    MissingDependencyError
+        A package is not installed.
+    StoreError
+        The place cannot be used.
+    """
+    if config.path == MEMORY:
+        raise ConfigError("a store in memory belongs to its process: name a folder or a URL")
+    root = folder_of(config.path)
+    master = key_from_environment() if config.encrypt else None
+    backend: Backend
+    if root is None:
+        if config.disk_bytes is not None:
+            raise ConfigError("disk_bytes bounds folders; set the limit of a server there")
+        backend = _open_url(str(config.path), folder_name(namespace))
+    else:
+        folder = namespace_folder(root, namespace)
+        if config.read_only and not folder.parent.is_dir():
+            raise StoreError(f"there is no store at {folder.parent}")
+        backend = DiskBackend(folder, budget=config.disk_bytes, read_only=config.read_only)
+    return backend if master is None else EncryptedBackend(backend, namespace, master)
+
+
+def folder_of(path: str | Path | None) -> Path | None:
+    """Return the folder of a store's place, which None names, too; None for a URL."""
+    if is_url(path):
+        return None
+    if path is not None and not str(path):
+        raise ConfigError("the store's folder has no name (an unset variable?)")
+    return Path(path or Path(platformdirs.user_cache_dir("ragkv")) / "store")
+
+
+def namespace_folder(path: str | Path, namespace: str) -> Path:
+    """Return a namespace's folder in a store's folder."""
+    return Path(path).expanduser().absolute() / folder_name(namespace)
+
+
+def folder_name(namespace: str) -> str:
+    """Return the folder name of a namespace: readable, and unique by its hash."""
+    digest = blake3(namespace.encode("utf-8", "surrogatepass")).hexdigest(length=16)
+    return f"{re.sub('[^A-Za-z0-9]+', '-', namespace)[:32]}-{digest}"
 
 
 def is_url(place: object) -> bool:
@@ -25,25 +81,7 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and _URL.match(place) is not None
 
 
-def open_url(url: str, name: str) -> Backend:
-    """Open what a URL names.
-
-    Parameters
-    ----------
-    url
-        ``redis://host:port/db``, ``valkey://…`` or ``s3://bucket/prefix``.
-    name
-        Folder name of the namespace.
-
-    Raises
-    ------
-    ConfigError
-        The URL's scheme is unknown.
-    MissingDependencyError
-        A package is not installed.
-    StoreError
-        The place cannot be reached.
-    """
+def _open_url(url: str, name: str) -> Backend:
     scheme = url.partition("://")[0].lower()
     if scheme == "s3":
         from ragkv.store.backends.s3 import open_s3

@@ -42,7 +42,7 @@ class Backend(ABC):
         what to do about it.
     """
 
-    far: bool = False
+    remote: bool = False
     """Whether calls cross a network: several at once take no longer than one."""
 
     @abstractmethod
@@ -52,10 +52,6 @@ class Backend(ABC):
     def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
         """Yield the value of each key, in order; faster than ``get`` where places are far."""
         return map(self.get, keys)
-
-    @abstractmethod
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        """Return ``length`` bytes from ``start``, fewer at the value's end, or None."""
 
     @abstractmethod
     def size(self, key: str) -> int | None:

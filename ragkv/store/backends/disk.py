@@ -83,16 +83,6 @@ class DiskBackend(Backend):
         gone: Blob = b""
         return self._use(key, lambda value: value, lambda path, _: _mapped(path), gone)
 
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        """Read a range of the value's file, or of its row."""
-
-        def from_file(path: Path, _: int) -> bytes:
-            with path.open("rb", buffering=0) as file:
-                file.seek(start)
-                return file.read(length)
-
-        return self._use(key, lambda value: value[start : start + length], from_file, b"")
-
     def size(self, key: str) -> int | None:
         """Return the length that the row gives, if the file has it."""
 
@@ -241,8 +231,7 @@ class DiskBackend(Backend):
         if found is not None and found.startswith(b"{"):  # as rows began in layout 1
             raise StoreError(
                 f"the index is of {found[:200].decode(errors='replace')}, written by an earlier "
-                "version of ragkv: `ragkv store migrate` carries it over; or remove the folder "
-                f"{self.folder} and precompute again"
+                f"version of ragkv: remove the folder {self.folder} and precompute again"
             )
 
     def _undo(self, key: str, row: _FileRow) -> None:

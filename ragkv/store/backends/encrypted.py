@@ -67,7 +67,7 @@ class EncryptedBackend(Backend):
 
     def __init__(self, inner: Backend, namespace: str, master: bytes) -> None:
         self._inner = inner
-        self.far = inner.far
+        self.remote = inner.remote
         self._reported: set[str] = set()
         try:
             self._keys = Keys(master, namespace)
@@ -84,21 +84,6 @@ class EncryptedBackend(Backend):
         """Decrypt each value when its turn comes."""
         names = list(keys)
         return map(self._whole, names, self._inner.get_many(map(self._keys.hide, names)))
-
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        """Read and decrypt the segments of a range alone; empty where they are damaged."""
-        first, end = start // SEGMENT_BYTES, -(-(start + length) // SEGMENT_BYTES)
-        wanted = max(end - first, 1) * _SEALED
-        # one byte more shows whether the last of these segments is the value's last
-        sealed = self._inner.read(self._keys.hide(key), first * _SEALED, wanted + 1)
-        if sealed is None:
-            return None
-        if not sealed:  # the range lies behind the value's end, or nothing is left of it
-            return b""
-        last = len(sealed) <= wanted
-        plain = self._open(key, memoryview(sealed)[:wanted], first, last=last)
-        begin = start - first * SEGMENT_BYTES
-        return b"" if plain is None else bytes(memoryview(plain)[begin : begin + length])
 
     def size(self, key: str) -> int | None:
         """Return the value's plain bytes, None where nothing encrypted has this size."""
@@ -153,8 +138,8 @@ class EncryptedBackend(Backend):
             sealed += [salt, seal(nonce, segment, salt)]
         return sealed
 
-    def _open(self, key: str, sealed: memoryview, first: int, *, last: bool) -> bytearray | None:
-        """Decrypt segments from number ``first`` on; ``last``: the value ends with them."""
+    def _open(self, key: str, sealed: memoryview, *, last: bool = True) -> bytearray | None:
+        """Decrypt a value's segments, the ``last`` among them; None where one is damaged."""
         from cryptography.exceptions import InvalidTag
 
         count = -(-len(sealed) // _SEALED)
@@ -164,7 +149,7 @@ class EncryptedBackend(Backend):
             unseal = self._keys.value(key, salt).decrypt
             for index in range(max(count, 1)):
                 segment = sealed[index * _SEALED : (index + 1) * _SEALED]
-                nonce = _nonce(first + index, last=last and index == count - 1)
+                nonce = _nonce(index, last=last and index == count - 1)
                 at = index * SEGMENT_BYTES
                 opened = unseal(nonce, segment[_SALT:], bytes(segment[:_SALT]))
                 plain[at : at + len(opened)] = opened
@@ -189,18 +174,18 @@ class EncryptedBackend(Backend):
     def _whole(self, key: str, sealed: Blob | None) -> Blob | None:
         if sealed is None:
             return None
-        plain = self._open(key, memoryview(sealed), 0, last=True)
+        plain = self._open(key, memoryview(sealed))
         return b"" if plain is None else plain
 
     def _opens(self, hidden: str) -> bool:
         """Whether a value's first segment is of this key."""
         name = self._keys.show(hidden)
-        sealed = None if name is None else self._inner.read(hidden, 0, _SEALED + 1)
+        sealed = None if name is None else self._inner.get(hidden)
         if name is None or sealed is None:
             return False
-        self._reported.add(name)  # a key is tried, nothing is said of the value
+        self._reported.add(name)  # only the key is tried
         last = len(sealed) <= _SEALED
-        opened = self._open(name, memoryview(sealed)[:_SEALED], 0, last=last) is not None
+        opened = self._open(name, memoryview(sealed)[:_SEALED], last=last) is not None
         self._reported.discard(name)
         return opened
 

@@ -114,7 +114,7 @@ class Head(NamedTuple):
 
 
 class Index:
-    """IndexRows from text keys to bytes, shared by threads and processes.
+    """Rows from text keys to bytes, shared by threads and processes.
 
     Parameters
     ----------

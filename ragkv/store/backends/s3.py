@@ -38,7 +38,7 @@ class S3Backend(Backend):
     server must know conditional writes (``If-None-Match``).
     """
 
-    far = True
+    remote = True
 
     def __init__(self, store: Any, place: str) -> None:
         import obstore
@@ -62,18 +62,6 @@ class S3Backend(Backend):
         """Read several objects at once."""
         with self._errors():
             return self._pool.map(self.get, keys)
-
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        """Read a range of an object."""
-        size = self.size(key)
-        if size is None or start >= size or length <= 0:
-            return None if size is None else b""
-        with self._errors():
-            end = min(start + length, size)
-            try:
-                return bytes(self._obstore.get_range(self._store, key, start=start, end=end))
-            except FileNotFoundError:
-                return None
 
     def size(self, key: str) -> int | None:
         """Ask for the object's length."""

@@ -1,7 +1,7 @@
-"""What a store knows of its texts: rows, documents, and a log of what came and went.
+"""The catalog of a store: the texts' rows, their documents, and a log of changes.
 
-No step needs a transaction over several keys, so that any backend will do. Each change
-is one row of the log, under a number above all others.
+No step needs a transaction over several keys, so any backend will do. Each change is one row
+of the log, under a number above all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ragkv.errors import StoreError
 from ragkv.store.backends.base import Backend
-from ragkv.store.base import has_expired, later
+from ragkv.store.base import Terms, has_expired, later
 from ragkv.store.catalog.names import (
     CLEARED,
     LAYOUT,
@@ -35,16 +35,15 @@ from ragkv.store.catalog.names import (
 
 Item = TypeVar("Item")
 _BATCH = 256
-_TOLD = 16
+_LOGGED_KEPT = 16
 KEPT_CHANGES = 1000
-"""Newest changes that are never removed."""
+"""The newest changes are never compacted."""
 
 
 class Catalog:
     """Reads and changes the rows of one namespace.
 
-    Threads may share it; what other processes may do at the same time is said in
-    docs/store-format.md.
+    Threads may share it; for other processes see docs/store-format.md.
 
     Raises
     ------
@@ -56,8 +55,8 @@ class Catalog:
         self._backend = backend
         self._owner = {"format": LAYOUT, "namespace": namespace}
         self._lock = threading.RLock()  # for rows that are read and then written
-        self._last_change = 0  # there are at least as many
-        self._told: dict[int, bytes] = {}  # newest changes, as they were told
+        self._last_change = 0  # a lower bound
+        self._logged: dict[int, bytes] = {}  # newest changes, as they were read
         self._check_owner()
 
     def row(self, digest: str) -> TextRow | None:
@@ -65,7 +64,7 @@ class Catalog:
         return TextRow.parse(self._backend.get(text_key(digest)), digest)
 
     def with_rows(self, items: Iterable[tuple[str, Item]]) -> Iterator[tuple[str, TextRow, Item]]:
-        """Yield each text's row between its digest and what belongs to it."""
+        """Yield each item's text row between its digest and the item."""
         items = iter(items)
         while batch := list(islice(items, _BATCH)):
             values = self._backend.get_many(text_key(digest) for digest, _ in batch)
@@ -74,44 +73,40 @@ class Catalog:
                 if row is not None:
                     yield digest, row, item
 
-    def enter(
-        self,
-        text: str,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> bool:
-        """See that a text's row, time and document are there; return whether the row was."""
+    def add(self, text: str, terms: Terms = Terms()) -> bool:
+        """Write a text's row, expiry time and document; return whether the row existed."""
         digest = digest_of_text(text)
         with self._lock:
             if not self._check_owner():
                 self._backend.put_if_absent(OWNER, [self._owner_row()])
             row = known = self.row(digest)
             if row is None:
-                row = TextRow(text, self._append(Change(text=text)), expires_at)
-            row = row._replace(expires_at=later(row.expires_at, expires_at))
+                row = TextRow(text, self._append(Change(text=text)), terms.expires_at)
+            row = row._replace(expires_at=later(row.expires_at, terms.expires_at))
             if row != known:
                 self._backend.put(text_key(digest), [row.to_bytes()])
-                told = self._backend.get(log_key(row.change))
-                if told != Change(text=text).to_bytes():  # somebody deleted the text meanwhile
+                logged = self._backend.get(log_key(row.change))
+                if (
+                    logged != Change(text=text).to_bytes()
+                ):  # another process deleted the text meanwhile
                     row = row._replace(change=self._append(Change(text=text)))
                     self._backend.put(text_key(digest), [row.to_bytes()])
-            if document is not None:
-                holder = digest_of_text(document)
+            if terms.document is not None:
+                holder = digest_of_text(terms.document)
                 if self._backend.size(held_key(digest, holder)) is None:
                     self._backend.put(holds_key(holder, digest), [])
-                    self._backend.put(held_key(digest, holder), [to_bytes(document)])
+                    self._backend.put(held_key(digest, holder), [to_bytes(terms.document)])
         return known is not None
 
-    def strike(self, digest: str, *, entries: bool = True) -> int:
-        """Remove a text's row, then its entries; return how many these were."""
+    def delete(self, digest: str, *, entries: bool = True) -> int:
+        """Delete a text's row, then its entries; return the number of entries."""
         with self._lock:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
             keys = [key.name for key in self._backend.scan(entries_of(digest))] if entries else []
-            if row is not None or keys:  # entries alone: an earlier deletion was cut short
-                told = list(self._log()) if row is None else [log_key(row.change)]
-                for change in told:
+            if row is not None or keys:  # entries alone: a deletion was interrupted
+                logged = list(self._log()) if row is None else [log_key(row.change)]
+                for change in logged:
                     self._blank(change, digest)
                 self._append(Change(digest=digest))
             removed = sum([self._backend.delete(key) for key in keys])
@@ -120,43 +115,42 @@ class Catalog:
                 self._backend.delete(key.name)
         return removed
 
-    def strike_unused(self, digest: str) -> None:
-        """Remove a text's row if it has no entry; one that is just being written survives."""
+    def delete_unused(self, digest: str) -> None:
+        """Delete a text's row if it has no entry; one that is just being written survives."""
         with self._lock:
             if any(self._backend.scan(entries_of(digest))):
                 return
             row, documents = self.row(digest), self._documents_of(digest)
-            self.strike(digest, entries=False)
-            # whoever wrote an entry before the row went has not seen it go
+            self.delete(digest, entries=False)
+            # a writer that finished before the row was deleted has not seen the deletion
             if row is not None and any(self._backend.scan(entries_of(digest))):
-                self.enter(row.text, expires_at=row.expires_at)
-                for document in documents:
-                    self.enter(row.text, document=document, expires_at=row.expires_at)
+                for document in documents or (None,):
+                    self.add(row.text, Terms(document, row.expires_at))
 
-    def strike_expired(self, digest: str, now: float) -> int | None:
-        """Strike a text whose time is over, or that has no row; None for others."""
+    def delete_expired(self, digest: str, now: float) -> int | None:
+        """Delete a text that has expired or has no row; None for others."""
         with self._lock:
             row = self.row(digest)
             gone = row is None or has_expired(row.expires_at, now)
-            return self.strike(digest) if gone else None
+            return self.delete(digest) if gone else None
 
-    def release(self, document: str, digest: str) -> bool:
-        """Take a text from a document; return whether it was deleted, as nobody holds it."""
+    def drop_holder(self, document: str, digest: str) -> bool:
+        """Remove a text from a document; return whether it was deleted, as it had no other."""
         holder = digest_of_text(document)
         with self._lock:
             self._backend.delete(held_key(digest, holder))
             free = not any(self._backend.scan(held_key(digest, "")))
-            removed = free and self.strike(digest) > 0
+            removed = free and self.delete(digest) > 0
             self._backend.delete(holds_key(holder, digest))
         return removed
 
     def texts_of(self, document: str) -> list[str]:
-        """Return the digests of the texts that a document holds."""
+        """Return the digests of a document's texts."""
         prefix = holds_key(digest_of_text(document), "")
         return [key.name.removeprefix(prefix) for key in self._backend.scan(prefix)]
 
     def documents(self) -> dict[str, list[str]]:
-        """Return the documents that hold a text, by its digest."""
+        """Return the documents of each text, by its digest."""
         keys = [key.name for key in self._backend.scan("held/")]
         held: dict[str, list[str]] = {}
         for key, value in zip(keys, self._backend.get_many(keys), strict=True):
@@ -168,7 +162,7 @@ class Catalog:
         return held
 
     def _documents_of(self, digest: str) -> list[str]:
-        """Return the documents that hold a text."""
+        """Return a text's documents."""
         keys = [key.name for key in self._backend.scan(held_key(digest, ""))]
         found = []
         for value in self._backend.get_many(keys):
@@ -177,59 +171,71 @@ class Catalog:
         return [document for document in found if document]
 
     def digests(self) -> set[str]:
-        """Return the digests of all texts that have a row, or that a document holds."""
+        """Return the digests of all texts that have a row or a document."""
         kinds = ("text/", "held/")
         return {key.name.split("/")[1] for kind in kinds for key in self._backend.scan(kind)}
 
     # ---- the log
 
-    def changes(self, since: int) -> tuple[int, list[Change]]:
-        """Return the newest change's number, and the changes after ``since``, oldest first.
+    def changes(self, since: int, known: Iterable[str]) -> tuple[int, dict[str, str], list[str]]:
+        """Return what changed after ``since``.
 
-        Of a place that was emptied since they are all that there are.
+        Parameters
+        ----------
+        known
+            Digests of texts that the caller has seen.
+
+        Returns
+        -------
+        newest, added, removed
+            The newest change's number; the added texts by digest, oldest first; the digests of
+            removed texts. Where changes after ``since`` were compacted, or the place was emptied,
+            those are all known texts without a row, and all added ones.
         """
-        newest, changes, _ = self._changes(since)
-        return newest, changes
-
-    def deletions(self, since: int, known: Iterable[str]) -> list[str]:
-        """Return the digests of the texts that were deleted after ``since``.
-
-        Where changes after that were removed, or the place was emptied, those of ``known``
-        that have no row any more are among them, and all that came since.
-        """
-        _, changes, emptied = self._changes(since)
-        gone = [change.digest for change in changes if change.text is None]
-        if emptied or since < self._cleared():
-            came = [digest_of_text(change.text) for change in changes if change.text is not None]
-            others = set(known).difference(came)
-            there = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
-            gone += [*came, *others.difference(there)]
-        return list(dict.fromkeys(gone))
+        newest, changes, emptied = self._changes(since)
+        added: dict[str, str] = {}
+        removed: dict[str, None] = {}
+        for change in changes:
+            if change.text is None:
+                removed[change.digest] = None
+            else:
+                digest = digest_of_text(change.text)
+                added.pop(digest, None)
+                added[digest] = change.text
+        if emptied or (newest != since and since < self._compacted()):
+            removed |= dict.fromkeys(added)
+            others = set(known).difference(added)
+            alive = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
+            removed |= dict.fromkeys(others.difference(alive))
+        return newest, added, list(removed)
 
     def _changes(self, since: int) -> tuple[int, list[Change], bool]:
-        """Return as :meth:`changes`, and whether the place was emptied after ``since``."""
-        # the change last seen is read again: where it is gone, or another, the place was emptied
+        """Return newest number and changes, and whether the place was emptied since then."""
+        # change `since` is read again: if it is missing or another one, the place was emptied
         keys = list(self._log(since - 1))
         if keys == [log_key(since)]:
             return since, [], False
         if not keys:
-            return (*self.changes(0), True) if since > 0 else (0, [], False)
+            return (*self._changes(0)[:2], True) if since > 0 else (0, [], False)
         values = [bytes(value or b"") for value in self._backend.get_many(keys)]
         if change_of(keys[0]) == since:
-            if values[0] not in (self._told.get(since, values[0]), b""):  # b"": its text went
-                return (*self.changes(0), True)
+            if values[0] not in (
+                self._logged.get(since, values[0]),
+                b"",
+            ):  # b"": its text was deleted
+                return (*self._changes(0)[:2], True)
             del keys[0], values[0]
         newest = change_of(keys[-1])
         with self._lock:
-            self._told[newest] = values[-1]
-            while len(self._told) > _TOLD:
-                del self._told[next(iter(self._told))]
+            self._logged[newest] = values[-1]
+            while len(self._logged) > _LOGGED_KEPT:
+                del self._logged[next(iter(self._logged))]
         return newest, [Change.parse(value) for value in values], False
 
-    def clear_log(self, kept: int = KEPT_CHANGES) -> None:
-        """Remove changes that say nothing, but not the newest ``kept``.
+    def compact_log(self, kept: int = KEPT_CHANGES) -> None:
+        """Delete obsolete changes, but not the newest ``kept``.
 
-        Those stay for finders that have yet to learn of a deletion, for a text whose row is
+        Those stay for finders that have not read a deletion yet, for a text whose row is
         just being written, and so that numbers only grow.
         """
         keys = list(self._log())
@@ -240,21 +246,21 @@ class Catalog:
             if not current and place < len(keys) - kept:
                 over.append(key)
         if over:
-            newest = max(self._cleared(), change_of(over[-1]))
+            newest = max(self._compacted(), change_of(over[-1]))
             self._backend.put(CLEARED, [str(newest).encode()])
         for key in over:
             self._backend.delete(key)
 
-    def _cleared(self) -> int:
-        """Return the highest number of a change that was removed."""
+    def _compacted(self) -> int:
+        """Return the highest number of a compacted change."""
         number = bytes(self._backend.get(CLEARED) or b"")
         return int(number) if number.isdigit() and len(number) <= 20 else 0
 
     def _is_current(self, text: str, key: str) -> bool:
-        """Whether a text's row names this change; of a text that has no row, tell that it went."""
+        """Whether a text's row names this change; log the deletion of a text without a row."""
         digest = digest_of_text(text)
         row = self.row(digest)
-        if row is None:  # a deletion was cut short, or the row is just being written
+        if row is None:  # an interrupted deletion, or the row is just being written
             self._blank(key, digest)
             row = self.row(digest)
             if row is None:
@@ -264,13 +270,13 @@ class Catalog:
         return row is not None and row.change == change_of(key)
 
     def _blank(self, key: str, digest: str) -> None:
-        """Take a text out of the log; the number is never used again."""
+        """Blank a text's change in the log; the number is never used again."""
         text = Change.parse(self._backend.get(key)).text
         if text is not None and digest_of_text(text) == digest:
             self._backend.put(key, [])
 
     def _append(self, change: Change) -> int:
-        number = self._newest(self._last_change) + 1  # a lower one that is free was used before
+        number = self._newest(self._last_change) + 1  # a lower free number was used before
         while not self._backend.put_if_absent(log_key(number), [change.to_bytes()]):
             number = self._newest(number) + 1
         self._last_change = number

@@ -26,7 +26,7 @@ from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.base import Lookup
+from ragkv.store.base import Found
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.base import Part
 from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, checksum_of, read_header
@@ -101,7 +101,7 @@ def decode(
     *,
     copy: bool = False,
     place: object = "",
-) -> Lookup:
+) -> Found[ChunkKV]:
     """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
 
     Parameters
@@ -118,10 +118,10 @@ def decode(
         Where the bytes come from, for the log.
     """
     try:
-        return Lookup(open_entry(buffer, text, fingerprint, copy=copy).whole())
+        return Found(open_entry(buffer, text, fingerprint, copy=copy).whole())
     except (RefusedEntryError, CorruptEntryError) as refused:
         logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
-        return Lookup(None, refused.reason)
+        return Found(None, refused.reason)
 
 
 def open_entry(
@@ -187,14 +187,14 @@ class _LayerReader:
         self._data, self._header = data, header
         self._in_place = not copy and self._stored.name == "raw"
 
-    def room(self) -> torch.Tensor:
+    def allocate(self) -> torch.Tensor:
         """Return fresh memory, or the buffer's where raw numbers may stay there."""
         if not self._in_place:
             return uninitialised(self.shape, self.dtype)
         kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
         return torch.from_numpy(kv).view(self.dtype).view(self.shape)
 
-    def take(self, layer: int, out: torch.Tensor) -> None:
+    def read_layer(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
         if self._in_place:
             if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
@@ -207,7 +207,7 @@ class _LayerReader:
             with _refusing(layer):
                 self._stored.decode(copied.data, out)
 
-    def stage(self, layer: int, out: torch.Tensor) -> None:
+    def read_raw(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and copy it, decompressed."""
         size, target = self.codec.size(self.shape[1:], self.dtype), out.numpy()
         if self.codec is self._stored:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -32,35 +31,11 @@ _MANY_BYTES = 1 << 18  # below this, starting hash threads costs more than they 
 
 
 class RefusedEntryError(Exception):
-    """The bytes are no entry that may be used; ``reason`` as in :class:`Lookup`."""
+    """The bytes are no entry that may be used; ``reason`` as in :class:`Found`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What a chunk saw before it when one of its contextual versions was computed.
-
-    Cache-Craft, section 3.
-
-    Attributes
-    ----------
-    prefix
-        Digests of the chunks' texts before it, in their order.
-    inter
-        The attention that the chunk paid to each of them; as many as ``prefix``.
-    intra
-        The attention that the chunk paid to itself.
-    ranked
-        The chunk's tokens, those to be recomputed first in front.
-    """
-
-    prefix: tuple[str, ...]
-    inter: tuple[float, ...]
-    intra: float
-    ranked: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +58,6 @@ class Header:
         Bytes of each layer, as the codec made them.
     layer_checksums
         xxh3_128 of each layer's bytes.
-    versions
-        The contextual versions that are known of the chunk.
     """
 
     text: str
@@ -94,7 +67,6 @@ class Header:
     token_checksum: str
     layer_sizes: tuple[int, ...]
     layer_checksums: tuple[str, ...]
-    versions: tuple[Version, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -130,7 +102,7 @@ class Header:
                 "shape": canonical(self.shape),
                 "token_checksum": self.token_checksum,
                 "layer_checksums": canonical(self.layer_checksums),
-                "versions": canonical([asdict(version) for version in self.versions]),
+                "versions": "[]",  # reserved for contextual versions
             },
             "token_ids": _tensor("I32", (self.tokens,), ids, offsets),
             "offsets": _tensor("I32", (self.tokens, 2), offsets, self.data_bytes),
@@ -160,8 +132,8 @@ def sealed(table: dict[str, Any]) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def unsealed(view: memoryview, version: int) -> tuple[dict[str, Any], int]:
-    """Parse a header of one version and verify its checksum.
+def unsealed(view: memoryview) -> tuple[dict[str, Any], int]:
+    """Parse a header and verify its checksum.
 
     Returns
     -------
@@ -177,9 +149,9 @@ def unsealed(view: memoryview, version: int) -> tuple[dict[str, Any], int]:
     metadata = table.get("__metadata__")
     if not isinstance(metadata, dict) or "ragkv" not in metadata:
         raise RefusedEntryError("format", "a safetensors file, but no ragkv entry")
-    if metadata["ragkv"] != str(version):
+    if metadata["ragkv"] != str(FORMAT_VERSION):
         raise RefusedEntryError(
-            "format", f"entry format {metadata['ragkv']!r}; this ragkv reads {version}"
+            "format", f"entry format {metadata['ragkv']!r}; this ragkv reads {FORMAT_VERSION}"
         )
     checksum = metadata.pop("checksum", None)
     if checksum != checksum_of(canonical(table).encode()):
@@ -224,7 +196,7 @@ _WRONG_FIELDS = (
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> Header:
     """Parse and verify the bytes up to the data area; known bytes need no second look."""
-    table, _ = unsealed(memoryview(head), FORMAT_VERSION)
+    table, _ = unsealed(memoryview(head))
     try:
         metadata = table["__metadata__"]
         shape = tuple(json.loads(metadata["shape"]))
@@ -237,7 +209,6 @@ def _header(head: bytes) -> Header:
             token_checksum=metadata["token_checksum"],
             layer_sizes=tuple(end - start for start, end in spans),
             layer_checksums=tuple(json.loads(metadata["layer_checksums"])),
-            versions=tuple(_version(**fields) for fields in json.loads(metadata["versions"])),
         )
         fits = _is_laid_out(header) and header.table() == table
     except MissingDependencyError as error:
@@ -281,12 +252,6 @@ def _is_laid_out(header: Header) -> bool:
             for size in set(header.layer_sizes)
         )
     )
-
-
-def _version(
-    *, prefix: Sequence[str], inter: Sequence[float], intra: float, ranked: Sequence[int]
-) -> Version:
-    return Version(tuple(prefix), tuple(inter), intra, tuple(ranked))
 
 
 def _start(view: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""An entry whose layers arrive one by one, each verified before it is used."""
+"""An entry whose layers are read lazily, each verified before it is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT = 16  # bytes, for a device that reads a layer in whole words
 
 
 class CorruptEntryError(Exception):
-    """A layer did not arrive; ``reason`` as in :class:`ragkv.store.base.Lookup`."""
+    """A layer is corrupt or cannot be read; ``reason`` as in :class:`ragkv.store.base.Found`."""
 
     def __init__(self, text: str, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -32,7 +32,7 @@ class CorruptEntryError(Exception):
 
 
 class LayerSource(Protocol):
-    """An entry's bytes, of which each call verifies what it reads.
+    """An entry's stored layers; each call verifies what it reads.
 
     Attributes
     ----------
@@ -48,31 +48,31 @@ class LayerSource(Protocol):
     dtype: torch.dtype
     codec: Codec
 
-    def room(self) -> torch.Tensor:
+    def allocate(self) -> torch.Tensor:
         """Return memory for all decoded layers, of ``shape``; undefined."""
         ...
 
-    def take(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and decode it into its place in :meth:`room`'s tensor.
+    def read_layer(self, layer: int, out: torch.Tensor) -> None:
+        """Verify a layer and decode it into its part of :meth:`allocate`'s tensor.
 
         Raises
         ------
         RefusedEntryError
-            It does not hold.
+            It is corrupt.
         """
         ...
 
-    def stage(self, layer: int, out: torch.Tensor) -> None:
+    def read_raw(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and copy it, decompressed, to ``[bytes]`` uint8; raises as above."""
         ...
 
 
 class LazyKV:
-    """A chunk's cache that is verified layer by layer, by whoever comes first.
+    """A chunk's cache that is read and verified layer by layer, on demand.
 
-    Several threads may ask for layers; each is read once, and nobody waits for another layer
-    than the one asked for. Layers are decoded here, or stay as their codec keeps them for a
-    device that decodes them itself.
+    Several threads may request layers; each layer is read once, and nobody waits for another
+    layer than the requested one. Layers are decoded here, or stay encoded for a device that
+    decodes them itself.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ class LazyKV:
     tokens
         ``token_ids`` and ``offsets`` as in :class:`ragkv.chunk.kv.ChunkKV`.
     source
-        Where the layers come from.
+        Reads the layers.
     threads
-        That :meth:`whole` may use.
+        Number of threads that :meth:`whole` may use.
     """
 
     def __init__(
@@ -100,34 +100,33 @@ class LazyKV:
         """Number of layers."""
         self._source = source
         self._threads = threads
-        self._decoded = _LoadedLayers(self.depth, source.room)
+        self._decoded = _LoadedLayers(self.depth, source.allocate)
         self._coded = _LoadedLayers(self.depth, partial(_staging, source))
         self._lock = threading.Lock()
-        self._taking = [threading.Lock() for _ in range(self.depth)]
+        self._layer_locks = [threading.Lock() for _ in range(self.depth)]
         self._missing = self.depth
         self._seconds = 0.0
-        self._lost: tuple[str, str] | None = None  # no exception: its frames would keep this
-        self._when_whole: Callable[[LayeredKV, float], None] | None = None
-        self._when_lost: Callable[[RefusedEntryError], None] | None = None
+        self._corrupt: tuple[str, str] | None = (
+            None  # not the exception: its frames would keep self alive
+        )
+        self._on_loaded: Callable[[LayeredKV, float], None] | None = None
+        self._on_corrupt: Callable[[RefusedEntryError], None] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values, decoded."""
         return math.prod(self._source.shape) * self._source.dtype.itemsize
 
-    def then(
-        self,
-        *,
-        whole: Callable[[LayeredKV, float], None] | None = None,
-        lost: Callable[[RefusedEntryError], None] | None = None,
-    ) -> None:
-        """Say what is to be done when the last layer has arrived, or the first is lost.
+    def on_loaded(self, callback: Callable[[LayeredKV, float], None]) -> None:
+        """Call back once all layers are loaded, with this entry and the seconds of reading.
 
-        To be called before any layer is asked for. ``whole`` is given this entry, and the
-        seconds that reading took.
+        To be called before any layer is requested.
         """
-        self._when_whole = whole or self._when_whole
-        self._when_lost = lost or self._when_lost
+        self._on_loaded = callback
+
+    def on_corrupt(self, callback: Callable[[RefusedEntryError], None]) -> None:
+        """Call back for the first corrupt layer; to be called before any layer is requested."""
+        self._on_corrupt = callback
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each.
@@ -135,51 +134,51 @@ class LazyKV:
         Raises
         ------
         CorruptEntryError
-            One of them, or any that was asked for before, cannot be trusted or read.
+            One of them, or any that was requested before, is corrupt or cannot be read.
         """
         for index in range(self.depth)[which]:
-            self.arrive(index)
+            self.load(index)
         both = self._decoded.memory()[which]
         return both[:, 0], both[:, 1]
 
     def coded(self, which: slice) -> CodedLayers | None:
-        """Return layers as their codec keeps them; raises as :meth:`layers`.
+        """Return layers encoded as they are stored; raises as :meth:`layers`.
 
-        None where one of them was decoded at once.
+        None where one of them was decoded directly.
         """
         wanted = range(self.depth)[which]
-        if any(self._decoded.there[index] and not self._coded.there[index] for index in wanted):
+        if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in wanted):
             return None
         for index in wanted:
-            self.arrive(index, decoded=False)
+            self.load(index, decoded=False)
         size, codec = _size(self._source), self._source.codec
         return CodedLayers(self._coded.memory()[which], size, codec.name)
 
-    def arrive(self, index: int, *, decoded: bool = True) -> None:
+    def load(self, index: int, *, decoded: bool = True) -> None:
         """Read a layer unless it is there; raises as :meth:`layers`."""
         form = self._decoded if decoded else self._coded
-        if form.there[index]:
+        if form.loaded[index]:
             return
-        with self._taking[index]:
-            if form.there[index]:
+        with self._layer_locks[index]:
+            if form.loaded[index]:
                 return
-            if self._lost is not None:
-                raise CorruptEntryError(self.text, *self._lost)
+            if self._corrupt is not None:
+                raise CorruptEntryError(self.text, *self._corrupt)
             began = time.perf_counter()
-            known = self._decoded.there[index] or self._coded.there[index]
+            known = self._decoded.loaded[index] or self._coded.loaded[index]
             out = form.memory()[index]
             try:
                 if not decoded:
-                    self._source.stage(index, out)
-                elif self._coded.there[index]:
+                    self._source.read_raw(index, out)
+                elif self._coded.loaded[index]:
                     coded = self._coded.memory()[index, : _size(self._source)]
                     self._source.codec.decode(coded.numpy().data, out)
                 else:
-                    self._source.take(index, out)
+                    self._source.read_layer(index, out)
             except RefusedEntryError as refused:
-                self._lose(refused)
+                self._refuse(refused)
                 raise CorruptEntryError(self.text, refused.reason, str(refused)) from refused
-            form.there[index] = True
+            form.loaded[index] = True
         if not known:
             self._count(time.perf_counter() - began)
 
@@ -188,10 +187,10 @@ class LazyKV:
         layers = range(self.depth)
         if self._threads == 1:
             for layer in layers:
-                self.arrive(layer)
+                self.load(layer)
         else:
             with ThreadPoolExecutor(self._threads) as pool:
-                list(pool.map(self.arrive, layers))
+                list(pool.map(self.load, layers))
         keys, values = self._decoded.memory().unbind(1)
         return ChunkKV(self.text, self.token_ids, self.offsets, keys=keys, values=values)
 
@@ -199,22 +198,22 @@ class LazyKV:
         with self._lock:
             self._missing -= 1
             self._seconds += seconds
-            whole = not self._missing
-        if whole and self._when_whole is not None:
-            self._when_whole(self, self._seconds)
+            complete = not self._missing
+        if complete and self._on_loaded is not None:
+            self._on_loaded(self, self._seconds)
 
-    def _lose(self, refused: RefusedEntryError) -> None:
+    def _refuse(self, refused: RefusedEntryError) -> None:
         with self._lock:
-            first, self._lost = self._lost is None, (refused.reason, str(refused))
-        if first and self._when_lost is not None:
-            self._when_lost(refused)
+            first, self._corrupt = self._corrupt is None, (refused.reason, str(refused))
+        if first and self._on_corrupt is not None:
+            self._on_corrupt(refused)
 
 
 class _LoadedLayers:
-    """Memory for layers, made when the first of them comes; and which of them are there."""
+    """Memory for layers, allocated for the first of them, and which of them are loaded."""
 
     def __init__(self, depth: int, make: Callable[[], torch.Tensor]) -> None:
-        self.there = [False] * depth
+        self.loaded = [False] * depth
         self._make = make
         self._lock = threading.Lock()
         self._memory: torch.Tensor | None = None
@@ -237,12 +236,12 @@ def _staging(source: LayerSource) -> torch.Tensor:
 
 
 class ReadAhead:
-    """A thread in which entries of one model arrive, the first layer of each first.
+    """A thread that loads entries of one model, the first layer of each first.
 
     Parameters
     ----------
     decoded
-        Decode the layers, too; False leaves that to a device.
+        Decode the layers, too; False: a device decodes them.
     """
 
     def __init__(self, entries: Sequence[LazyKV], *, decoded: bool = True) -> None:
@@ -253,7 +252,7 @@ class ReadAhead:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when nothing is read any more: after the layer at hand."""
+        """Stop after the current layer; return when the thread has ended."""
         self._stopped = True
         self._thread.join()
 
@@ -262,5 +261,5 @@ class ReadAhead:
             for entry in self._entries:
                 if self._stopped:
                     return
-                with suppress(CorruptEntryError):  # whoever wants the layer is told
-                    entry.arrive(layer, decoded=self._decoded)
+                with suppress(CorruptEntryError):  # raised again for whoever requests the layer
+                    entry.load(layer, decoded=self._decoded)

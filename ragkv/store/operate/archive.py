@@ -24,7 +24,7 @@ from typing import IO, NamedTuple
 from ragkv.errors import MissingDependencyError, StoreError
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.files import store_errors
-from ragkv.store.base import KEPT, EntryInfo, has_expired
+from ragkv.store.base import EntryInfo, Terms, has_expired
 from ragkv.store.catalog import names
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
@@ -173,11 +173,11 @@ def _import_entry(
     if store.contains(text, fingerprint):
         carried.existing += 1
     else:
-        store.put_encoded(text, fingerprint, [data], expires_at=row.expires_at)
+        store.put_encoded(text, fingerprint, [data], Terms(expires_at=row.expires_at))
         carried.entries += 1
         carried.nbytes += len(data)
     for document in row.documents or (None,):
-        store.hold(text, fingerprint, document=document, expires_at=row.expires_at)
+        store.retain(text, fingerprint, Terms(document, row.expires_at))
 
 
 def _whole(blob: Blob, key: str) -> Header | None:
@@ -232,7 +232,11 @@ def _read_row(content: IO[bytes], digest: str, member: tarfile.TarInfo) -> _Arch
 def _time(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value) > KEPT:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not float(value) > Terms.KEEP
+    ):
         raise ValueError("no time")
     return value
 

@@ -21,7 +21,6 @@ from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
 from ragkv.store.entry.header import Header, RefusedEntryError, read_header
 
-_FIRST_READ = 1 << 16  # most headers are shorter
 _WAITS_S = (0.01, 0.05)
 """A value that another process removes loses its file before its row."""
 
@@ -253,13 +252,8 @@ def _remove(backend: Backend, key: str, seen: Blob) -> bool:
 
 def _header_of(backend: Backend, info: EntryInfo) -> Header | None:
     key = names.entry_key(digest_of_text(info.text), info.fingerprint)
-    start = backend.read(key, 0, _FIRST_READ)
-    if start is None:
-        return None
-    end = int.from_bytes(start[:8], "little") + 8
-    if len(start) < end <= info.nbytes:
-        start = backend.read(key, 0, end) or b""
+    blob = backend.get(key)
     try:
-        return read_header(memoryview(start), info.nbytes)[0]
+        return None if blob is None else read_header(memoryview(blob))[0]
     except RefusedEntryError:
         return None

@@ -61,7 +61,7 @@ class Admission:
         self._sketch = CountSketch()
         self._asked = 0
 
-    def asked(self, key: Hashable, entries: int) -> None:
+    def count(self, key: Hashable, entries: int) -> None:
         """Count a request for a key, whether it is in the tier (of ``entries``) or not."""
         self._sketch.add(key)
         self._asked += 1

@@ -1,4 +1,4 @@
-"""A bounded store that makes room by itself: what is worth least leaves for what is new."""
+"""A bounded store that evicts chunks for new ones."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Lookup, Opened, Store
+from ragkv.store.base import Found, Store, StoreOver, Terms
 from ragkv.store.entry.format import encode
-from ragkv.store.tiers.over import StoreOver
 from ragkv.store.tiers.policies import make_policy
 
 _PATIENCE = 4
 
 
 class EvictingStore(StoreOver):
-    """Stands over a store that raises StoreFullError at its limit, and deletes chunks there.
+    """Deletes chunks of a store that raises StoreFullError at its limit.
 
-    A chunk leaves with all its entries, in memory, too, and is forgotten by finders as if
-    it had been deleted. What other processes use is not known here, only what they put; what
-    ``keep_only`` removes is found out when room is made.
+    A chunk is evicted with all its entries, in memory, too, and finders drop it like a deleted
+    one. Other processes' puts are known here, their uses are not; what ``keep_only`` deletes is
+    noticed when room is made.
 
     Parameters
     ----------
     below
         Any store. Closed together with this one.
     budget
-        The store's limit in bytes: nothing leaves for an entry that is larger than that.
+        The store's limit in bytes: nothing is evicted for a larger entry.
     policy, costs
         As for :class:`ragkv.store.tiers.memory.MemoryStore`. A chunk's size is its tokens.
     """
@@ -52,43 +51,36 @@ class EvictingStore(StoreOver):
         self._written = 0
         self._per_token: float | None = None
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
+    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
         """Return the entry, and count a hit as a use."""
-        lookup = self.below.get(text, fingerprint)
-        if lookup.entry is not None:
-            self._enter(text, len(lookup.entry), used=True)
-        return lookup
+        found = self.below.get(text, fingerprint)
+        if found.entry is not None:
+            self._enter(text, len(found.entry), used=True)
+        return found
 
-    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
-        """Return the entry as it arrives, and count a hit as a use."""
-        opened = self.below.open(text, fingerprint)
-        if opened.entry is not None:
-            self._enter(text, len(opened.entry.token_ids), used=True)
-        return opened
+    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
+        """Return the lazy entry, and count a hit as a use."""
+        found = self.below.open(text, fingerprint)
+        if found.entry is not None:
+            self._enter(text, len(found.entry.token_ids), used=True)
+        return found
 
-    def put(
-        self,
-        entry: ChunkKV,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> int:
-        """Write an entry; while there is no room for it, the chunk worth least leaves.
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
+        """Write an entry; while there is no room for it, evict the chunk of least worth.
 
-        At most about four times the entry's tokens leave, more only where a put that was
-        under way here took the room: if it still does not fit, other processes take it, and
+        At most about four times the entry's tokens are evicted, more only where another put
+        here took the room: if the entry still does not fit, other processes take the room, and
         emptying this store would not help.
         """
 
         def write() -> int:
-            nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
+            nbytes = self.below.put(entry, fingerprint, terms)
             with self._lock:
                 self._written += 1
             return nbytes
 
         nbytes = None
-        if not self._making_room.locked():  # or this would take the room that another makes
+        if not self._making_room.locked():  # or it would take the room that another put makes
             with suppress(StoreFullError):
                 nbytes = write()
         if nbytes is None:
@@ -123,12 +115,12 @@ class EvictingStore(StoreOver):
                 freed += tokens
 
     def _evict(self, spared: str) -> tuple[str | None, int]:
-        """Let the text go that leaves next, other than the one that room is made for.
+        """Evict the next text, other than the one that needs the room.
 
         Returns
         -------
         tuple
-            The text, None if there is none, and its tokens.
+            The text, None if there is none, and its number of tokens.
         """
         with self._lock:
             victims = self._policy.victims(self._policy.size(spared) + 1)
@@ -140,10 +132,10 @@ class EvictingStore(StoreOver):
             return victim, tokens
 
     def _learn(self, per_token: float) -> None:
-        """Enter what is there and was not put here, and forget what is gone."""
+        """Add the chunks that other processes put, and drop deleted ones."""
         texts: list[str] = []
-        with suppress(StoreError):  # then by what was known before
-            self._seen, texts = self.below.changes(self._seen)
+        with suppress(StoreError):  # then with what is known already
+            self._seen, texts, _ = self.below.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):
                 return
@@ -158,7 +150,7 @@ class EvictingStore(StoreOver):
             self._enter(text, max(1, round(nbytes / per_token)))
 
     def _enter(self, text: str, tokens: int, *, used: bool = False) -> None:
-        """Note a text that is stored; count a use of one that was noted already."""
+        """Add a stored text to the policy, or count its use."""
         with self._lock:
             if text not in self._policy:
                 seconds = float(tokens) if self._costs is None else self._costs(0, tokens)

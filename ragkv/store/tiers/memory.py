@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from ragkv.chunk.kv import ChunkKV
+from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.store.base import EntryInfo, Lookup, Store, has_expired, later
+from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms, has_expired, later
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.policies import make_policy
 
@@ -28,8 +28,8 @@ _DELETIONS_KEPT = 1 << 16
 _Key = tuple[str, Fingerprint]
 
 
-class Left(NamedTuple):
-    """An entry that left for want of room."""
+class Evicted(NamedTuple):
+    """An evicted entry."""
 
     entry: ChunkKV
     fingerprint: Fingerprint
@@ -38,7 +38,7 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class _Chunk:
-    """What is known of a text beside its entries."""
+    """A text's metadata."""
 
     change: int
     expires_at: float | None
@@ -56,21 +56,21 @@ class MemoryStore(Store):
     device
         Where the tensors are kept.
     policy
-        Which entry leaves first, see :func:`ragkv.store.tiers.policies.policy_names`.
+        Which entry is evicted first, see :func:`ragkv.store.tiers.policies.policy_names`.
     costs
         Seconds that computing ``(cached, new)`` tokens takes, for the policies that weigh
         them; None counts every token alike.
     pinned
-        Keep the tensors in memory that a GPU copies from by itself. It is taken in powers
-        of two, and so counted.
+        Keep the tensors in pinned memory, for asynchronous copies to a GPU. It is allocated
+        in powers of two, and counted so.
     admission
-        Keep a new entry out of a full store unless it was asked for more often than
-        those that would leave. For a tier: what is kept out is still in the store below.
+        Keep a new entry out of a full store unless it was requested more often than
+        those that it would evict. For a tier: a rejected entry is still in the store below.
 
     Notes
     -----
     Every instance is a namespace of its own. A hit returns the same tensors each
-    time: whoever changes them in place changes the store.
+    time: changing them in place changes the store.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MemoryStore(Store):
 
     @property
     def copies(self) -> bool:
-        """Whether an entry that is put here on the host is copied."""
+        """Whether an entry of the host is copied when it is put."""
         return self._pinned or self.device.type != "cpu"
 
     @property
@@ -105,41 +105,29 @@ class MemoryStore(Store):
         """Bytes in use."""
         return self._policy.nbytes
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
+    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
         """Return the entry itself, without a copy."""
         key = (text, fingerprint)
         with self._lock:
             if self._admission is not None:
-                self._admission.asked(key, len(self._kept))
+                self._admission.count(key, len(self._kept))
             chunk, entry = self._chunks.get(text), self._kept.get(key)
             if chunk is not None and has_expired(chunk.expires_at, time.time()):
-                return Lookup(None, "expired")
+                return Found(None, "expired")
             if chunk is None or entry is None:
-                return Lookup(None, "fingerprint" if chunk else "absent")
+                return Found(None, "fingerprint" if chunk else "absent")
             self._policy.hit(key)
-            return Lookup(entry, expires_at=chunk.expires_at)
+            return Found(entry, expires_at=chunk.expires_at)
 
-    def put(
-        self,
-        entry: ChunkKV,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> int:
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         """Keep an entry; 0 where it is larger than the budget, or not admitted."""
-        left = self.keep(entry, fingerprint, document=document, expires_at=expires_at)
-        return 0 if left is None else self._size(entry)
+        evicted = self.put_evicting(entry, fingerprint, terms)
+        return 0 if evicted is None else self._size(entry)
 
-    def keep(
-        self,
-        entry: ChunkKV,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> list[Left] | None:
-        """Put an entry and return those that left for it; None where it is not kept."""
+    def put_evicting(
+        self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms
+    ) -> list[Evicted] | None:
+        """Put an entry and return those that it evicted; None where it is not kept."""
         key, nbytes = (entry.text, fingerprint), self._size(entry)
         seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
         with self._lock:
@@ -156,36 +144,29 @@ class MemoryStore(Store):
         with self._lock:
             before = self._chunks.get(entry.text)
             self._remove(key)
-            left = [self._evict(victim) for victim in self._victims(nbytes)]
+            evicted = [self._evict(victim) for victim in self._victims(nbytes)]
             self._policy.insert(key, nbytes, seconds, len(entry))
             self._kept[key] = entry
             self._change += 1
-            chunk = before or _Chunk(self._change, expires_at)
+            chunk = before or _Chunk(self._change, terms.expires_at)
             self._chunks[entry.text] = chunk
             self._chunks.move_to_end(entry.text)
             chunk.change = self._change
             chunk.fingerprints.add(fingerprint)
-            _hold(chunk, document, expires_at)
-            return left
+            _apply(chunk, terms)
+            return evicted
 
-    def hold(
-        self,
-        text: str,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> bool:
-        """Enter a document and a time for an entry that is there."""
+    def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
+        """Update the chunk's documents and expiry time."""
         with self._lock:
             chunk = self._chunks.get(text) if (text, fingerprint) in self._kept else None
             if chunk is None or has_expired(chunk.expires_at, time.time()):
                 return False
-            _hold(chunk, document, expires_at)
+            _apply(chunk, terms)
             return True
 
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether the entry is still there and its time is not over."""
+        """Whether the entry is there and has not expired."""
         with self._lock:
             chunk = self._chunks.get(text) if (text, fingerprint) in self._kept else None
             return chunk is not None and not has_expired(chunk.expires_at, time.time())
@@ -202,12 +183,12 @@ class MemoryStore(Store):
             return self._delete(text)
 
     def drop(self, text: str, fingerprint: Fingerprint) -> None:
-        """Let go of one entry, as if for want of room."""
+        """Drop one entry, as an eviction would."""
         with self._lock:
             self._remove((text, fingerprint))
 
     def keep_only(self, document: str, texts: Iterable[str]) -> int:
-        """Take the document from all its other chunks; delete those that no other holds."""
+        """Remove the document from its other chunks; delete those without a document."""
         wanted = set(texts)
         with self._lock:
             held = [t for t, c in self._chunks.items() if document in c.documents]
@@ -233,20 +214,19 @@ class MemoryStore(Store):
                 ]
             )
 
-    def changes(self, since: int) -> tuple[int, list[str]]:
-        """Texts that have left by the budget are missing from the list, like deleted ones."""
+    def changes(self, since: int) -> Changes:
+        """Return the changes, of which evictions are none; the last 65,536 deletions are known."""
         with self._lock:
-            newest = takewhile(lambda item: item[1].change > since, reversed(self._chunks.items()))
-            return self._change, [text for text, _ in newest][::-1]
-
-    def deletions(self, since: int) -> list[str]:
-        """The last 65,536 deletions are known; leaving by the budget is none."""
-        with self._lock:
-            newest = takewhile(lambda item: item[1] > since, reversed(self._deleted.items()))
-            return [text for text, _ in newest][::-1]
+            added = takewhile(lambda item: item[1].change > since, reversed(self._chunks.items()))
+            removed = takewhile(lambda item: item[1] > since, reversed(self._deleted.items()))
+            return Changes(
+                self._change,
+                [text for text, _ in added][::-1],
+                [text for text, _ in removed][::-1],
+            )
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Nothing is loaded."""
+        """Return 0: nothing is loaded."""
         del text, fingerprint, nbytes
         return 0.0
 
@@ -256,7 +236,7 @@ class MemoryStore(Store):
             return iter(list(self._chunks))
 
     def close(self) -> None:
-        """Let all entries go."""
+        """Drop all entries."""
         with self._lock:
             for key in list(self._kept):
                 self._remove(key)
@@ -275,14 +255,14 @@ class MemoryStore(Store):
         return self._admission.admits(key, victims)
 
     def _victims(self, nbytes: int) -> list[_Key]:
-        """Return who leaves so that an entry of this size fits."""
+        """Return the entries to evict so that one of this size fits."""
         return self._policy.victims(self._policy.nbytes + nbytes - self.budget)  # type: ignore[return-value]
 
-    def _evict(self, key: _Key) -> Left:
-        left = Left(self._kept[key], key[1], self._chunks[key[0]].expires_at)
+    def _evict(self, key: _Key) -> Evicted:
+        evicted = Evicted(self._kept[key], key[1], self._chunks[key[0]].expires_at)
         self._policy.evict(key)
         self._remove(key)
-        return left
+        return evicted
 
     def _delete(self, text: str) -> int:
         chunk = self._chunks.get(text)
@@ -316,10 +296,10 @@ def size_of(entry: ChunkKV) -> int:
     return entry.nbytes + arrays + text + ENTRY_OVERHEAD
 
 
-def _hold(chunk: _Chunk, document: str | None, expires_at: float | None) -> None:
-    chunk.expires_at = later(chunk.expires_at, expires_at)
-    if document is not None:
-        chunk.documents.add(document)
+def _apply(chunk: _Chunk, terms: Terms) -> None:
+    chunk.expires_at = later(chunk.expires_at, terms.expires_at)
+    if terms.document is not None:
+        chunk.documents.add(terms.document)
 
 
 def _pinned(entry: ChunkKV) -> ChunkKV | None:
@@ -332,7 +312,7 @@ def _pinned(entry: ChunkKV) -> ChunkKV | None:
 
 
 def _owned(entry: ChunkKV, device: torch.device) -> ChunkKV:
-    """Bring the tensors to a device, free of larger tensors that they are views of."""
+    """Move the tensors to a device, as copies where they are views of larger ones."""
     keys, values = entry.keys.detach().to(device), entry.values.detach().to(device)
     if _storage_bytes(keys, values) > entry.nbytes:
         keys, values = keys.clone(), values.clone()

@@ -13,39 +13,38 @@ from typing import Any
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import KEPT, Lookup, Opened, Store
+from ragkv.store.base import Changes, Found, Store, StoreOver, Terms
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.tiers.memory import MemoryStore
-from ragkv.store.tiers.over import StoreOver
 from ragkv.store.tiers.rates import Rate
 
 _log = logging.getLogger(__name__)
 
 
 class TieredStore(StoreOver):
-    """Serves from its tiers what they hold; ``below`` decides what exists.
+    """Serves entries from its tiers; the store below decides what exists.
 
     Parameters
     ----------
     memory
-        The host's tier. Filled by ``get`` and ``put``, emptied by its own budget.
+        The host's tier, filled by ``get``, ``open`` and ``put`` within its own budget.
     below
         The store behind it, such as a disk's, whose entries own their memory. Closed
         together with this one.
     device
-        A tier before ``memory``, on the model's device. New entries go there; one that
-        leaves it is copied to ``memory`` only if that does not hold it, and stays there
-        while it is wanted: it is swapped out only once (RAGCache, section 5.1).
+        A tier before ``memory``, on the model's device. New entries go there; an evicted one is
+        copied to ``memory`` unless that has it already: it is swapped out only once (RAGCache,
+        section 5.1).
 
     Notes
     -----
-    What another process deletes below leaves the tiers with the next call of ``changes``,
-    which engines make for every prompt.
+    The tiers drop what another process deletes below with the next call of ``changes``, which
+    engines make for every prompt.
 
-    Tiers that copy what they keep (on a device, or in pinned memory) are filled in a thread,
-    behind the request that loaded it. No more waits for that than a quarter of the largest
-    tier's budget; the rest is loaded again the next time.
+    Tiers that copy their entries (on a device, or in pinned memory) are filled in a thread,
+    after the request that loaded them. At most a quarter of the largest tier's budget waits for
+    that; other entries are loaded again the next time.
     """
 
     def __init__(
@@ -63,24 +62,24 @@ class TieredStore(StoreOver):
         self._largest = max(tier.budget for tier in self.tiers)
         self._keeping = threading.Lock()
         self._lock = threading.Lock()
-        self._loading: dict[tuple[str, Fingerprint], Future[Lookup]] = {}
+        self._loading: dict[tuple[str, Fingerprint], Future[Found[ChunkKV]]] = {}
         self._deletions = 0
-        self._looking = threading.Lock()
+        self._following = threading.Lock()
         self._seen = 0
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
-        """Return the entry from a tier, or load it once however many threads ask for it."""
-        lookup = self._in_tiers(text, fingerprint)
-        if lookup is not None:
-            return lookup
-        key, mine = (text, fingerprint), Future[Lookup]()
+    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
+        """Return the entry from a tier, or load it once for all threads that request it."""
+        found = self._in_tiers(text, fingerprint)
+        if found is not None:
+            return found
+        key, mine = (text, fingerprint), Future[Found[ChunkKV]]()
         running = mine
-        try:  # an interrupt comes at any place
+        try:  # an interrupt may come anywhere
             running = self._loading.setdefault(key, mine)
             if running is not mine and not running.done():  # a prefetch, most often
                 return running.result()
-            lookup = self._load(text, fingerprint)
-            mine.set_result(lookup)
+            found = self._load(text, fingerprint)
+            mine.set_result(found)
         except BaseException as error:
             if not mine.done():
                 mine.set_exception(error)
@@ -88,57 +87,52 @@ class TieredStore(StoreOver):
         finally:
             if running.done() and self._loading.get(key) is running:
                 self._loading.pop(key, None)
-        return lookup
+        return found
 
-    def open(self, text: str, fingerprint: Fingerprint) -> Opened:
-        """Return the entry from a tier, or as it arrives from below; then the tiers get it."""
-        lookup = self._in_tiers(text, fingerprint)
-        if lookup is None:
+    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
+        """Return the entry from a tier, or a lazy one from below; once loaded, tiers get it."""
+        found = self._in_tiers(text, fingerprint)
+        if found is None:
             running = self._loading.get((text, fingerprint))
-            lookup = None if running is None or running.done() else running.result()
-        if lookup is not None:
-            return Opened(lookup.entry, lookup.reason, lookup.expires_at)
+            found = None if running is None or running.done() else running.result()
+        if found is not None:
+            return found
         deletions = self._deletions
         began = time.perf_counter()
         opened = self.below.open(text, fingerprint)
         opening, expires_at = time.perf_counter() - began, opened.expires_at
 
-        def keep(entry: LayeredKV, seconds: float) -> None:  # held by the entry: not to hold it
+        def keep(
+            entry: LayeredKV, seconds: float
+        ) -> None:  # no reference back: the entry refers to it
             self.load_rate.add(entry.nbytes, opening + seconds)
             self._offer(entry, fingerprint, expires_at, deletions)
 
         if isinstance(opened.entry, LazyKV):
-            opened.entry.then(whole=keep)
+            opened.entry.on_loaded(keep)
         elif opened.entry is not None:
             keep(opened.entry, 0.0)
         return opened
 
-    def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Lookup | None:
+    def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV] | None:
         """Return a tier's entry; one of a later tier is offered to those before."""
         deletions = self._deletions
         for level, tier in enumerate(self.tiers):
-            lookup = tier.get(text, fingerprint)
-            if lookup.entry is not None:
+            found = tier.get(text, fingerprint)
+            if found.entry is not None:
                 if level:
-                    self._offer(lookup.entry, fingerprint, lookup.expires_at, deletions)
-                return lookup
+                    self._offer(found.entry, fingerprint, found.expires_at, deletions)
+                return found
         return None
 
-    def put(
-        self,
-        entry: ChunkKV,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> int:
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         """Write through: below first.
 
-        What a codec rounds is not kept here as it was before: every reader gets the same.
+        An entry of a lossy codec is not kept here as it was before: every reader gets the same.
         """
-        deletions = self._deletions
-        nbytes = self.below.put(entry, fingerprint, document=document, expires_at=expires_at)
-        if expires_at == KEPT:
+        deletions, expires_at = self._deletions, terms.expires_at
+        nbytes = self.below.put(entry, fingerprint, terms)
+        if expires_at == Terms.KEEP:
             expires_at = self.below.expiry(entry.text)
         for tier in self.tiers:
             tier.drop(entry.text, fingerprint)
@@ -146,55 +140,49 @@ class TieredStore(StoreOver):
             self._fill(entry, fingerprint, expires_at, deletions)
         return nbytes
 
-    def hold(
-        self,
-        text: str,
-        fingerprint: Fingerprint,
-        *,
-        document: str | None = None,
-        expires_at: float | None = None,
-    ) -> bool:
-        """Hold the chunk below."""
-        held = super().hold(text, fingerprint, document=document, expires_at=expires_at)
-        for tier in self.tiers if held else ():
-            tier.hold(text, fingerprint, expires_at=expires_at)
-        return held
+    def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
+        """Apply the terms below, and their time in the tiers."""
+        stored = self.below.retain(text, fingerprint, terms)
+        for tier in self.tiers if stored else ():
+            tier.retain(text, fingerprint, Terms(expires_at=terms.expires_at))
+        return stored
 
     def delete(self, text: str) -> int:
-        """Remove the chunk's entries from all tiers."""
+        """Delete the chunk's entries in all tiers."""
         try:
             return self.below.delete(text)
         finally:
             self._forget([text])
 
     def keep_only(self, document: str, texts: Iterable[str]) -> int:
-        """Let the store below decide; what it removed leaves the tiers."""
+        """Let the store below decide; the tiers drop what it deleted."""
         try:
             return super().keep_only(document, texts)
         finally:
-            with suppress(StoreError):  # looked at again with the next prompt
+            with suppress(StoreError):  # retried with the next prompt
                 self.changes(self._seen)
 
-    def changes(self, since: int) -> tuple[int, list[str]]:
-        """Return the changes of the store below; what was deleted there leaves the tiers."""
-        with self._looking:
-            number, texts = super().changes(since)
-            if number < self._seen:  # the place was emptied, and is another one now
+    def changes(self, since: int) -> Changes:
+        """Return the changes of the store below; the tiers drop what was deleted there."""
+        with self._following:
+            found = self.below.changes(since)
+            if found.newest < self._seen:  # the place was emptied, and is another one now
                 self._forget({text for tier in self.tiers for text in tier.texts()})
-            elif number > self._seen:
-                self._forget(self.deletions(self._seen))
-            self._seen = number
-        return number, texts
+            elif found.newest > self._seen:
+                own = found if since == self._seen else self.below.changes(self._seen)
+                self._forget(own.removed)
+            self._seen = found.newest
+        return found
 
     def make_room(self) -> bool:
         """Empty the tier on the device, where there is one."""
         tier = self.tiers[0]
         with self._keeping:
-            held = [] if tier.device.type == "cpu" else list(tier.texts())
-            return sum(tier.delete(text) for text in held) > 0
+            texts = [] if tier.device.type == "cpu" else list(tier.texts())
+            return sum(tier.delete(text) for text in texts) > 0
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """0 in a tier, otherwise by the speed at which entries came from below lately."""
+        """Return 0 for an entry in a tier, otherwise an estimate by the recent loading speed."""
         if any(tier.contains(text, fingerprint) for tier in self.tiers):
             return 0.0
         known = super().load_seconds(text, fingerprint, nbytes)
@@ -208,17 +196,17 @@ class TieredStore(StoreOver):
             tier.close()
         super().close()
 
-    def _load(self, text: str, fingerprint: Fingerprint) -> Lookup:
+    def _load(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
         deletions = self._deletions
         started = time.perf_counter()
-        lookup = self.below.get(text, fingerprint)
-        if lookup.entry is not None:
-            self.load_rate.add(lookup.entry.nbytes, time.perf_counter() - started)
-            self._offer(lookup.entry, fingerprint, lookup.expires_at, deletions)
-        return lookup
+        found = self.below.get(text, fingerprint)
+        if found.entry is not None:
+            self.load_rate.add(found.entry.nbytes, time.perf_counter() - started)
+            self._offer(found.entry, fingerprint, found.expires_at, deletions)
+        return found
 
     def _offer(self, entry: LayeredKV, *known: Any) -> None:
-        """Fill the tiers, at once where that costs nothing."""
+        """Fill the tiers, in a thread where that copies."""
         if entry.nbytes > self._largest:
             return
         if self._copying is None:
@@ -243,7 +231,7 @@ class TieredStore(StoreOver):
     def _fill(
         self, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None, deletions: int
     ) -> None:
-        """Keep an entry in the tiers, unless something was deleted since ``deletions``."""
+        """Keep an entry in the tiers, unless anything was deleted since ``deletions``."""
         with self._keeping:
             if self._deletions == deletions:
                 self._keep(0, entry, fingerprint, expires_at)
@@ -251,14 +239,14 @@ class TieredStore(StoreOver):
     def _keep(
         self, level: int, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None
     ) -> None:
-        """Offer an entry to a tier, and what leaves it to the next one."""
+        """Offer an entry to a tier, and what it evicts to the next one."""
         if level == len(self.tiers) or self.tiers[level].contains(entry.text, fingerprint):
             return
-        left = self.tiers[level].keep(entry, fingerprint, expires_at=expires_at)
-        if left is None:
+        evicted = self.tiers[level].put_evicting(entry, fingerprint, Terms(expires_at=expires_at))
+        if evicted is None:
             self._keep(level + 1, entry, fingerprint, expires_at)
-        for gone in left or ():
-            self._keep(level + 1, *gone)
+        for each in evicted or ():
+            self._keep(level + 1, *each)
 
     def _forget(self, texts: Iterable[str]) -> None:
         with self._keeping:

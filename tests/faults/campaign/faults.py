@@ -15,15 +15,12 @@ from pathlib import Path
 from unittest import mock
 
 from campaign.case import ALL, Case, Child, Say
-from campaign.first_layout import write_first_layout
 from campaign.servers import RedisServer
-from campaign.world import TEXTS, engine, precompute
+from campaign.world import TEXTS, engine, precompute, sink_of
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
 from ragkv.store import open_chunk_store
-from ragkv.store.disk import namespace_folder
-from ragkv.store.operate import upgrade
-from ragkv.store.operate.upgrade import is_first_layout, migrate_folder
+from ragkv.store.base import Terms
 
 DAY_S = 86_400.0
 
@@ -62,33 +59,6 @@ def kill_eviction(case: Case) -> None:
     # what was acknowledged before the last one may have left for it, or for the next
     case.acknowledged = {int(line[1:]) for line in child.said[-1:]}
     case.check_budget()
-
-
-def kill_migration(case: Case) -> None:
-    """SIGKILL `ragkv store migrate` on a folder of layout 1; then migrate again."""
-    folder = namespace_folder(case.config.path, "default")
-    with engine(":memory:") as kv:
-        for chunk in case.acknowledged:
-            precompute(kv, chunk)
-        fingerprint = kv._sink(kv.reuse).fingerprint
-        entries = [kv._store.get(TEXTS[chunk], fingerprint).entry for chunk in case.acknowledged]
-    shutil.rmtree(folder)
-    write_first_layout(folder, entries, fingerprint)
-
-    def migrate() -> None:
-        migrate_folder(folder, lambda: open_chunk_store(case.config))
-
-    def work(say: Say) -> None:
-        carry = upgrade._carry
-        said = lambda path, store: (say("next"), carry(path, store))[1]  # noqa: E731
-        with mock.patch.object(upgrade, "_carry", said):
-            migrate()
-
-    case.outcome.struck += Child(work).kill(case.draw, len(entries))
-    if not is_first_layout(folder):  # or it would be refused
-        with engine(case.config) as kv:
-            case.ask(kv)
-    migrate()
 
 
 def flip(case: Case) -> None:
@@ -198,11 +168,11 @@ def clock_back(case: Case) -> None:
     brief = case.draw.choice(ALL)
     with engine(":memory:") as kv:
         precompute(kv, brief)
-        fingerprint = kv._sink(kv.reuse).fingerprint
+        fingerprint = sink_of(kv).fingerprint
         entry = kv._store.get(TEXTS[brief], fingerprint).entry
     with _clock(ahead), engine(case.config) as kv:
         kv.forget(TEXTS[brief])
-        kv._store.put(entry, fingerprint, expires_at=ahead + 3600)
+        kv._store.put(entry, fingerprint, Terms(expires_at=ahead + 3600))
         for chunk in ALL:
             precompute(kv, chunk)
         case.acknowledged = set(ALL)
@@ -221,7 +191,6 @@ def clock_back(case: Case) -> None:
 FAULTS: dict[str, Callable[[Case], None]] = {
     "killed in precompute": kill_precompute,
     "killed in eviction": kill_eviction,
-    "killed in migration": kill_migration,
     "bit flipped": flip,
     "file cut": cut,
     "quota full": full_quota,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from store_entries import FINGERPRINT, make_entry
 
-from campaign.world import TEXTS, ask, draw_questions, engine, precompute, wrong
+from campaign.world import TEXTS, ask, draw_questions, engine, precompute, sink_of, wrong
 from ragkv import RagKV
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import StoreConfig
@@ -88,7 +88,7 @@ def _entries() -> list[Stored]:
     with engine(":memory:") as kv:
         for chunk in range(len(TEXTS)):
             precompute(kv, chunk)
-        fingerprint = kv._sink(kv.reuse).fingerprint
+        fingerprint = sink_of(kv).fingerprint
         found = [kv._store.get(text, fingerprint).entry for text in TEXTS]
     stored: list[Stored] = [(entry, fingerprint) for entry in found if entry is not None]
     names = [f"synthetic {number}" for number in range(_SYNTHETIC)]

@@ -13,9 +13,11 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.config import StoreConfig
+from ragkv.engine.corpus import Sink
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
-from ragkv.store.base import Lookup
+from ragkv.select import method_of
+from ragkv.store.base import Found
 
 TEXTS = some_chunks(8, words=30)
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
@@ -107,10 +109,15 @@ def precompute(kv: RagKV, chunk: int) -> None:
     kv.precompute([TEXTS[chunk]])
 
 
+def sink_of(kv: RagKV) -> Sink:
+    """Return the engine's sink."""
+    return kv._reuse.corpus.sink_for(kv.reuse, method_of(kv.reuse))
+
+
 def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:
     """Return those of the chunks whose entries are there and read back whole."""
-    lookup: Callable[[int], Lookup] = lambda chunk: kv._reuse.corpus.get(  # noqa: E731
-        TEXTS[chunk], kv._sink(kv.reuse)
+    lookup: Callable[[int], Found] = lambda chunk: kv._reuse.corpus.get(  # noqa: E731
+        TEXTS[chunk], sink_of(kv)
     )
     return [c for c in chunks if kv.contains(TEXTS[c]) and lookup(c).entry is not None]
 

@@ -16,6 +16,7 @@ from transformers import MambaConfig
 from typer.testing import CliRunner
 
 from ragkv import RagKV
+from ragkv.chunk.kv import LayeredKV
 from ragkv.cli.main import app
 from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
@@ -23,7 +24,7 @@ from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from ragkv.measure.capacity.plan import plan, shape_of
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.select import method_of
-from ragkv.store import Lookup, MemoryStore, TieredStore
+from ragkv.store import Found, MemoryStore, TieredStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.tiers.costs import CostTable
 from ragkv.store.tiers.rates import Rate, is_slower
@@ -38,20 +39,20 @@ class Planted(MemoryStore):
         super().__init__(1 << 30)
         self.delay, self.gets = 0.0, 0
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
+    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
         self.gets += 1
         time.sleep(self.delay)
-        return super().get(text, fingerprint)
+        return super().open(text, fingerprint)
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         return None
 
 
-@pytest.fixture
 def sink_of(engine: RagKV) -> Sink:
     return engine._reuse.corpus.sink_for(engine.reuse, method_of(engine.reuse))
 
 
+@pytest.fixture
 def served(make_engine: Make) -> tuple[RagKV, Planted]:
     """An engine without memory tier, whose rates are 1 ms a token and as planted."""
     engine, below = make_engine(), Planted()

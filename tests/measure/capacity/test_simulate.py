@@ -36,7 +36,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     path.write_text(
         '{"t": 0.5, "chunks": [{"id": "a", "tokens": 7}, {"id": "b", "share": 0.5}]}\n\n["b", 3, "b"]\n'
     )
-    assert read_trace(path) == [[Wanted(0, 7), Wanted(1, 400, 0.5)], [Wanted(1), Wanted(2)]]
+    assert read_trace(path) == [[Wanted(0, 7), Wanted(1, 400)], [Wanted(1), Wanted(2)]]
 
 
 def test_a_line_ends_where_json_lines_do(tmp_path: Path) -> None:

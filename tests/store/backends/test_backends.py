@@ -12,22 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from memory_backend import MemoryBackend, Place
 from store_entries import without_syncs  # noqa: F401
 from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 
+from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError, StoreError, StoreFullError
-from ragkv.store.backends import is_url, open_url
+from ragkv.store.backends import is_url, open_backend
 from ragkv.store.backends.base import Backend, check_key
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.encrypted import EncryptedBackend
-from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import RedisBackend
 from ragkv.store.backends.s3 import S3Backend
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
 Open = Callable[[], Backend]
-PART = 1000  # small parts show what happens between them
 
 
 def memory(_: pytest.FixtureRequest) -> Open:
@@ -42,7 +42,7 @@ def disk(request: pytest.FixtureRequest) -> Open:
 
 def redis(request: pytest.FixtureRequest, server: str = "redis_server") -> Open:
     url, name = request.getfixturevalue(server).url, secrets.token_hex(8)
-    return lambda: RedisBackend(url, name, part_bytes=PART)
+    return lambda: RedisBackend(url, name)
 
 
 def valkey(request: pytest.FixtureRequest) -> Open:
@@ -51,7 +51,7 @@ def valkey(request: pytest.FixtureRequest) -> Open:
 
 def s3(request: pytest.FixtureRequest) -> Open:
     url, name = request.getfixturevalue("s3_server"), secrets.token_hex(8)
-    return lambda: open_url(url, name)
+    return lambda: open_backend(StoreConfig(url), name)
 
 
 def object_store(request: pytest.FixtureRequest) -> Open:
@@ -106,23 +106,12 @@ def test_returns_what_was_put(backend: Backend, size: int) -> None:
     value = bytes_of("value", size)
     assert backend.get("a/key") is None
     assert backend.size("a/key") is None
-    assert backend.read("a/key", 0, 10) is None
     cut = size // 3
     backend.put(
         "a/key", [value[:cut], memoryview(value)[cut : 2 * cut], bytearray(value[2 * cut :])]
     )
     assert content(backend, "a/key") == value
     assert backend.size("a/key") == size
-    for start, length in [
-        (0, 10),
-        (0, size),
-        (cut, cut + 5),
-        (size - 1, 100),
-        (size, 5),
-        (990, 20),
-    ]:
-        if start >= 0:
-            assert backend.read("a/key", start, length) == value[start : start + length]
     assert [tuple(key) for key in backend.scan("")] == [("a/key", size)]
     assert backend.delete("a/key")
     assert not backend.delete("a/key")
@@ -273,7 +262,6 @@ def test_a_closed_backend_is_closed(opened: Open) -> None:
 USES: list[Callable[[Backend], object]] = [
     lambda backend: backend.get("key"),
     lambda backend: list(backend.get_many(["key"])),
-    lambda backend: backend.read("key", 0, 1),
     lambda backend: backend.size("key"),
     lambda backend: backend.put("key", [b"x"]),
     lambda backend: backend.put("large", [bytes(100_000)]),
@@ -318,7 +306,7 @@ def test_the_redis_server_hangs(tmp_path: Path) -> None:
 
 
 def test_a_redis_server_without_room(redis_server: RedisServer) -> None:  # noqa: F811
-    with closing(RedisBackend(redis_server.url, secrets.token_hex(8), part_bytes=PART)) as backend:
+    with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
         backend.put("key", [bytes(70_000)])
         before = backend._client.dbsize()
         used = backend._client.info("memory")["used_memory"]
@@ -333,37 +321,29 @@ def test_a_redis_server_without_room(redis_server: RedisServer) -> None:  # noqa
         assert backend._client.dbsize() == before
 
 
-def test_redis_keeps_no_parts_of_old_values(redis_server: RedisServer) -> None:  # noqa: F811
-    with closing(RedisBackend(redis_server.url, secrets.token_hex(8), part_bytes=PART)) as backend:
+def test_redis_keeps_nothing_of_old_values(redis_server: RedisServer) -> None:  # noqa: F811
+    with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
         before = backend._client.dbsize()
         for size in (70_000, 90_000, 3, 80_000):
             backend.put("key", [bytes(size)])
             assert not backend.put_if_absent("key", [bytes(70_000)])
-        parts = backend._client.keys(f"{backend._base}part:*")
-        assert len(parts) == 80
-        assert all(backend._client.ttl(part) == -1 for part in parts)
-        backend._client.delete(parts[7])
-        assert backend.size("key") is None
-        assert backend.get("key") == b""
+            assert backend.size("key") == size
+        assert backend._client.dbsize() == before + 2
         backend.delete("key")
         assert backend._client.dbsize() == before
 
 
-def test_a_crashed_writers_parts_go_by_themselves(
+def test_a_value_above_redis_limit_is_refused(
     redis_server: RedisServer,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with closing(RedisBackend(redis_server.url, secrets.token_hex(8), part_bytes=PART)) as backend:
-        backend.put("key", [b"old"])
-        with monkeypatch.context() as patch:
-            patch.setattr(backend, "_switch", lambda *_, **__: 1 / 0)
-            patch.setattr(backend, "_remove", lambda _: None)  # nobody cleans up
-            with pytest.raises(ZeroDivisionError):
-                backend.put("key", [bytes(70_000)])
-        assert backend.get("key") == b"old"
-        left = backend._client.keys(f"{backend._base}part:*")
-        assert len(left) == 70
-        assert all(0 < backend._client.ttl(part) <= 3600 for part in left)
+    monkeypatch.setattr("ragkv.store.backends.redis.LARGEST_VALUE", 1000)
+    with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
+        backend.put("key", [bytes(1000)])
+        for write in (backend.put, backend.put_if_absent):
+            with pytest.raises(StoreFullError, match="smaller chunks or an int8"):
+                write("other", [bytes(500), bytes(501)])
+        assert [key.name for key in backend.scan("")] == ["key"]
 
 
 # ---- addresses
@@ -378,13 +358,15 @@ def test_addresses(redis_server: RedisServer) -> None:  # noqa: F811
         is_url(Path("redis://host"))
     for unknown in ("http://host", "ftp://host"):
         with pytest.raises(ConfigError, match="unknown store"):
-            open_url(unknown, "n")
-    with closing(open_url(redis_server.url.replace("redis", "valkey"), "n")) as backend:
+            open_backend(StoreConfig(unknown), "n")
+    with closing(
+        open_backend(StoreConfig(redis_server.url.replace("redis", "valkey")), "n")
+    ) as backend:
         assert backend.get("key") is None
     with pytest.raises(StoreError):
-        open_url("redis://127.0.0.1:port", "n")
+        open_backend(StoreConfig("redis://127.0.0.1:port"), "n")
     with pytest.raises(StoreError, match=r"//127[.]0[.]0[.]1:1/0") as raised:
-        open_url("redis://user:secret@127.0.0.1:1/0", "n")
+        open_backend(StoreConfig("redis://user:secret@127.0.0.1:1/0"), "n")
     assert "secret" not in str(raised.value)
 
 
@@ -392,7 +374,7 @@ def test_addresses(redis_server: RedisServer) -> None:  # noqa: F811
 def test_wrong_buckets(url: str) -> None:
     pytest.importorskip("obstore")
     with pytest.raises(ConfigError, match="is no s3://"):
-        open_url(url, "n")
+        open_backend(StoreConfig(url), "n")
 
 
 def test_a_bucket_that_does_not_answer(s3_server: str) -> None:  # noqa: F811
@@ -400,7 +382,7 @@ def test_a_bucket_that_does_not_answer(s3_server: str) -> None:  # noqa: F811
 
     for url in ("s3://chunks?endpoint=http://127.0.0.1:1", s3_server.replace("chunks", "nowhere")):
         with pytest.raises(StoreError, match="cannot be used"):
-            open_url(url, "n")
+            open_backend(StoreConfig(url), "n")
     options = {"allow_http": True, "timeout": "1s"}
     gone = S3Store(
         "chunks",
@@ -416,7 +398,7 @@ def test_a_bucket_that_does_not_answer(s3_server: str) -> None:  # noqa: F811
 
 def test_prefixes_keep_namespaces_apart(s3_server: str) -> None:  # noqa: F811
     names = [secrets.token_hex(4) for _ in range(3)]
-    backends = [open_url(s3_server, name) for name in names]
+    backends = [open_backend(StoreConfig(s3_server), name) for name in names]
     for backend, name in zip(backends, names, strict=True):
         backend.put("key", [name.encode()])
     for backend, name in zip(backends, names, strict=True):

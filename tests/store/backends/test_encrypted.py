@@ -31,10 +31,6 @@ class Plain(Backend):
     def get(self, key: str) -> bytes | None:
         return self.values.get(key)
 
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        value = self.values.get(key)
-        return None if value is None else value[start : start + length]
-
     def size(self, key: str) -> int | None:
         return None if key not in self.values else len(self.values[key])
 
@@ -73,17 +69,13 @@ def draw_bytes(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 200, 250, 1000])
-def test_values_and_ranges_come_back(backend, inner, length):
+def test_values_come_back(backend, inner, length):
     value = draw_bytes(length)
     backend.put("a/b", [value[:30], memoryview(value)[30:170], bytearray(value[170:])])
     assert bytes(backend.get("a/b")) == value
     assert backend.size("a/b") == length
     assert list(backend.scan("a/")) == [Key("a/b", length)]
-    draw = random.Random(length)
-    for _ in range(60):
-        start, count = draw.randrange(length + 150), draw.randrange(300)
-        assert backend.read("a/b", start, count) == value[start : start + count]
-    assert backend.read("none", 0, 1) is backend.get("none") is backend.size("none") is None
+    assert backend.get("none") is backend.size("none") is None
     assert value[:50] not in inner.values["a/b"] or length < 4
 
 
@@ -98,18 +90,8 @@ def test_real_segments(inner):
     value = draw_bytes(3 * (1 << 20) + 5)
     backend.put("blob", [value])
     assert bytes(backend.get("blob")) == value
-    assert backend.read("blob", (1 << 20) - 2, 4) == value[(1 << 20) - 2 : (1 << 20) + 2]
     assert backend.size("blob") == len(value)
     assert len(inner.values["blob"]) == len(value) + 4 * 32
-
-
-def test_a_range_reads_its_segments_alone(backend, inner, monkeypatch):
-    backend.put("a", [draw_bytes(1000)])
-    asked = []
-    read = inner.read
-    monkeypatch.setattr(inner, "read", lambda key, *span: asked.append(span) or read(key, *span))
-    backend.read("a", 350, 100)
-    assert asked == [(3 * 132, 2 * 132 + 1)]
 
 
 def test_every_changed_byte_and_every_cut_voids_a_value(backend, inner, caplog):
@@ -122,7 +104,6 @@ def test_every_changed_byte_and_every_cut_voids_a_value(backend, inner, caplog):
             bad[position] ^= 1 << position % 8
             inner.values["a"] = bytes(bad)
             assert backend.get("a") == b""
-            assert backend.read("a", 0, 1) == (b"" if position < 132 else value[:1])
         for length in range(len(good)):
             inner.values["a"] = good[:length]
             assert backend.get("a") == b""
@@ -152,7 +133,7 @@ def test_segments_cannot_be_moved(backend, inner):
         inner.values["a"] = b"".join(wrong)
         assert backend.get("a") == b""
     inner.values["a"] = segments[2]
-    assert backend.read("a", 0, 10) == b""
+    assert backend.get("a") == b""
     inner.values["b"] = new
     assert backend.get("b") == b""
     inner.values["a"] = new

@@ -17,6 +17,7 @@ from tiny import some_chunks
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import ChunkStore, TieredStore, open_store
+from ragkv.store.base import Terms
 
 
 @pytest.fixture(params=["redis", "valkey", "s3"])
@@ -37,12 +38,12 @@ def test_open_store(url: str, namespace: str) -> None:
     with closing(open_store(config, namespace)) as store, closing(open_store(url, "b")) as other:
         assert isinstance(store, TieredStore)
         assert isinstance(store.below, ChunkStore)
-        assert store.changes(0) == (0, [])
-        store.put(make_entry("x"), FINGERPRINT, document="d")
+        assert store.changes(0)[:2] == (0, [])
+        store.put(make_entry("x"), FINGERPRINT, Terms("d"))
         assert other.get("x", FINGERPRINT).reason == "absent"
         with closing(open_store(StoreConfig(url, read_only=True), namespace)) as served:
             assert same(served.get("x", FINGERPRINT).entry, make_entry("x"))
-            assert served.changes(0) == (1, ["x"])
+            assert served.changes(0)[:2] == (1, ["x"])
             with pytest.raises(StoreError, match="read_only"):
                 served.delete("x")
         assert store.forget_document("d") == 1

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from disk_store import DiskStore
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
 from ragkv.store import open_store
-from ragkv.store.disk import DiskStore
 from ragkv.store.tiers.memory import MemoryStore, size_of
 from ragkv.store.tiers.tiered import TieredStore
 
@@ -61,18 +61,18 @@ def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
 def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> None:
     with closing(TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path))) as ours:
         ours.put(make_entry("a"), FINGERPRINT)
-        seen, _ = ours.changes(0)
+        seen, _, _ = ours.changes(0)
         shutil.rmtree(next(tmp_path.iterdir()))
         with closing(DiskStore(tmp_path)) as theirs:
             for text in ("b", "c", "d"):
                 theirs.put(make_entry(text), FINGERPRINT)
-        newest, texts = ours.changes(seen)
+        newest, texts, _ = ours.changes(seen)
         assert texts == ["b", "c", "d"]
         assert newest > seen
-        assert "a" in ours.deletions(seen)
+        assert "a" in ours.changes(seen).removed
         assert ours.get("a", FINGERPRINT).reason == "absent"
         assert ours.get("b", FINGERPRINT).entry is not None
-        assert ours.changes(newest) == (newest, [])
+        assert ours.changes(newest)[:2] == (newest, [])
 
 
 def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Pa
     with closing(open_store(config)) as store:
         for number in range(60):
             store.put(make_entry(f"{number}", tokens=60), FINGERPRINT)
-        newest, _ = store.changes(0)
+        newest, _, _ = store.changes(0)
         assert 1 <= len(list(store.texts())) <= 4
         assert newest <= 2 * 60
     with closing(open_store(StoreConfig(tmp_path, disk_bytes=1))) as store:
-        before, _ = store.changes(0)
+        before, _, _ = store.changes(0)
         with pytest.raises(StoreFullError):
             store.put(make_entry("another", tokens=60), FINGERPRINT)
         assert store.changes(0)[0] == before

@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from disk_store import DiskStore
+from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.store import ChunkStore, DiskStore, MemoryStore, Store, TieredStore
+from ragkv.store import ChunkStore, MemoryStore, Store, TieredStore
 from ragkv.store.backends.base import Bytes
-from ragkv.store.backends.memory import MemoryBackend, Place
-from ragkv.store.base import KEPT
+from ragkv.store.base import Terms
 from ragkv.store.operate.inspect import verify
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -58,11 +59,11 @@ def found(store: Store, text: str) -> bool:
 
 def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store) -> None:
     for text, document in [("a", "one"), ("b", "one"), ("c", "two"), ("d", None)]:
-        store.put(make_entry(text), FINGERPRINT, document=document)
+        store.put(make_entry(text), FINGERPRINT, Terms(document))
     store.put(make_entry("a"), OTHER)
-    assert store.hold("b", FINGERPRINT, document="two")
-    assert not store.hold("b", OTHER, document="three")
-    assert not store.hold("x", FINGERPRINT, document="two")
+    assert store.retain("b", FINGERPRINT, Terms("two"))
+    assert not store.retain("b", OTHER, Terms("three"))
+    assert not store.retain("x", FINGERPRINT, Terms("two"))
     held = {(info.text, info.fingerprint): info.documents for info in store.entries()}
     assert held == {
         ("a", FINGERPRINT.digest): ("one",),
@@ -73,7 +74,7 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store)
     }
     since = store.changes(0)[0]
     assert store.forget_document("one") == 1
-    assert store.deletions(since) == ["a"]
+    assert store.changes(since).removed == ["a"]
     assert [found(store, text) for text in "abcd"] == [False, True, True, True]
     assert store.get("a", OTHER).reason == "absent"
     assert store.forget_document("one") == 0
@@ -83,9 +84,9 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store)
 
 def test_an_edited_document_leaves_no_stale_chunk(store: Store) -> None:
     for text in ("a", "b", "c"):
-        store.put(make_entry(text), FINGERPRINT, document="one")
-    store.put(make_entry("b"), FINGERPRINT, document="two")
-    store.put(make_entry("d"), FINGERPRINT, document="one")
+        store.put(make_entry(text), FINGERPRINT, Terms("one"))
+    store.put(make_entry("b"), FINGERPRINT, Terms("two"))
+    store.put(make_entry("d"), FINGERPRINT, Terms("one"))
     assert store.keep_only("one", ["a", "d", "never put"]) == 1
     assert sorted(store.texts()) == ["a", "b", "d"]
     assert store.keep_only("one", ["a", "d"]) == 0
@@ -95,13 +96,13 @@ def test_an_edited_document_leaves_no_stale_chunk(store: Store) -> None:
 
 @pytest.mark.parametrize("document", ["", "a/b", "../x", "ü\ud83d", "x" * 5000])
 def test_any_text_names_a_document(store: Store, document: str) -> None:
-    store.put(make_entry("a"), FINGERPRINT, document=document)
+    store.put(make_entry("a"), FINGERPRINT, Terms(document))
     assert [info.documents for info in store.entries()] == [(document,)]
     assert store.forget_document(document) == 1
 
 
 def test_a_deleted_chunk_is_nobodys(store: Store) -> None:
-    store.put(make_entry("a"), FINGERPRINT, document="one")
+    store.put(make_entry("a"), FINGERPRINT, Terms("one"))
     store.delete("a")
     store.put(make_entry("a"), FINGERPRINT)
     assert [info.documents for info in store.entries()] == [()]
@@ -110,7 +111,7 @@ def test_a_deleted_chunk_is_nobodys(store: Store) -> None:
 
 
 def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> None:
-    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     store.put(make_entry("b"), FINGERPRINT)
     lookup = store.get("a", FINGERPRINT)
     assert lookup.expires_at == clock.now + 10
@@ -123,7 +124,7 @@ def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> Non
     clock.now += 10
     assert store.get("a", FINGERPRINT).reason == "expired"
     assert not store.contains("a", FINGERPRINT)
-    assert not store.hold("a", FINGERPRINT)
+    assert not store.retain("a", FINGERPRINT, Terms())
     assert found(store, "b")
     assert store.gc() == 1
     assert store.get("a", FINGERPRINT).reason == "absent"
@@ -131,40 +132,40 @@ def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> Non
 
 
 def test_the_latest_time_counts(store: Store, clock: Clock) -> None:
-    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
-    assert store.hold("a", FINGERPRINT, expires_at=clock.now + 5)
-    assert store.hold("a", FINGERPRINT, expires_at=clock.now + 20)
-    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 15)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
+    assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 5))
+    assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 20))
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 15))
     clock.now += 19
     assert found(store, "a")
     clock.now += 1
     assert not found(store, "a")
-    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     assert found(store, "a")
-    assert store.hold("a", FINGERPRINT)
+    assert store.retain("a", FINGERPRINT, Terms())
     assert store.get("a", FINGERPRINT).expires_at is None
 
 
 def test_a_put_may_leave_the_time_of_what_is_there(store: Store, clock: Clock) -> None:
     time_of = partial(store.get, fingerprint=FINGERPRINT)
-    store.put(make_entry("a"), FINGERPRINT, expires_at=KEPT)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=Terms.KEEP))
     assert time_of("a").expires_at is None
-    store.put(make_entry("b"), FINGERPRINT, expires_at=clock.now + 10)
-    store.put(make_entry("b"), OTHER, expires_at=KEPT)
-    store.put(make_entry("b"), FINGERPRINT, expires_at=KEPT)
-    assert store.hold("b", FINGERPRINT, document="one", expires_at=KEPT)
+    store.put(make_entry("b"), FINGERPRINT, Terms(expires_at=clock.now + 10))
+    store.put(make_entry("b"), OTHER, Terms(expires_at=Terms.KEEP))
+    store.put(make_entry("b"), FINGERPRINT, Terms(expires_at=Terms.KEEP))
+    assert store.retain("b", FINGERPRINT, Terms("one", Terms.KEEP))
     assert (time_of("b").expires_at, store.expiry("b")) == (clock.now + 10,) * 2
     clock.now += 10
     assert time_of("b").reason == "expired"
     assert store.get("b", replace(OTHER, dtype="float16")).reason == "expired"
-    store.put(make_entry("b"), FINGERPRINT, expires_at=KEPT)
+    store.put(make_entry("b"), FINGERPRINT, Terms(expires_at=Terms.KEEP))
     assert not found(store, "b")
     store.put(make_entry("b"), FINGERPRINT)
     assert found(store, "b")
 
 
 def test_a_clock_that_is_set_back_only_lengthens_a_life(store: Store, clock: Clock) -> None:
-    store.put(make_entry("a"), FINGERPRINT, expires_at=clock.now + 10)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     clock.now -= 10_000
     assert found(store, "a")
     clock.now += 10_009
@@ -175,7 +176,7 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
     backend = MemoryBackend()
     store = ChunkStore(backend)
     for text in ("a", "b", "c", "d"):
-        store.put(make_entry(text), FINGERPRINT, document="one")
+        store.put(make_entry(text), FINGERPRINT, Terms("one"))
     keys = {
         info.text: key.name for info, key in zip(store.entries(), backend.scan("kv/"), strict=True)
     }
@@ -185,7 +186,7 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
     assert {key.name for key in backend.scan("kv/")} == {keys["c"], keys["d"]}
     assert len(list(backend.scan("text/"))) == len(list(backend.scan("held/"))) == 2
     assert len(list(backend.scan("document/"))) == 2
-    store._registry.clear_log(kept=1)
+    store._catalog.compact_log(kept=1)
     assert len(list(backend.scan("log/"))) == 3  # c, d, and the newest change
     assert ChunkStore(backend).changes(0)[1] == ["c", "d"]
 
@@ -196,11 +197,11 @@ def test_a_changes_number_is_never_used_again() -> None:
     for text in ("a", "b", "c"):
         first.put(make_entry(text), FINGERPRINT)
     first.delete("a")
-    first._registry.clear_log(kept=1)  # numbers below those of b and c are free now
-    seen, _ = first.changes(0)
+    first._catalog.compact_log(kept=1)  # numbers below those of b and c are free now
+    seen, _, _ = first.changes(0)
     second = ChunkStore(MemoryBackend(place))  # a new process
     second.put(make_entry("d"), FINGERPRINT)
-    assert first.changes(seen) == (seen + 1, ["d"])
+    assert first.changes(seen)[:2] == (seen + 1, ["d"])
 
 
 def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
@@ -214,8 +215,8 @@ def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
             super().put(key, parts)
 
     store = ChunkStore(Slow(place))
-    store.put(make_entry("a"), FINGERPRINT, expires_at=time.time() + 10)
-    store.put(make_entry("a"), FINGERPRINT, expires_at=time.time() + 60)
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=time.time() + 10))
+    store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=time.time() + 60))
     assert other.changes(0)[1] == ["a"]
     assert verify(store).sound
 
@@ -254,14 +255,14 @@ def test_a_deletion_that_was_cut_short_is_completed(
     backend = Failing(place)
     store = ChunkStore(backend)
     other = TieredStore(MemoryStore(1 << 20), ChunkStore(MemoryBackend(place)))  # a process
-    store.put(make_entry("secret"), FINGERPRINT, document="one")
-    seen, _ = other.changes(0)
+    store.put(make_entry("secret"), FINGERPRINT, Terms("one"))
+    seen, _, _ = other.changes(0)
     assert found(other, "secret")
     backend.fails = fails
     with pytest.raises(StoreError):
         store.delete("secret")
     mend(store)
-    moved, _ = other.changes(seen)
+    moved, _, _ = other.changes(seen)
     assert moved > seen
     assert not found(other, "secret")
     assert not [key for key, value in place.values.items() if b"secret" in value]
@@ -276,9 +277,9 @@ def test_a_text_without_a_row_leaves_the_log() -> None:
     for key in [*backend.scan("kv/"), *backend.scan("text/")]:
         if b"secret" in backend.get(key.name):
             backend.delete(key.name)
-    seen, _ = store.changes(0)
+    seen, _, _ = store.changes(0)
     store.gc()
-    assert store.deletions(seen) == ["secret"]
+    assert store.changes(seen).removed == ["secret"]
     assert not any(b"secret" in value for value in backend.place.values.values())
     assert ChunkStore(backend).changes(0)[1] == ["b"]
 

@@ -17,8 +17,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.entry.format import decode, encode
-from ragkv.store.entry.header import RefusedEntryError, Version, read_header
-from ragkv.store.operate.migrate import migrate
+from ragkv.store.entry.header import read_header
 
 TEXT = 'a "chunk"'
 TINY = make_entry(TEXT, layers=2, heads=1, tokens=2)
@@ -220,46 +219,3 @@ def test_entries_that_cannot_be_stored() -> None:
         encode(replace(TINY, token_ids=TINY.token_ids[:1]), FINGERPRINT)
     with pytest.raises(ValueError, match="without tokens"):
         encode(make_entry(TEXT, tokens=0), FINGERPRINT)
-
-
-def test_several_versions_of_a_chunk_have_room() -> None:
-    header, _ = read_header(memoryview(to_bytes(TINY)))
-    assert header.versions == ()
-    versions = (
-        Version(prefix=(), inter=(), intra=0.5, ranked=(1, 0)),
-        Version(prefix=("ab" * 16, "cd" * 16), inter=(0.1, 1e-9), intra=1 / 3, ranked=(0,)),
-    )
-    full = replace(header, versions=versions).to_bytes()
-    again, start = read_header(memoryview(full), len(full) + header.data_bytes)
-    assert again.versions == versions
-    assert again == replace(header, versions=versions)
-    assert start == len(full)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_format_1_is_carried_over(dtype: str) -> None:
-    fingerprint = replace(FINGERPRINT, dtype=dtype)
-    text = 'lone \ud83d and "quotes"'
-    entry = make_entry(text, layers=3, dtype=dtype)
-    old = first_format(entry, fingerprint)
-    new = migrate(old)
-    assert new == to_bytes(entry, fingerprint)
-    assert same(decode(bytearray(new), text, fingerprint).entry, entry)
-    assert migrate(new) == new
-
-
-def test_what_is_no_format_1_is_not_carried_over() -> None:
-    old = first_format(TINY)
-    for position in range(len(old)):
-        bad = bytearray(old)
-        bad[position] ^= 1
-        with pytest.raises(RefusedEntryError):
-            migrate(bytes(bad))
-    for bad in (
-        old[:-1],
-        old + b"0",
-        b"",
-        changed_header(to_bytes(TINY), '"ragkv":"2"', '"ragkv":"3"'),
-    ):
-        with pytest.raises(RefusedEntryError):
-            migrate(bytes(bad))

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_store import DiskStore
+from memory_backend import MemoryBackend
 from store_entries import FINGERPRINT, file_of, make_entry, same
 from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
-from ragkv import engine as engine_module
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.report.clock import Clock
 from ragkv.splice import place
-from ragkv.store import ChunkStore, DiskStore, MemoryStore, TieredStore
+from ragkv.store import ChunkStore, MemoryStore, TieredStore
 from ragkv.store.backends.base import Blob
-from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
@@ -53,14 +53,14 @@ class There:
         self.shape = tuple(self._kv.shape)
         self._told = told
 
-    def room(self) -> torch.Tensor:
+    def allocate(self) -> torch.Tensor:
         return self._kv
 
-    def take(self, layer: int, out: torch.Tensor) -> None:
+    def read_layer(self, layer: int, out: torch.Tensor) -> None:
         assert torch.equal(out, self._kv[layer])
         self._told(layer)
 
-    def stage(self, layer: int, out: torch.Tensor) -> None:
+    def read_raw(self, layer: int, out: torch.Tensor) -> None:
         out[: self._kv[layer].nbytes] = self._kv[layer].reshape(-1).view(torch.uint8)
         self._told(layer)
 
@@ -83,10 +83,10 @@ def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
         assert torch.equal(keys[0], whole.keys[index])
         assert torch.equal(values[0], whole.values[index])
     with pytest.raises(CorruptEntryError, match="layer 4's checksum") as lost:
-        arriving.arrive(4)
+        arriving.load(4)
     assert (lost.value.text, lost.value.reason) == ("text", "checksum")
     with pytest.raises(CorruptEntryError, match="layer 4's checksum"):
-        arriving.arrive(1)  # an entry that is damaged anywhere is not used any more
+        arriving.load(1)  # an entry that is damaged anywhere is not used any more
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "raw+zstd", "int4+zstd"])
@@ -126,12 +126,12 @@ def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
     taken: list[int] = []
     arriving = taken_by(entry, taken.append)
     wholes: list[LayeredKV] = []
-    arriving.then(whole=lambda found, _: wholes.append(found))
-    arriving.arrive(0)
-    arriving.arrive(1, decoded=False)
-    arriving.arrive(1)
+    arriving.on_loaded(lambda found, _: wholes.append(found))
+    arriving.load(0)
+    arriving.load(1, decoded=False)
+    arriving.load(1)
     assert not wholes
-    arriving.arrive(2, decoded=False)
+    arriving.load(2, decoded=False)
     assert taken == [0, 1, 2]
     assert same(arriving.whole(), entry)
     assert (taken, wholes) == ([0, 1, 2], [arriving])
@@ -142,19 +142,19 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
     taken: list[int] = []
     go_on = threading.Event()
 
-    def take(layer: int) -> None:
+    def read_layer(layer: int) -> None:
         if layer == 1:
             assert go_on.wait(10)
         taken.append(layer)
 
-    arriving = taken_by(entry, take)
+    arriving = taken_by(entry, read_layer)
     wholes: list[tuple[LayeredKV, float]] = []
-    arriving.then(whole=lambda *found: wholes.append(found))
-    waiting = [threading.Thread(target=arriving.arrive, args=(1,), daemon=True) for _ in range(3)]
+    arriving.on_loaded(lambda *found: wholes.append(found))
+    waiting = [threading.Thread(target=arriving.load, args=(1,), daemon=True) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    arriving.arrive(0)
-    arriving.arrive(2)
+    arriving.load(0)
+    arriving.load(2)
     assert taken == [0, 2]
     assert not wholes
     go_on.set()
@@ -173,11 +173,11 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
     for name in "ab":
         entry = make_entry(name, layers=3)
 
-        def take(layer: int, name: str = name) -> None:
+        def read_layer(layer: int, name: str = name) -> None:
             order.append((name, layer))
 
-        arriving = taken_by(entry, take)
-        arriving.then(whole=lambda entry, _: done.set() if entry.text == "b" else None)
+        arriving = taken_by(entry, read_layer)
+        arriving.on_loaded(lambda entry, _: done.set() if entry.text == "b" else None)
         entries.append(arriving)
     ReadAhead(entries)
     assert done.wait(10)
@@ -189,12 +189,12 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
     taken: list[int] = []
     begun = threading.Event()
 
-    def take(layer: int) -> None:
+    def read_layer(layer: int) -> None:
         begun.set()
         time.sleep(0.01)
         taken.append(layer)
 
-    reading = ReadAhead([taken_by(entry, take)])
+    reading = ReadAhead([taken_by(entry, read_layer)])
     assert begun.wait(10)
     reading.stop()
     count = len(taken)
@@ -219,18 +219,18 @@ def test_what_has_arrived_is_in_the_tier_and_what_is_lost_is_gone(tmp_path: Path
 
     good = with_tier.open("good", FINGERPRINT).entry
     assert isinstance(good, LazyKV)
-    good.arrive(0)
+    good.load(0)
     assert not tier.contains("good", FINGERPRINT)
-    good.arrive(1)
+    good.load(1)
     assert same(tier.get("good", FINGERPRINT).entry, make_entry("good", tokens=50))
     assert with_tier.open("good", FINGERPRINT).entry is tier.get("good", FINGERPRINT).entry
 
     bad = with_tier.open("bad", FINGERPRINT).entry
     assert bad is not None
-    bad.arrive(0)
+    bad.load(0)
     assert below.contains("bad", FINGERPRINT)
     with pytest.raises(CorruptEntryError):
-        bad.arrive(1)
+        bad.load(1)
     assert not below.contains("bad", FINGERPRINT)
     assert not tier.contains("bad", FINGERPRINT)
     assert with_tier.open("bad", FINGERPRINT).reason == "absent"
@@ -251,7 +251,7 @@ def test_a_chunk_that_is_deleted_while_it_arrives_does_not_come_back(tmp_path: P
 class FarBackend(MemoryBackend):
     """Answers after a while, and counts how many wait at once."""
 
-    far = True
+    remote = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ def test_chunks_that_are_far_come_side_by_side(
     def make_store(*_: object, **__: object) -> TieredStore:
         return TieredStore(MemoryStore(1 << 26), ChunkStore(backend, mapped=False))
 
-    monkeypatch.setattr(engine_module, "open_store", make_store)
+    monkeypatch.setattr("ragkv.engine.engine.open_store", make_store)
     chunks = some_chunks(6)
     make_engine().precompute(chunks)
     backend.seconds = 0.2

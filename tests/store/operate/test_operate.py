@@ -1,4 +1,4 @@
-"""Stats, verify, export, import and migrate, over the simplest backend."""
+"""Stats, verify, export and import, over the simplest backend."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from campaign.first_layout import write_first_layout
+from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 
-from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store import open_chunk_store
-from ragkv.store.backends.memory import MemoryBackend, Place
+from ragkv.store.base import Terms
 from ragkv.store.catalog.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.disk import namespace_folder
 from ragkv.store.entry.header import canonical, checksum_of
-from ragkv.store.operate import upgrade
 from ragkv.store.operate.archive import export_store, import_store
 from ragkv.store.operate.inspect import stats, verify
-from ragkv.store.operate.upgrade import migrate_folder
 
 INT8 = replace(FINGERPRINT, codec="int8")
 
@@ -38,9 +33,9 @@ def key_of(text: str) -> str:
 @pytest.fixture
 def store() -> Iterator[ChunkStore]:
     with closing(ChunkStore(MemoryBackend())) as opened:
-        opened.put(make_entry("a"), FINGERPRINT, document="one")
-        opened.put(make_entry("a", tokens=8), INT8, document="two")
-        opened.put(make_entry("b"), FINGERPRINT, expires_at=time.time() + 1000)
+        opened.put(make_entry("a"), FINGERPRINT, Terms("one"))
+        opened.put(make_entry("a", tokens=8), INT8, Terms("two"))
+        opened.put(make_entry("b"), FINGERPRINT, Terms(expires_at=time.time() + 1000))
         yield opened
 
 
@@ -55,7 +50,7 @@ def test_stats_count(store: ChunkStore):
     kinds = {kind.fingerprint: kind for kind in found.kinds}
     assert kinds[FINGERPRINT.digest][1:4] == ("float32", "raw", 2)
     assert kinds[INT8.digest][1:4] == ("float32", "int8", 1)
-    store.put(make_entry("c"), FINGERPRINT, expires_at=time.time() - 1)
+    store.put(make_entry("c"), FINGERPRINT, Terms(expires_at=time.time() - 1))
     assert stats(store).expired == 1
 
 
@@ -296,40 +291,3 @@ def test_files_that_are_no_tar(tmp_path: Path, store: ChunkStore):
             import_store(store, tmp_path / name)
     with pytest.raises(StoreError):
         export_store(store, tmp_path / "no folder" / "c.tar")
-
-
-@pytest.mark.usefixtures("without_syncs")
-def test_a_folder_of_the_first_layout_is_carried_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    config = StoreConfig(tmp_path / "store")
-    folder = namespace_folder(config.path, "default")
-    entries = [make_entry(text, tokens=50) for text in "abcd"]
-    write_first_layout(folder, entries, FINGERPRINT)
-    damaged = max(folder.rglob("*.safetensors"))
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(StoreError, match="ragkv store migrate"):
-        open_chunk_store(config)
-
-    carry, calls = upgrade._carry, []
-
-    def interrupted(path: Path, store: ChunkStore) -> bool:
-        calls.append(path)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return carry(path, store)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(upgrade, "_carry", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            migrate_folder(folder, lambda: open_chunk_store(config))
-    with closing(open_chunk_store(config)) as store:
-        assert sorted(store.texts()) == ["a", "b"]
-    done = migrate_folder(folder, lambda: open_chunk_store(config))
-    assert (done.entries, done.damaged) == (1, 1)
-    with closing(open_chunk_store(config)) as store:
-        assert all(same(store.get(e.text, FINGERPRINT).entry, e) for e in entries[:3])
-        assert store.get("a", OTHER).reason == "fingerprint"
-        assert not verify(store).problems
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert migrate_folder(folder, lambda: open_chunk_store(config)).entries == 0

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_store import DiskStore
 from store_entries import FINGERPRINT, file_of, make_entry, same, without_syncs  # noqa: F401
 from threads import each_in_a_thread
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import DiskStore, Lookup, MemoryStore, TieredStore
+from ragkv.store import Found, MemoryStore, TieredStore
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -57,7 +58,7 @@ def test_what_was_not_used_for_longest_leaves_first() -> None:
     store.put(make_entry("d"), FINGERPRINT)
     assert list(store.texts()) == ["a", "c", "d"]
     assert store.get("b", FINGERPRINT).reason == "absent"
-    assert store.changes(0) == (4, ["a", "c", "d"])
+    assert store.changes(0)[:2] == (4, ["a", "c", "d"])
 
 
 def test_an_entry_larger_than_the_budget_is_not_kept() -> None:
@@ -67,7 +68,7 @@ def test_an_entry_larger_than_the_budget_is_not_kept() -> None:
     store.put(make_entry("b"), FINGERPRINT)
     assert store.put(large, FINGERPRINT) == 0
     assert list(store.texts()) == ["b"]
-    assert store.changes(2) == (2, [])
+    assert store.changes(2)[:2] == (2, [])
 
 
 def test_a_view_does_not_hold_the_batch_it_was_cut_from() -> None:
@@ -128,7 +129,7 @@ class SlowStore(MemoryStore):
         super().__init__(1 << 20)
         self.entered, self.go_on, self.gets = threading.Event(), threading.Event(), 0
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Lookup:
+    def get(self, text: str, fingerprint: Fingerprint) -> Found:
         self.gets += 1
         lookup = super().get(text, fingerprint)
         self.entered.set()

@@ -25,7 +25,6 @@ class Seen:
     nbytes: int
     seconds: float
     times: list[int] = field(default_factory=list)  # since it came
-    weights: list[float] = field(default_factory=list)
     priority: float = 0.0
 
 
@@ -43,16 +42,15 @@ class Reference:
         self.miss_costs.setdefault(key, []).append(seconds / tokens)
         self.hit(key)
 
-    def hit(self, key: str, share: float = 1.0) -> None:
+    def hit(self, key: str) -> None:
         self.now += 1
         self.requests[key] += 1
         seen = self.held[key]
         seen.times.append(self.now)
-        seen.weights.append(1 / share)
         costs = self.miss_costs[key]
         seen.priority = {
             "lru": float(self.now),
-            "frequency": sum(seen.weights),
+            "frequency": float(len(seen.times)),
             "gdsf": self.clock + len(seen.times) * seen.seconds / seen.nbytes,
             "pgdsf": self.clock + self.requests[key] * sum(costs) / len(costs),
         }[self.name]
@@ -90,9 +88,8 @@ def test_the_victims_are_those_of_the_plain_definition(name: str, seed: int) -> 
             del reference.held[key]
             continue
         if key in policy:
-            share = draw.choice([0.1, 0.25, 0.5, 1.0])
-            policy.hit(key, share)
-            reference.hit(key, share)
+            policy.hit(key)
+            reference.hit(key)
             continue
         need = sum(seen.nbytes for seen in reference.held.values()) + sizes[key] - 600
         victims = reference.victims(need)
@@ -155,11 +152,11 @@ def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
 def test_admission_forgets() -> None:
     admission = Admission(memory=2)
     for _ in range(150):
-        admission.asked("once hot", 100)
+        admission.count("once hot", 100)
     assert not admission.admits("new", ["once hot"])
     for number in range(2000):
-        admission.asked(number % 3, 100)
-    admission.asked("new", 100)
+        admission.count(number % 3, 100)
+    admission.count("new", 100)
     assert admission.admits("new", ["once hot"])
     assert not admission.admits("new", [1])
     assert not admission.admits("new", ["once hot", 1])

@@ -23,12 +23,12 @@ from ragkv import StoreConfig
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import ConfigError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import MemoryStore, Store, TieredStore, open_store
+from ragkv.store import MemoryStore, Store, TieredStore, open_store, with_tiers
+from ragkv.store.base import Terms
 from ragkv.store.operate.inspect import verify
 from ragkv.store.tiers.evicting import EvictingStore
 from ragkv.store.tiers.memory import size_of
 from ragkv.store.tiers.policies import policy_names
-from ragkv.store.tiers.stack import with_tiers
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 CPU = torch.device("cpu")
@@ -38,12 +38,12 @@ SIZE = size_of(make_entry("a"))
 class Bounded(MemoryStore):
     """Raises at its limit instead of letting go, as disks do."""
 
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint, **held: object) -> int:
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         with self._lock:
             known = self._policy.size((entry.text, fingerprint))
             if self.nbytes - known + size_of(entry) > self.budget:
                 raise StoreFullError("full")
-        return super().put(entry, fingerprint, **held)
+        return super().put(entry, fingerprint, terms)
 
 
 def texts_in(store: Store) -> list[str]:
@@ -63,10 +63,10 @@ def test_what_leaves_the_device_is_copied_to_memory_once() -> None:
     store = tiers(2, 4)
     device, memory = store.tiers
     copies: list[str] = []
-    keep = memory.keep
-    memory.keep = lambda entry, *rest, **held: (  # type: ignore[method-assign]
+    keep = memory.put_evicting
+    memory.put_evicting = lambda entry, *rest: (  # type: ignore[method-assign]
         copies.append(entry.text),
-        keep(entry, *rest, **held),
+        keep(entry, *rest),
     )[1]
     for text in "abc":
         store.put(make_entry(text), FINGERPRINT)
@@ -115,12 +115,12 @@ def test_expiry_holds_in_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     store = tiers(1, 3)
     now = time.time()
     for text in "ab":
-        store.put(make_entry(text), FINGERPRINT, expires_at=now + 1000)
+        store.put(make_entry(text), FINGERPRINT, Terms(expires_at=now + 1000))
     store.put(make_entry("c"), FINGERPRINT)
     monkeypatch.setattr(time, "time", lambda: now + 1001)
     assert [store.get(text, FINGERPRINT).reason for text in "abc"] == ["expired", "expired", ""]
     assert store.load_seconds("a", FINGERPRINT, 1) == 0.0  # as the store below says
-    assert store.hold("c", FINGERPRINT, expires_at=now + 2000)
+    assert store.retain("c", FINGERPRINT, Terms(expires_at=now + 2000))
     assert store.gc() == 2
     assert store.get("a", FINGERPRINT).reason == "absent"
 
@@ -202,18 +202,18 @@ def two(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
 def test_what_another_deletes_leaves_this_ones_memory(two: tuple[Store, Store]) -> None:
     mine, theirs = two
     for text in "abcd":
-        mine.put(make_entry(text), FINGERPRINT, document="d" if text == "d" else None)
-    number, _ = mine.changes(0)
+        mine.put(make_entry(text), FINGERPRINT, Terms("d" if text == "d" else None))
+    number, _, _ = mine.changes(0)
     theirs.delete("a")
     theirs.delete("b")
     theirs.put(make_entry("b"), FINGERPRINT)
     theirs.forget_document("d")
-    moved, _ = mine.changes(number)
+    moved, _, removed = mine.changes(number)
     assert moved > number
-    assert sorted(mine.deletions(number)) == ["a", "b", "d"]  # b was put again
+    assert sorted(removed) == ["a", "b", "d"]  # b was put again
     assert [mine.get(text, FINGERPRINT).reason for text in "abcd"] == ["absent", "", "", "absent"]
     assert mine.changes(moved)[0] == moved
-    assert mine.deletions(moved) == []
+    assert mine.changes(moved).removed == []
 
 
 def test_what_another_puts_again_is_read_again(
@@ -222,9 +222,9 @@ def test_what_another_puts_again_is_read_again(
     mine, theirs = two
     now = time.time()
     mine.put(make_entry("a"), FINGERPRINT)
-    number, _ = mine.changes(0)
+    number, _, _ = mine.changes(0)
     theirs.delete("a")
-    theirs.put(make_entry("a"), FINGERPRINT, expires_at=now + 10)
+    theirs.put(make_entry("a"), FINGERPRINT, Terms(expires_at=now + 10))
     mine.changes(number)
     assert mine.get("a", FINGERPRINT).expires_at == now + 10
     monkeypatch.setattr(time, "time", lambda: now + 10)
@@ -235,23 +235,23 @@ def test_a_deletion_that_left_the_log_empties_the_tiers(two: tuple[Store, Store]
     mine, theirs = two
     for text in "ab":
         mine.put(make_entry(text), FINGERPRINT)
-    number, _ = mine.changes(0)
+    number, _, _ = mine.changes(0)
     theirs.delete("a")
     for text in "cd":
         theirs.put(make_entry(text), FINGERPRINT)
-    theirs.below._registry.clear_log(kept=2)
-    moved, texts = mine.changes(number)
+    theirs.below._catalog.compact_log(kept=2)
+    moved, texts, removed = mine.changes(number)
     assert texts == ["c", "d"]
-    assert sorted(mine.deletions(number)) == ["a", "c", "d"]  # c and d may have been put again
+    assert sorted(removed) == ["a", "c", "d"]  # c and d may have been put again
     assert [mine.get(text, FINGERPRINT).reason for text in "ab"] == ["absent", ""]
-    assert mine.deletions(moved) == []
+    assert mine.changes(moved).removed == []
     assert verify(theirs.below).problems == []
 
 
 def test_a_document_of_ones_own_leaves_memory_at_once(two: tuple[Store, Store]) -> None:
     mine, _ = two
     for text in "abc":
-        mine.put(make_entry(text), FINGERPRINT, document="d")
+        mine.put(make_entry(text), FINGERPRINT, Terms("d"))
     assert mine.keep_only("d", ["b"]) == 2
     assert [mine.get(text, FINGERPRINT).reason for text in "abc"] == ["absent", "", "absent"]
 
@@ -278,14 +278,14 @@ def test_the_store_makes_room_where_it_was_asked_to() -> None:
     store = evicting(3)
     for text in "abc":
         store.put(make_entry(text), FINGERPRINT)
-    seen, _ = store.changes(0)
+    seen, _, _ = store.changes(0)
     assert store.get("a", FINGERPRINT).entry is not None  # from memory, and a use all the same
     store.put(make_entry("d"), FINGERPRINT)
     assert texts_in(store) == ["a", "c", "d"]
     assert store.get("b", FINGERPRINT).reason == "absent"
-    moved, texts = store.changes(seen)
+    moved, texts, _ = store.changes(seen)
     assert texts == ["d"]
-    assert store.deletions(seen) == ["b"]  # finders forget it
+    assert store.changes(seen).removed == ["b"]  # finders forget it
     assert moved > seen
     store.put(make_entry("e", tokens=10), FINGERPRINT)
     assert texts_in(store) == ["d", "e"]
@@ -322,14 +322,14 @@ class Queued(Bounded):
         self.go_on = threading.Semaphore(0)
         self.landed = threading.Semaphore(0)
 
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint, **held: object) -> int:
+    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         if entry.text not in self.late:
-            return super().put(entry, fingerprint, **held)
+            return super().put(entry, fingerprint, terms)
         self.waiting.release()
         self.late.discard(entry.text)
         assert self.go_on.acquire(timeout=10)
         try:
-            return super().put(entry, fingerprint, **held)
+            return super().put(entry, fingerprint, terms)
         finally:
             self.landed.release()
 
@@ -418,7 +418,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(text=names, fingerprint=prints, tokens=st.integers(1, 4), document=documents)
     def put(self, text: str, fingerprint: Fingerprint, tokens: int, document: str | None) -> None:
-        self.store.put(make_entry(text, tokens=tokens), fingerprint, document=document)
+        self.store.put(make_entry(text, tokens=tokens), fingerprint, Terms(document))
         self.model[text, fingerprint] = tokens
         self.held.setdefault(text, set()).update({document} if document else ())
 

@@ -22,8 +22,6 @@ class Record:
         What it cost when it was last missed, and the tokens that were new to that computation.
     uses
         Requests that wanted it since it came, the one that brought it included.
-    weight
-        Sum over those requests of one over the share of it that had to be recomputed.
     last
         When it was last wanted, in uses of the whole tier.
     """
@@ -32,7 +30,6 @@ class Record:
     seconds: float = 0.0
     tokens: int = 1
     uses: int = 0
-    weight: float = 0.0
     last: int = 0
 
 
@@ -69,12 +66,11 @@ class Policy(ABC):
         self.nbytes += nbytes
         self.hit(key)
 
-    def hit(self, key: Hashable, share: float = 1.0) -> None:
-        """Note a use. ``share`` of the entry's tokens had to be recomputed, at least 1 %."""
+    def hit(self, key: Hashable) -> None:
+        """Count a use."""
         record = self._records[key]
         self._now += 1
         record.uses += 1
-        record.weight += 1.0 / max(share, 0.01)
         record.last = self._now
         rank = self.priority(key, record), self._now
         self._ranks[key] = rank

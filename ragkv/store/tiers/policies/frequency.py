@@ -1,4 +1,4 @@
-"""Reuse frequency (Cache-Craft, arXiv 2502.15734, section 4)."""
+"""Least frequently used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ragkv.store.tiers.policies.base import Policy, Record
 
 
 class Frequency(Policy):
-    """What was reused least leaves first; a use counts more the less had to be recomputed."""
+    """Evicts the entry with the fewest uses first."""
 
     def priority(self, key: Hashable, record: Record) -> float:  # noqa: ARG002
-        """Return ``f_r``, the sum over the uses of one over the share recomputed (CFO)."""
-        return record.weight
+        """Return the number of uses."""
+        return float(record.uses)
 
 
 POLICY = Frequency

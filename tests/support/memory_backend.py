@@ -27,11 +27,6 @@ class MemoryBackend(Backend):
         """Return the value itself."""
         return self._open().values.get(key)
 
-    def read(self, key: str, start: int, length: int) -> bytes | None:
-        """Return a slice of the value."""
-        value = self.get(key)
-        return None if value is None else value[start : start + length]
-
     def size(self, key: str) -> int | None:
         """Return the value's length."""
         value = self.get(key)
