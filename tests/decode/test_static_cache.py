@@ -108,7 +108,7 @@ def test_every_method(make: Make, method: str) -> None:
 
 def test_nothing_is_repaired_while_the_answer_is_drawn(make: Make) -> None:
     engine = make()
-    settings = {"recompute_ratio": 0.2, "max_new_tokens": 30}
+    settings = {"recompute_ratio": 0.2, "max_new_tokens": 30, "repair_ahead": True}
     assert engine.generate(PROMPT, **settings).report.ahead_tokens > 0
     assert engine.generate(PROMPT, **settings, **OVER).report.ahead_tokens == 0
 

@@ -167,7 +167,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
     """A step inside ``decoding()`` that repairs is a pass: it ends with the error."""
     engine = make_engine()
     engine.precompute(CHUNKS)
-    out = engine.prefill(PROMPT, recompute_ratio=0.1)
+    out = engine.prefill(PROMPT, recompute_ratio=0.1, repair_ahead=True)
     model: Any = engine.model
     assert out.copies is not None
 

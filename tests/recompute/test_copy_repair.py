@@ -1,16 +1,17 @@
-"""What is computed again while the answer is drawn: against plain loops, and in whole answers."""
+"""Copy repair while the answer is generated: against plain loops, and in whole answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tiny import FAMILIES, some_chunks
 
-from ragkv import Prefilled, RagKV
+from ragkv import Prefilled, RagKV, ReuseConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
 from ragkv.recompute.copy_repair import CopyRepair
@@ -21,6 +22,15 @@ Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 RATIO, RARE = 0.2, 4
+
+
+@pytest.fixture
+def make_engine(make_engine: Make) -> Make:
+    return partial(make_engine, reuse=ReuseConfig(repair_ahead=True))
+
+
+def test_copies_are_not_repaired_by_default() -> None:
+    assert not ReuseConfig().repair_ahead
 
 
 def looking(tokens: int, at_most: int, rare: int = RARE) -> Method:

@@ -12,7 +12,7 @@ import pytest
 from evaluations import make_record, short_answers, small_data, stop_after  # noqa: F401  a fixture
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.measure.data.prompts import chunk_texts, prompt, template
 from ragkv.measure.quality import Chunk, DataSet, Example, calibrate
@@ -39,7 +39,7 @@ FIELDS = {
 
 
 def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_path):
-    kv = make_engine()
+    kv = make_engine(reuse=ReuseConfig(repair_ahead=True))
     methods = ["prefix", "naive", "reuse", "epic", "random", "query"]
     found = evaluate(
         kv, small_data(), methods=methods, ratios=[0.2, 1], records=tmp_path / "r.jsonl"
@@ -62,7 +62,7 @@ def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_pat
         assert exact.agreement == exact.share_recomputed == 1
         assert exact.score == full.score
         assert part.kl > 1e-6
-        if name == "query":  # and what it computes while the answer is fed
+        if name == "query":  # and the copies that are repaired while the answer is fed
             assert 0.2 < part.share_recomputed < 0.3
         else:
             assert part.share_recomputed == pytest.approx(0.2, abs=0.02)
