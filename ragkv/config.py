@@ -56,18 +56,19 @@ def _check_text(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Recompute whole windows instead of scattered tokens (CacheClip, section 3).
+    """Recompute whole windows, at any offset, instead of scattered tokens (CacheClip, section 3).
 
     Parameters
     ----------
     window
         Length of a window in prompt tokens.
     threshold
-        With ``mode="threshold"``: a window is recomputed whole if *more than*
-        this many of its tokens were chosen, and not at all otherwise.
+        With ``mode="threshold"``: a window is recomputed whole if *more than* this many of its
+        tokens were chosen, and otherwise only as a part of others.
     mode
-        ``"threshold"`` as in the paper, or ``"fill"``: windows are ranked by
-        their mean score and taken until the budget is spent exactly.
+        ``"threshold"`` as in the paper: the highest scores are chosen, as many as their windows
+        fit the recompute ratio. ``"fill"``: windows are ranked by their mean score and taken
+        until the budget is spent exactly.
     """
 
     window: int = 8
@@ -254,7 +255,8 @@ class StoreConfig:
         Which entry a full tier evicts first, see
         :func:`ragkv.store.tiers.policies.policy_names`.
     costs
-        Seconds of computing ``(cached, new)`` tokens, for cost-aware policies: a :class:`ragkv.store.tiers.costs.CostTable`. ``None`` counts every token alike.
+        Seconds of computing ``(cached, new)`` tokens, for cost-aware policies: a
+        :class:`ragkv.store.tiers.costs.CostTable`. ``None`` counts every token alike.
     evict
         Evict on disk, too: when ``disk_bytes`` are used up, the chunks of least worth are
         deleted for new ones. False keeps acknowledged chunks and raises StoreFullError.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +57,9 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     if not stale.any() or ratio == 0 or method.score is None:
         return Choice(cached[:0])
     paid = scores = method.score(scene)
-    if method.smoothing > 1:
-        scores = convolved(scores, cached, np.full(method.smoothing, 1 / method.smoothing))
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
-    ranks = ranked(scores, scene.layout, method)
+    ranks = np.argsort(-scores.astype(np.float64), kind="stable")
     ranks = ranks[stale[ranks]]
     reason = ""
     if ratio == "auto":
@@ -70,9 +69,9 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     if windows is None:
         positions = np.sort(cached[ranks[:budget]])
     elif windows.mode == "fill":
-        positions = _fill_windows(cached[stale], scores[stale], budget, windows.window)
+        positions = _best_windows(cached[stale], scores[stale], budget, windows.window)
     else:
-        positions = _whole_windows(cached[stale], cached[ranks[:budget]], windows)
+        positions = _whole_windows(cached[stale], cached[ranks], budget, windows)
     return Choice(positions, scores, reason)
 
 
@@ -113,36 +112,46 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
     )
 
 
-def ranked(scores: FloatArray, layout: Layout, method: Method) -> Positions:
-    """Return indices into ``layout.cached``, first those to recompute first; ties by index."""
-    keys: list[npt.NDArray[np.float64]] = [-scores.astype(np.float64)]
-    if method.budget == "chunk":
-        order = [np.argsort(-part, kind="stable") for part in _by_chunk(scores, layout)]
-        keys.append(np.concatenate([np.argsort(part) / len(part) for part in order]))
-    if method.heads:
-        place = [np.arange(len(piece.slots)) for piece in layout.placed]
-        later = [np.full(len(piece.slots), n > 0) for n, piece in enumerate(layout.placed)]
-        keys.append(~((np.concatenate(place) < method.heads) & np.concatenate(later)) * 1.0)
-    return np.lexsort(keys)
+def _whole_windows(
+    cached: Positions, ranking: Positions, budget: int, grouping: Grouping
+) -> Positions:
+    """Windows at any offset with more than ``threshold`` chosen tokens, whole (CacheClip).
+
+    As many tokens are chosen, in the order of ``ranking``, as their windows fit the budget.
+    """
+    size = int(cached[-1]) + 2 * grouping.window
+
+    def windows_of(count: int) -> Positions:
+        chosen = np.zeros(size, dtype=np.int64)
+        chosen[ranking[:count]] = 1
+        whole = _sums(chosen, grouping.window) > grouping.threshold  # by each window's end
+        # a position is in a whole window if one ends there or up to window - 1 behind
+        near = _sums(whole[::-1].astype(np.int64), grouping.window)[::-1] > 0
+        return cached[near[cached]]
+
+    low, high = 0, len(ranking)  # the windows grow with the count
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(windows_of(middle)) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return windows_of(low)
 
 
-def _by_chunk(scores: FloatArray, layout: Layout) -> list[FloatArray]:
-    ends = np.cumsum([len(piece.slots) for piece in layout.placed])
-    return np.split(scores, ends[:-1])
-
-
-def _whole_windows(cached: Positions, chosen: Positions, grouping: Grouping) -> Positions:
-    """Windows with more than ``threshold`` chosen tokens, whole (CacheClip)."""
-    windows = cached // grouping.window
-    counts = np.bincount(chosen // grouping.window, minlength=int(windows[-1]) + 1)
-    return cached[counts[windows] > grouping.threshold]
-
-
-def _fill_windows(cached: Positions, scores: FloatArray, budget: int, window: int) -> Positions:
-    """Windows by mean score until the budget is spent; the last one in part."""
-    windows = cached // window
-    sums = np.bincount(windows, weights=scores)
-    counts = np.bincount(windows)
-    means = sums / np.maximum(counts, 1)
-    order = np.lexsort((cached, -means[windows]))
+def _best_windows(cached: Positions, scores: FloatArray, budget: int, window: int) -> Positions:
+    """Windows at any offset by mean score until the budget is spent; the last one in part."""
+    dense, count = np.zeros((2, int(cached[-1]) + 2 * window))
+    dense[cached], count[cached] = scores, 1
+    means = _sums(dense, window) / np.maximum(_sums(count, window), 1)
+    means[_sums(count, window) == 0] = -np.inf
+    best = np.max([means[shift : shift + len(means) - window] for shift in range(window)], axis=0)
+    order = np.lexsort((cached, -best[cached]))
     return np.sort(cached[order[:budget]])
+
+
+def _sums(numbers: npt.NDArray[Any], window: int) -> npt.NDArray[Any]:
+    """Return for each position the sum over the ``window`` positions that end there."""
+    total = np.cumsum(numbers)
+    total[window:] -= total[:-window].copy()
+    return total

@@ -133,15 +133,8 @@ class Method:
     mass
         Whether scores are shares of the query's attention: ``recompute_ratio="auto"``
         can then stop at a target share.
-    smoothing
-        Scores are averaged over this many neighbouring positions (odd; 1 is none).
     spread
         What tokens get of their neighbours' scores beside their own, or None.
-    heads
-        Tokens at the head of every chunk after the first that come before all others.
-    budget
-        ``global``: the ratio is spent wherever scores are highest; ``chunk``: every
-        chunk gets the same share.
     reuse
         ``chunks``: all known chunks; ``prefix``: only what is an exact prefix of the
         prompt; ``none``: nothing, an ordinary prefill.
@@ -168,10 +161,7 @@ class Method:
     source: str
     score: Callable[[Scene], FloatArray] | None = None
     mass: bool = False
-    smoothing: int = 1
     spread: Spread | None = None
-    heads: int = 0
-    budget: Literal["global", "chunk"] = "global"
     reuse: Literal["chunks", "prefix", "none"] = "chunks"
     sink: bool = True
     grouping: Grouping | None = None

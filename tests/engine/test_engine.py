@@ -286,7 +286,7 @@ def test_a_method_made_of_pieces(make_engine: Make) -> None:
     engine = make_engine()
     chunks = some_chunks(3)
     engine.precompute(chunks)
-    mine = Method("mine", "this test", score=backwards, heads=2, grouping=Grouping(4, 3))
+    mine = Method("mine", "this test", score=backwards, grouping=Grouping(4, 3))
     report = engine.prefill(ask(chunks), method=mine).report
     assert report.method == "mine"
     assert report.chunks[0].recomputed == 0

@@ -1,7 +1,7 @@
 """An auxiliary model's last-layer attention from query to chunk, in windows of 8.
 
-CacheClip, arXiv 2510.10129: a window with more than 5 chosen tokens is recomputed
-whole, any other not at all.
+CacheClip, arXiv 2510.10129: windows slide, and one with more than 5 chosen tokens is recomputed
+whole. The recompute ratio counts after grouping.
 """
 
 import numpy as np

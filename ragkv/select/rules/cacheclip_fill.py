@@ -1,7 +1,6 @@
-"""CacheClip's scores with the whole budget spent: windows of 8 by their mean score.
+"""CacheClip's scores with windows of 8 ranked by their mean score, to the exact budget.
 
-The paper's windows (``cacheclip``) recompute only where most of a window was chosen, often a
-fraction of the ratio asked for.
+The paper's windows (``cacheclip``) recompute only where most of a window was chosen.
 """
 
 from dataclasses import replace

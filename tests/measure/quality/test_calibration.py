@@ -22,6 +22,7 @@ from ragkv.measure.quality.calibration import RATIOS, NotShownError
 from ragkv.measure.quality.kept_bound import Bound, bound
 from ragkv.measure.quality.trial import Trial, judge
 from ragkv.select import get_method
+from ragkv.select.method import Spread
 
 
 def _records(agreements, *, scores=None, full=None):
@@ -236,7 +237,7 @@ def test_a_profile_gives_back_what_was_measured_for_its_model_alone(make_engine,
 
 
 def test_a_method_made_of_pieces_is_calibrated_but_no_profile_can_name_it(make_engine, tmp_path):
-    own = replace(get_method("epic"), name="mine", smoothing=5)
+    own = replace(get_method("epic"), name="mine", spread=Spread(0.1, 4.0))
     found = _calibration(make_engine(), method=own)
     assert found.config().method == own
     assert "mine to keep" in str(found.table().title)

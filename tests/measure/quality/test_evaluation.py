@@ -22,6 +22,7 @@ from ragkv.measure.quality.run import evaluate, grid
 from ragkv.measure.quality.subject import Subject
 from ragkv.measure.quality.summary import Evaluation, summarise
 from ragkv.select import Method, get_method
+from ragkv.select.method import Spread
 
 FIELDS = {
     "method",
@@ -214,7 +215,7 @@ def test_examples_that_show_nothing_of_reuse_are_said(make_engine, caplog):
 
 
 def test_two_methods_of_one_name_are_refused(make_engine):
-    other = replace(get_method("epic"), smoothing=5)
+    other = replace(get_method("epic"), spread=Spread(0.1, 4.0))
     with pytest.raises(ConfigError, match="two methods are called epic"):
         evaluate(make_engine(), small_data(1), methods=["epic", other])
     with pytest.raises(ConfigError, match="two methods are called full"):
@@ -299,13 +300,13 @@ def test_a_base_model_is_given_the_bare_prompt(make_engine, monkeypatch):
 
 
 def test_a_method_of_ones_own_stands_beside_the_named_ones(make_engine):
-    own = replace(get_method("epic"), name="mine", smoothing=5)
+    own = replace(get_method("epic"), name="mine", spread=Spread(0.1, 4.0))
     kv, data = make_engine(), small_data()
     found = evaluate(kv, data, methods=["epic", own], ratios=[0.3])
     assert [row.method for row in found.rows] == ["full", "epic", "mine"]
     subject = Subject(kv, data.examples[0], [own])
     assert subject.key(own, 0.3) != subject.key("epic", 0.3)
-    assert subject.key(own, 0.3) != subject.key(replace(own, smoothing=3), 0.3)
+    assert subject.key(own, 0.3) != subject.key(replace(own, spread=Spread(0.1, 2.0)), 0.3)
 
 
 def test_what_another_rule_or_version_measured_is_measured_again(
