@@ -66,13 +66,18 @@ def config_of(model: PreTrainedModel) -> PretrainedConfig:
     return config
 
 
+def attention_of(layer: Any) -> Any:
+    """Return a layer's attention module; None where it has none."""
+    return getattr(layer, "self_attn", None) or getattr(layer, "attention", None)  # GPT-NeoX
+
+
 def is_verified(model: PreTrainedModel) -> bool:
     """Whether the test suite covers such models; others are probed when they are loaded.
 
     Remote code counts as another family, whatever model type it has.
     """
     backbone = backbone_of(model)
-    parts = (model, backbone, *(layer.self_attn for layer in backbone.layers[:1]))
+    parts = (model, backbone, *map(attention_of, backbone.layers[:1]))
     ours = all(type(part).__module__.startswith("transformers.models.") for part in parts)
     return ours and config_of(model).model_type in VERIFIED
 
@@ -182,7 +187,7 @@ def _refuse_foreign_mechanisms(model: PreTrainedModel, config: PretrainedConfig)
     if layers is None or not hasattr(backbone, "rotary_emb"):
         kind = type(backbone).__name__
         raise _unsupported(f"a {kind} without rotary positions (ALiBi, learned or recurrent)")
-    if any(not hasattr(layer, "self_attn") for layer in layers):
+    if any(attention_of(layer) is None for layer in layers):
         raise _unsupported("layers without attention (recurrent or convolutional)")
     if getattr(config, "num_kv_shared_layers", 0):
         raise _unsupported("layers that share one another's keys and values")

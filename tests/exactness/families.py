@@ -42,7 +42,8 @@ def config_of(kind: str) -> PreTrainedConfig:
     more = {name: size for name, size in MORE.items() if hasattr(usual, name)}
     if getattr(usual, "sliding_window", None):
         more["sliding_window"] = 48
-    config: PreTrainedConfig = config_class(**{**SIZE, **more})
+    size = {name: value for name, value in SIZE.items() if hasattr(usual, name)}
+    config: PreTrainedConfig = config_class(**{**size, **more})
     return config
 
 

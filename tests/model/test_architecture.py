@@ -10,6 +10,7 @@ from tiny import LONGROPE, SIZE, VOCAB, some_chunks, tiny_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
@@ -228,3 +229,30 @@ def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
         assert engine.fingerprint not in (None, before)
         engine.model.train()  # a cache of answers may still ask
         assert engine.fingerprint not in (None, before)
+
+
+def test_attention_of_another_name_is_found() -> None:
+    """GPT-NeoX calls it ``attention``, and computes its feed-forward beside it."""
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=2048,
+        pad_token_id=1,
+    )
+    chunks = some_chunks(3)
+    with RagKV(made(config), tiny_tokenizer(), store=":memory:") as kv:
+        assert kv.supported
+        kv.precompute(chunks)
+        prompt = "\n\n".join(chunks) + QUESTION
+        full = kv.prefill(prompt, method="full").logits
+        found = kv.prefill(prompt, recompute_ratio=1.0)
+        assert found.report.recomputed_tokens > 0
+        torch.testing.assert_close(found.logits, full, atol=TOLERANCE, rtol=1e-4)
+        alone = chunks[0] + QUESTION
+        expected = kv.prefill(alone, method="full").logits
+        reused = kv.prefill(alone, recompute_ratio=0.0)
+        assert reused.report.reused_tokens > 0
+        torch.testing.assert_close(reused.logits, expected, atol=TOLERANCE, rtol=1e-4)
