@@ -251,7 +251,7 @@ def test_attention_of_another_name_is_found() -> None:
         found = kv.prefill(prompt, recompute_ratio=1.0)
         assert found.report.recomputed_tokens > 0
         torch.testing.assert_close(found.logits, full, atol=TOLERANCE, rtol=1e-4)
-        alone = chunks[0] + QUESTION
+        alone = [{"role": "user", "content": chunks[0] + QUESTION}]
         expected = kv.prefill(alone, method="full").logits
         reused = kv.prefill(alone, recompute_ratio=0.0)
         assert reused.report.reused_tokens > 0
