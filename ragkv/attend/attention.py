@@ -1,4 +1,4 @@
-"""The attention of ragkv's own passes, as transformers calls it."""
+"""The attention function of ragkv's passes, which transformers calls by name."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ragkv.attend.interface import ordinary_attention, register_over, run_pass, running_pass
 from ragkv.attend.observe import LayerCall, Observer
 from ragkv.attend.overlap import attend_overlapping
 from ragkv.attend.rows import Rows, attend
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.attend.sparse import SparseRows
-from ragkv.attend.switch import described_by_own, ordinary, own_pass, switched
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.splice.overlap import Overlap
 
-_CHANGES_SCORES = ("sinks", "block_indices", "position_bias")
-"""What attention may be given besides; a pass knows none of it."""
+_UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
+"""Arguments that change an attention's scores; a pass cannot take them."""
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One pass: its rows, the layers' windows, who looks on, and how chunks overlap.
+    """One pass: its rows, the layers' windows, its observer, and the chunks' overlap.
 
-    ``sparse``: what rows see in the upper layers, where these have no window.
-    ``last_row_ends``: the last layer attends for the last row alone. ``masks``: those that
-    observers keep from layer to layer.
+    ``sparse``: what rows attend to in upper layers without a window. ``last_row_ends``: the last
+    layer attends for the last row alone. ``masks``: observers' masks, reused in all layers.
     """
 
     rows: Rows
@@ -55,27 +54,27 @@ def _attention_function(
     ragkv_pass: Pass | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Entry point that transformers calls under ragkv's name; a pass has no use for masks."""
-    ragkv_pass = ragkv_pass or described_by_own(module)
+    """Attend for a pass, whose rows' positions replace masks; or as without ragkv."""
+    ragkv_pass = ragkv_pass or running_pass(module)
     if ragkv_pass is None:
-        return ordinary(before, module, query, key, value, attention_mask, **given)
+        return ordinary_attention(before, module, query, key, value, attention_mask, **given)
     scaling: float = given["scaling"]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    unknown = [name for name in _CHANGES_SCORES if given.get(name) is not None]
+    unknown = [name for name in _UNKNOWN_ARGUMENTS if given.get(name) is not None]
     if attention_mask is not None or unknown:
         raise UnsupportedModelError(
-            f"Layer {layer} attends with {', '.join(unknown) or 'a mask of its own'}, of which "
-            "ragkv's passes know nothing: load the model with on_unsupported='full'."
+            f"Layer {layer} attends with {', '.join(unknown) or 'a mask of its own'}, which "
+            "ragkv's passes cannot reproduce: load the model with on_unsupported='full'."
         )
-    window, how = ragkv_pass.windows[layer], Scores.given(**given)
+    window, score_rule = ragkv_pass.windows[layer], ScoreRule.given(**given)
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
             f"model's configuration says {window}: mend its config.sliding_window."
         )
     if ragkv_pass.observer is not None:
-        asking, masks = ragkv_pass.rows.positions, ragkv_pass.masks
-        call = LayerCall(layer, query, key, value, asking, window, scaling, how, masks)
+        positions, masks = ragkv_pass.rows.positions, ragkv_pass.masks
+        call = LayerCall(layer, query, key, value, positions, window, scaling, score_rule, masks)
         ragkv_pass.observer(call)
         if call.is_computed:
             return call.attended().transpose(1, 2).contiguous(), None
@@ -91,12 +90,12 @@ def _attention_function(
             overlap=overlap,
             window=window,
             scaling=scaling,
-            how=how,
+            score_rule=score_rule,
         )
     elif sparse is not None and layer >= sparse.first_layer and window is None:
-        out = sparse.attend(query, key, value, scaling, how=how)
+        out = sparse.attend(query, key, value, scaling, score_rule=score_rule)
     else:
-        out = attend(query, key, value, rows, window, scaling, how=how)
+        out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)
     if unused:
         out = functional.pad(out, (0, 0, unused, 0))
     return out.transpose(1, 2).contiguous(), None
@@ -106,14 +105,14 @@ def _attention_function(
 def subset_attention(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
     """Switch the model to ragkv's attention, and back when the block ends.
 
-    The model's lock must be held. Other threads' calls stay what they are. Those of this thread
-    are passes: each says which (``ragkv_pass=``), or all are ``one``.
+    The model's lock must be held. Other threads' calls stay ordinary. Those of this thread are
+    passes, given by the call (``ragkv_pass=``) or, for all calls, by ``one``.
     """
     config = backbone_of(model).config
     before = config._attn_implementation
-    config._attn_implementation = switched(before, _attention_function)
+    config._attn_implementation = register_over(before, _attention_function)
     try:
-        with own_pass(config, one):
+        with run_pass(config, one):
             yield
     finally:
         config._attn_implementation = before
@@ -121,10 +120,10 @@ def subset_attention(model: PreTrainedModel, one: Pass | None = None) -> Iterato
 
 @contextmanager
 def last_row_ends(model: PreTrainedModel) -> Iterator[None]:
-    """Let the last layer's feed-forward run for the last row alone, whose logits are wanted.
+    """Run the last layer's feed-forward for the last row alone, the one that needs logits.
 
-    Together with ``Pass(last_row_ends=True)``: that layer then computes keys and values for
-    all rows, and everything else for one.
+    With ``Pass(last_row_ends=True)``, that layer computes keys and values for all rows, and
+    everything else for one.
     """
     feed_forward = getattr(backbone_of(model).layers[-1], "mlp", None)
     if feed_forward is None:
@@ -135,8 +134,8 @@ def last_row_ends(model: PreTrainedModel) -> Iterator[None]:
     def last_row(
         _: torch.nn.Module, given: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...] | None:
-        """Cut ``[1, rows, hidden]`` to its last row; what is added to the others is never read."""
-        if threading.get_ident() != here:  # another's call
+        """Cut ``[1, rows, hidden]`` to its last row; the other rows' sums are never read."""
+        if threading.get_ident() != here:  # another thread's call
             return None
         return given[0][:, -1:], *given[1:]
 

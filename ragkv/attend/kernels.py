@@ -1,4 +1,4 @@
-"""Attention by the kernels, where they take what is at hand."""
+"""Attention by ragkv_kernels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.model.implementation import implementation_for
 
 
 def suits_kernels(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Scores | None = None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_rule: ScoreRule | None = None
 ) -> bool:
     """Whether ragkv_kernels attends for such tensors.
 
@@ -21,15 +21,15 @@ def suits_kernels(
         ``[heads, rows, head_dim]``.
     key, value
         ``[kv_heads, tokens, head_dim]``.
-    how
-        How scores become weights; the kernels know no cap.
+    score_rule
+        How scores become weights; the kernels have no cap.
     """
-    capped = how is not None and how.softcap is not None
+    capped = score_rule is not None and score_rule.softcap is not None
     return not capped and implementation_for("attention", query, key, value) == "kernel"
 
 
 class ByKernel(NamedTuple):
-    """What :class:`ragkv_kernels.Attended` says; ``received`` counts where rows are watched."""
+    """The fields of :class:`ragkv_kernels.Attended`; ``received`` is for watched rows alone."""
 
     out: torch.Tensor
     lse: torch.Tensor
@@ -44,12 +44,12 @@ def attend_by_kernel(
     *,
     window: int | None,
     scaling: float,
-    how: Scores | None,
+    score_rule: ScoreRule | None,
     watch: int = 0,
 ) -> ByKernel:
     """Attend by ``ragkv_kernels.attend``, and with a model's own sinks.
 
-    What the sinks take is in no row's output, nor in what keys receive, and counts in the
+    The sinks' share is missing from outputs and from received attention, and is included in the
     log-sum-exp.
     """
     import ragkv_kernels
@@ -57,9 +57,9 @@ def attend_by_kernel(
     made = ragkv_kernels.attend(
         query, key, value, rows, window=window, scaling=scaling, lse=True, watch=watch
     )
-    if how is None or how.sinks is None:
+    if score_rule is None or score_rule.sinks is None:
         return ByKernel(*made)
-    mass = how.with_sinks(made.lse)
+    mass = score_rule.with_sinks(made.lse)
     out = (made.out * torch.exp(made.lse - mass)[..., None]).to(query.dtype)
     received = made.received
     if watch:

@@ -1,4 +1,4 @@
-"""Looking at a layer's attention while a pass runs."""
+"""Observers of a layer's attention during a pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from ragkv.attend.kernels import ByKernel, attend_by_kernel, suits_kernels
 from ragkv.attend.products import products
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 
 _ROW_BLOCK = 256
-"""Rows whose weights on all keys are held at once, ``[heads, rows, tokens]`` float32."""
+"""Rows whose weights on all keys are in memory at once, ``[heads, rows, tokens]`` float32."""
 
 
 class StopPass(Exception):  # noqa: N818  a signal, not an error
-    """Raised by an observer that has seen all it needs: the pass ends at this layer."""
+    """Raised by an observer to end the pass at this layer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,18 +34,18 @@ class LayerCall:
     rows
         ``[rows]`` int64: positions of the query rows.
     window
-        Keys that a row sees, itself included; None is no limit.
+        Number of keys that a row sees, itself included; None is no limit.
     scaling
         Factor of the scores before the softmax.
-    how
-        How scores become weights, where not by a softmax alone.
+    score_rule
+        How scores become weights; None is a softmax.
     masks
-        What is added to scores, kept for the layers of one pass where its rows are few.
+        Additive masks, kept for all layers of a pass with few rows.
     weights
         All heads' in turn, ``[some heads, rows, tokens]`` float32 each, once an observer has
-        looked at all rows on a CPU: the attention itself takes them then, and K is read once.
+        computed them for all rows on a CPU: the attention then uses them, and K is read once.
     output
-        The attention's output, once an observer has let a kernel compute it.
+        The attention's output, once a kernel has computed it for an observer.
     """
 
     layer: int
@@ -55,14 +55,14 @@ class LayerCall:
     rows: torch.Tensor
     window: int | None
     scaling: float
-    how: Scores | None = None
+    score_rule: ScoreRule | None = None
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     weights: tuple[torch.Tensor, ...] = ()
     output: torch.Tensor | None = None
 
     @property
     def is_computed(self) -> bool:
-        """Whether an observer has done the attention's work."""
+        """Whether an observer has computed the attention."""
         return bool(self.weights) or self.output is not None
 
     def attended(self) -> torch.Tensor:
@@ -70,7 +70,7 @@ class LayerCall:
         if self.output is not None:
             return self.output
         if not self.weights:
-            raise ValueError("nobody has looked at all rows")
+            raise ValueError("no observer has computed all rows")
         values = self.value[0].float().transpose(1, 2).tensor_split(len(self.weights))
         out = [
             part
@@ -84,7 +84,7 @@ Observer = Callable[[LayerCall], None]
 
 
 def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
-    """Return what the last ``count`` rows attend to, mean over heads and rows.
+    """Return the attention that the last ``count`` rows pay, mean over heads and rows.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
 
 
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
-    """Return what the last row pays, and the most that any of the last ``count`` rows pays.
+    """Return the attention that the last row pays, and the maximum over the last ``count`` rows.
 
     Returns
     -------
@@ -109,20 +109,20 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     if (known := _by_kernel(call)) is not None:
         import ragkv_kernels
 
-        asking = call.query[0, :, -count:], call.key[0], call.rows[-count:], known.lse[:, -count:]
-        paid: torch.Tensor = ragkv_kernels.paid(*asking, window=call.window, scaling=call.scaling)
+        last = call.query[0, :, -count:], call.key[0], call.rows[-count:], known.lse[:, -count:]
+        paid: torch.Tensor = ragkv_kernels.paid(*last, window=call.window, scaling=call.scaling)
         return paid
     if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
         parts = call.weights = tuple(_weights(call, slice(None)))
     else:
         parts = tuple(_weights(call, slice(-count, None)))
-    last = [part[:, -1].sum(dim=0) for part in parts]
+    final = [part[:, -1].sum(dim=0) for part in parts]
     most = [part[:, -count:].amax(dim=1).sum(dim=0) for part in parts]
-    return torch.stack([*last, *most]).view(2, len(parts), -1).sum(dim=1) / call.query.shape[1]
+    return torch.stack([*final, *most]).view(2, len(parts), -1).sum(dim=1) / call.query.shape[1]
 
 
 def attention_received(call: LayerCall) -> torch.Tensor:
-    """Return what each token receives from all rows together, mean over heads.
+    """Return the attention that each token receives from all rows, mean over heads.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def attention_received(call: LayerCall) -> torch.Tensor:
 
 
 def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
-    """Return what each row pays to each group of tokens, mean over heads.
+    """Return the attention that each row pays to each group of tokens, mean over heads.
 
     Parameters
     ----------
@@ -157,12 +157,17 @@ def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
 
 
 def _by_kernel(call: LayerCall, *, watch: int = 0) -> ByKernel | None:
-    """Let a kernel attend, and keep its output; None where there is none for these tensors."""
+    """Attend by a kernel and keep its output; None where it does not take these tensors."""
     tensors = call.query[0], call.key[0], call.value[0]
-    if len(call.query) > 1 or not suits_kernels(*tensors, call.how):
+    if len(call.query) > 1 or not suits_kernels(*tensors, call.score_rule):
         return None
     made = attend_by_kernel(
-        *tensors, call.rows, window=call.window, scaling=call.scaling, how=call.how, watch=watch
+        *tensors,
+        call.rows,
+        window=call.window,
+        scaling=call.scaling,
+        score_rule=call.score_rule,
+        watch=watch,
     )
     call.output = made.out[None]
     return made
@@ -185,21 +190,21 @@ def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator
     head = 0
     for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
         part = scores.view(-1, query.shape[1], key.shape[1])
-        if call.how is not None:
-            part = call.how.capped(part)
+        if call.score_rule is not None:
+            part = call.score_rule.capped(part)
         part[..., low:] += mask
-        if call.how is not None:
-            yield call.how.weights(part, slice(head, head + len(part)))
+        if call.score_rule is not None:
+            yield call.score_rule.weights(part, slice(head, head + len(part)))
         else:  # in place, unless the auxiliary model is being trained
             yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
         head += len(part)
 
 
 def _mask(call: LayerCall, block: slice, seen: int) -> tuple[int, torch.Tensor]:
-    """Return a number of keys that all rows see, and what is added to the others' scores."""
+    """Return the number of keys that all rows see, and the additive mask of the others."""
     rows = call.rows[block]
     low = 0
-    if call.window is None and rows.device.type == "cpu":  # elsewhere asking would wait
+    if call.window is None and rows.device.type == "cpu":  # on a GPU, reading it would wait
         low = int(rows[0]) + 1
     name = block.start, block.stop, seen, call.window
     if name in call.masks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.splice.overlap import Overlap, Parallel
 
 _ROW_BLOCK = 128
@@ -19,11 +19,11 @@ def attend_overlapping(
     overlap: Overlap,
     window: int | None,
     scaling: float,
-    how: Scores | None = None,
+    score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
-    """Let each row see what :meth:`Overlap.hidden` leaves, in float32.
+    """Attend in float32 to the keys that :meth:`Overlap.hidden` does not hide.
 
-    Rows of the query attend to the contexts and to the rest apart (:func:`temper`).
+    The query's rows weigh contexts and other keys separately (:func:`temper`).
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def attend_overlapping(
         ``[rows]`` int64: the query rows' indices.
     window
         See :meth:`Overlap.hidden`.
-    how
-        How scores become weights, where not by a softmax alone.
+    score_rule
+        How scores become weights; None is a softmax.
 
     Returns
     -------
@@ -44,26 +44,26 @@ def attend_overlapping(
         ``[1, heads, rows, head_dim]``, of the query's dtype.
     """
     kv_heads, tokens, size = key.shape[1:]
-    how = how or Scores()
+    score_rule = score_rule or ScoreRule()
     keys, values = key[0].float(), value[0].float()
     out = torch.empty_like(query)
     for first in range(0, len(rows), _ROW_BLOCK):
         block = slice(first, first + _ROW_BLOCK)
-        asking = query[0, :, block].float() * scaling
-        heads, count, _ = asking.shape
-        scores = torch.matmul(asking.reshape(kv_heads, -1, size), keys.transpose(1, 2))
-        scores = how.capped(scores.view(heads, count, tokens))
+        queries = query[0, :, block].float() * scaling
+        heads, count, _ = queries.shape
+        scores = torch.matmul(queries.reshape(kv_heads, -1, size), keys.transpose(1, 2))
+        scores = score_rule.capped(scores.view(heads, count, tokens))
         scores.masked_fill_(overlap.hidden(rows[block], tokens, window), float("-inf"))
         context = scores[:, :, overlap.first : overlap.query]
         of_query = (rows[block] >= overlap.query)[:, None]
         context.copy_(torch.where(of_query, temper(context, overlap.parallel), context))
-        weights = how.weights(scores).view(kv_heads, -1, tokens)
+        weights = score_rule.weights(scores).view(kv_heads, -1, tokens)
         out[0, :, block] = torch.matmul(weights, values).view(heads, count, size)
     return out
 
 
 def temper(scores: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """Change context scores so that one softmax with the other scores gives APE's attention.
+    """Change context scores so that a softmax over all scores gives APE's attention.
 
     APE weighs two attentions, over the contexts with temperature T and over the rest,
     by a softmax of ``S * T * lse_contexts`` and ``lse_rest``. Adding a number to all

@@ -1,4 +1,4 @@
-"""Attention of scattered query rows over the whole KV, with exact limits per row."""
+"""Attention of scattered query rows over the whole KV, exactly limited per row."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.nn import functional
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
 from ragkv.attend.products import products
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.model.implementation import implementation_for
 from ragkv.model.streams import to_device
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 _ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
 KEPT_MASK_BYTES = 256 << 20
-"""Masks above this are made anew in every layer."""
+"""Larger masks are made again in every layer."""
 
 
 def block_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Return how many rows attend at once."""
+    """Return the number of rows in a block."""
     if device.type != "cpu":
         return _ROW_BLOCK_GPU
     return _ROW_BLOCK_CPU if dtype.itemsize > 2 else _ROW_BLOCK_NARROW
@@ -37,15 +37,15 @@ def additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Rows:
-    """The rows of one pass, in blocks, each with the keys that its rows may see.
+    """The rows of one pass, in blocks with masks.
 
     Parameters
     ----------
     places
-        ``[rows]`` int64, strictly increasing: position of each query row. In numpy: to look
-        at a GPU's numbers would be to wait for all that it has to do.
+        ``[rows]`` int64, strictly increasing: position of each query row, on the host, since
+        reading a GPU's numbers would wait for its queue.
     positions
-        The same, on the device where they attend.
+        The same, on the model's device.
     """
 
     def __init__(self, places: npt.NDArray[np.int64], positions: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ class Rows:
 
     @classmethod
     def on(cls, device: torch.device | str, places: npt.NDArray[np.int64]) -> Self:
-        """Bring the positions to a device."""
+        """Copy the positions to a device."""
         return cls(places, to_device(places, torch.device(device)))
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows ``first`` to ``last`` see keys ``low`` to ``high`` under an additive mask.
+    """Rows ``first`` to ``last``, and the mask of their keys ``low`` to ``high``.
 
     ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf. The first
     ``plain`` keys are seen by all.
@@ -111,7 +111,7 @@ def attend(
     window: int | None,
     scaling: float,
     *,
-    how: Scores | None = None,
+    score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
     """Let query row i see exactly the keys ``rows[i] - window < j <= rows[i]``.
 
@@ -124,9 +124,9 @@ def attend(
     rows
         The query rows' positions.
     window
-        Keys that a row sees, itself included; None is no limit.
-    how
-        How scores become weights, where not by a softmax alone.
+        Number of keys that a row sees, itself included; None is no limit.
+    score_rule
+        How scores become weights; None is a softmax.
 
     Returns
     -------
@@ -134,16 +134,18 @@ def attend(
         ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
         keys that one of its rows may see. On a GPU a kernel does so where it can.
     """
-    if how is None and window is None and len(rows) == key.shape[2]:
+    if score_rule is None and window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], how):
+    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], score_rule):
         tensors = query[0], key[0], value[0], rows.positions
-        return attend_by_kernel(*tensors, window=window, scaling=scaling, how=how).out[None]
+        return attend_by_kernel(
+            *tensors, window=window, scaling=scaling, score_rule=score_rule
+        ).out[None]
     out = torch.empty_like(query)
-    if how is None and query.device.type != "cpu":
-        # with a mask, torch's fast paths know no groups there
+    if score_rule is None and query.device.type != "cpu":
+        # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     for block in rows.blocks(window, query.dtype):
         out[:, :, block.first : block.last] = attend_under(
@@ -153,7 +155,7 @@ def attend(
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
             scaling,
-            how=how,
+            score_rule=score_rule,
         )
     return out
 
@@ -166,14 +168,14 @@ def attend_under(
     value: torch.Tensor,
     scaling: float,
     *,
-    how: Scores | None = None,
+    score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
-    """Let a block of rows see keys under an additive mask, ``[rows, keys]``.
+    """Attend for a block of rows under an additive mask, ``[rows, keys]``.
 
-    The mask hides none of the first ``plain`` keys. The rest is as in :func:`attend`.
+    The mask hides none of the first ``plain`` keys. Otherwise as :func:`attend`.
     """
-    if how is not None:
-        return _attend_as(how, mask, query, key, value, scaling)
+    if score_rule is not None:
+        return _attend_by_rule(score_rule, mask, query, key, value, scaling)
     if len(query) > 1 or implementation_for("attention", query) != "onednn":
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
@@ -187,21 +189,21 @@ def attend_under(
     return torch.cat(out).view(query.shape)
 
 
-def _attend_as(
-    how: Scores,
+def _attend_by_rule(
+    score_rule: ScoreRule,
     mask: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Attend in float32, one KV head after another: few models do, and memory is dear."""
+    """Attend in float32, one KV head after another, to save memory: few models need it."""
     out, group = torch.empty_like(query), query.shape[1] // key.shape[1]
     for index in range(key.shape[1]):
         heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)
         keys, values = key[:, one].float(), value[:, one].float()
         scores = torch.matmul(query[:, heads].float() * scaling, keys.transpose(2, 3))
-        weights = how.weights(how.capped(scores) + mask, heads)
+        weights = score_rule.weights(score_rule.capped(scores) + mask, heads)
         out[:, heads] = torch.matmul(weights, values)
     return out
 

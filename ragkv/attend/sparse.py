@@ -1,10 +1,10 @@
 """Sparse attention of the recomputed rows in the upper layers.
 
-There a recomputed token needs only what belongs to this prompt: the sink, the first chunk
-behind it, and all tokens that the pass computes; besides, the few tokens before it in its
-own chunk. What it would take from other cached tokens, further away, no longer changes what
-the query finds in it, and most of the pass's attention goes there. The tokens that are
-fresh in any case, the query among them, see all. docs/log.md has the measurements.
+There a recomputed token attends only to tokens that are exact in this prompt (the sink, the
+first chunk behind it, and all tokens that the pass computes) and to a few tokens before it in
+its own chunk. Most of a pass's attention goes to other cached tokens, and at that depth these
+no longer change what the query reads. Fresh tokens, the query among them, attend to all.
+docs/log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.splice.layout import Layout
@@ -29,10 +29,10 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """From some layer on, a recomputed token does not see every token before it.
+    """Recomputed tokens attend sparsely behind a share ``after`` of the layers.
 
-    It sees what is exact in this prompt or computed with it, and ``near`` tokens before it
-    in its own chunk. ``after`` is the share of the layers in which it still sees all.
+    They see the tokens that are exact or computed in this prompt, and ``near`` tokens before
+    them in their own chunk.
     """
 
     after: float
@@ -46,8 +46,8 @@ class Sparse:
 class _Block(NamedTuple):
     """Some of the limited rows, ``first`` to ``last``.
 
-    They see the first ``plain`` of what all see, some of the first ``kept``, and some of the
-    ``near`` stale tokens.
+    All of them see the first ``plain`` exact tokens, some see more of the first ``kept``, and
+    some see ``near`` stale tokens.
     """
 
     first: int
@@ -58,16 +58,16 @@ class _Block(NamedTuple):
 
 
 class SparseRows:
-    """What the rows of one pass see in the layers from ``first_layer`` on.
+    """Sparse attention of one pass's rows in the layers from ``first_layer`` on.
 
     Parameters
     ----------
     layout
-        The prompt's plan.
+        The prompt's layout.
     rows
         ``[rows]`` sorted positions that the pass computes.
     sparse
-        From which layer on, and how many near tokens.
+        The first layer, and the number of near tokens.
     """
 
     def __init__(
@@ -81,21 +81,23 @@ class SparseRows:
         kept = np.setdiff1d(np.arange(len(layout)), stale, assume_unique=True)
         limited = np.isin(rows, cached, assume_unique=True)
         chunks = np.array([piece.slots[0] for piece in layout.placed])
-        asking = rows[limited]
-        begin = chunks[np.searchsorted(chunks, asking, side="right") - 1]
-        lowest = np.maximum(begin, asking - sparse.near)
+        rows_of_block = rows[limited]
+        begin = chunks[np.searchsorted(chunks, rows_of_block, side="right") - 1]
+        lowest = np.maximum(begin, rows_of_block - sparse.near)
         self._kept = torch.from_numpy(kept).to(device)
         self._limited = torch.from_numpy(np.flatnonzero(limited)).to(device)
         self._others = torch.from_numpy(np.flatnonzero(~limited)).to(device)
         self._seeing_all = Rows.on(device, rows[~limited])
-        self._asking = torch.from_numpy(asking).to(device)
+        self._limited_rows = torch.from_numpy(rows_of_block).to(device)
         self._lowest = torch.from_numpy(lowest).to(device)
         self._blocks: list[_Block] = []
         together = block_rows(device, loaded.dtype)
-        for first in range(0, len(asking), together):
-            last = min(first + together, len(asking))
-            near = torch.from_numpy(_near(stale, asking[first:last], lowest[first:last])).to(device)
-            seen = np.searchsorted(kept, asking[[first, last - 1]], side="right").tolist()
+        for first in range(0, len(rows_of_block), together):
+            last = min(first + together, len(rows_of_block))
+            near = torch.from_numpy(_near(stale, rows_of_block[first:last], lowest[first:last])).to(
+                device
+            )
+            seen = np.searchsorted(kept, rows_of_block[[first, last - 1]], side="right").tolist()
             self._blocks.append(_Block(first, last, near, *seen))
         self._blocks.reverse()
         self._near = max((len(block.near) for block in self._blocks), default=0)
@@ -108,7 +110,7 @@ class SparseRows:
         value: torch.Tensor,
         scaling: float,
         *,
-        how: Scores | None = None,
+        score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.
 
@@ -116,10 +118,12 @@ class SparseRows:
         """
         out = torch.empty_like(query)
         of_others = query.index_select(2, self._others)
-        of_others = attend(of_others, key, value, self._seeing_all, None, scaling, how=how)
+        of_others = attend(
+            of_others, key, value, self._seeing_all, None, scaling, score_rule=score_rule
+        )
         out.index_copy_(2, self._others, of_others)
-        # what a block sees stands in one piece, near tokens last: the blocks before it, which
-        # come after it here, do not see the kept ones whose room these take
+        # a block's keys are contiguous, near tokens last: blocks are processed backwards, so that
+        # near tokens overwrite only kept ones that no later block sees
         room = [
             part.new_empty(*part.shape[:2], len(self._kept) + self._near, part.shape[3])
             for part in (key, value)
@@ -131,17 +135,21 @@ class SparseRows:
             end = block.kept + len(block.near)
             for seen, part in zip(room, (key, value), strict=True):
                 seen[:, :, block.kept : end] = part.index_select(2, block.near)
-            asking = limited[:, :, block.first : block.last]
+            rows_of_block = limited[:, :, block.first : block.last]
             keys, values = (seen[:, :, :end] for seen in room)
-            asking.copy_(attend_under(mask, block.plain, asking, keys, values, scaling, how=how))
+            rows_of_block.copy_(
+                attend_under(
+                    mask, block.plain, rows_of_block, keys, values, scaling, score_rule=score_rule
+                )
+            )
         return out.index_copy_(2, self._limited, limited)
 
     def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:
-        """Return each block's mask; small masks are kept for all layers."""
+        """Return the blocks' masks; small ones are kept for all layers."""
         if self._masks is not None:
             return self._masks
         made = self._make_masks(dtype)
-        most = len(self._asking) * (self._near + len(self._kept))
+        most = len(self._limited_rows) * (self._near + len(self._kept))
         if most * dtype.itemsize > KEPT_MASK_BYTES:
             return made
         self._masks = list(made)
@@ -150,7 +158,7 @@ class SparseRows:
     def _make_masks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         for block in self._blocks:
             row, lowest = (
-                at[block.first : block.last, None] for at in (self._asking, self._lowest)
+                at[block.first : block.last, None] for at in (self._limited_rows, self._lowest)
             )
             near = (block.near < row) & (block.near >= lowest)
             seen = torch.cat([self._kept[: block.kept] <= row, near], dim=1)
@@ -158,8 +166,8 @@ class SparseRows:
 
 
 def _near(stale: Positions, rows: Positions, lowest: Positions) -> Positions:
-    """Return the stale tokens that one of the rows sees, which is from ``lowest`` on."""
+    """Return the stale tokens that any of the rows sees, from ``lowest`` on."""
     near = stale[slice(*np.searchsorted(stale, (lowest[0], rows[-1])))]
-    # of all rows after a token, the next one sees furthest back
+    # of all rows after a token, the next one sees the furthest back
     seen: Positions = near[near >= lowest[np.searchsorted(rows, near)]]
     return seen

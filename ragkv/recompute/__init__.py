@@ -1,1 +1,1 @@
-"""Repair: one pass over the chosen tokens only, with exact masks."""
+"""8 recompute: what a method does besides recomputing the chosen rows."""

@@ -1,13 +1,11 @@
-"""Drift: what neighbouring tokens have in common when their chunk comes into a prompt.
+"""Drift: the common shift of neighbouring tokens when their chunk comes into a prompt.
 
 A token's key and value in the real prompt differ from the cached ones, because it now sees
-the chunks before its own. Neighbours differ alike, and a chunk's first tokens differ most.
-The recomputed tokens show by how much, layer by layer and at no cost; the tokens that are
-not recomputed are moved by what these let expect (simple kriging: the best linear guess).
-What is recomputed is what the query asks about, such as one sentence among others of its
-kind, and may move by far more than its neighbours: no token counts for more than the median.
-With nothing left to move, or nothing recomputed, nothing changes: ratio 1 stays a full
-prefill and ratio 0 plain reuse.
+the chunks before its own. Neighbours shift alike, and a chunk's first tokens shift most. The
+recomputed tokens show the shift, layer by layer and at no cost; the others are moved by its
+best linear prediction (simple kriging). Recomputed tokens are those that the query asks about,
+and may shift much more than their neighbours: no token counts for more than the median. Ratio 1
+stays a full prefill and ratio 0 plain reuse.
 """
 
 from __future__ import annotations
@@ -24,18 +22,17 @@ from ragkv.model.rotary import add_rotated, unrotate
 from ragkv.model.streams import to_device
 from ragkv.splice.layout import Layout
 
-# Shares of what a token moves by, squared: what it has in common with all of its chunk, with
-# tokens near and very near (share, tokens within which that falls to 1/e), and with none.
-# How they were measured: docs/log.md.
+# Shares of a token's squared shift: common to its whole chunk; common to near and very near
+# tokens (share, tokens within which it falls to 1/e); its own. Measured, see docs/log.md.
 CHUNK = 0.25
 NEAR = ((0.1, 40.0), (0.2, 3.0))
 OWN = 0.45
 
 EARLY_TOKENS = 20
-"""A chunk's token ``i`` moves by ``g_i = (1 + i / 20) ** -0.5`` of what its first one does."""
+"""A chunk's token ``i`` shifts by ``g_i = (1 + i / 20) ** -0.5`` of its first token's shift."""
 
 STRETCH_TOKENS = 512
-"""Tokens further apart, in a longer chunk, say nothing of each other."""
+"""Longer chunks are cut into stretches of this length, each predicted by itself."""
 
 
 class Drift:
@@ -51,7 +48,7 @@ class Drift:
     Parameters
     ----------
     layout
-        The prompt's plan; rows that are exact already are neither looked at nor moved.
+        The prompt's layout; rows that are exact already are neither read nor moved.
     rows
         ``[rows]`` sorted positions that the pass computes.
     """
@@ -68,7 +65,7 @@ class Drift:
             kind = _PerStretch if device.type == "cpu" else _Batched
             self._weights = kind(stretches, self._end, width, device)
         nothing = np.empty(0, dtype=np.int64)
-        seen = np.concatenate([nothing, *(part.told for part in stretches)])
+        seen = np.concatenate([nothing, *(part.observed for part in stretches)])
         places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
         self._seen = to_device(seen, device)
         self._here = to_device(rows[seen], device)
@@ -99,7 +96,7 @@ class Drift:
         return after.float() - before.float()
 
     def _bounded(self, moved: torch.Tensor) -> torch.Tensor:
-        """Shorten what moved by more than the median token."""
+        """Limit shifts to the median length."""
         lengths = torch.linalg.vector_norm(moved, dim=(0, 2)) / self._sizes
         tiny = torch.finfo(lengths.dtype).tiny
         share: torch.Tensor = (lengths.median() / lengths.clamp_min(tiny)).clamp(max=1)
@@ -115,7 +112,7 @@ class _Stretch(NamedTuple):
         The first position.
     places
         ``[positions]`` each one's place in the chunk.
-    told
+    observed
         ``[known]`` which of the pass's rows are cached tokens of the stretch.
     known
         ``[known]`` their indices in ``places``.
@@ -123,7 +120,7 @@ class _Stretch(NamedTuple):
 
     start: int
     places: npt.NDArray[np.int64]
-    told: npt.NDArray[np.int64]
+    observed: npt.NDArray[np.int64]
     known: npt.NDArray[np.int64]
 
 
@@ -133,20 +130,20 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
         slots = piece.slots[cached]
         if not len(slots):
             continue
-        # the chunk's fresh tokens stand between; they are computed, whatever they move by
+        # the chunk's fresh tokens stand between; they are computed anyway
         places = np.zeros(slots[-1] + 1 - slots[0], dtype=np.int64)
         places[slots - slots[0]] = piece.rows[cached]
         found = np.flatnonzero(np.isin(rows, slots))
         for first in range(0, len(places), STRETCH_TOKENS):
             start = int(slots[0]) + first
-            told = found[(rows[found] >= start) & (rows[found] < start + STRETCH_TOKENS)]
-            if len(told):
+            observed = found[(rows[found] >= start) & (rows[found] < start + STRETCH_TOKENS)]
+            if len(observed):
                 part = places[first : first + STRETCH_TOKENS]
-                yield _Stretch(start, part, told, rows[told] - start)
+                yield _Stretch(start, part, observed, rows[observed] - start)
 
 
 class _PerStretch:
-    """Each stretch's weights, multiplied one after another: no number more than is needed."""
+    """Weights of each stretch, multiplied one after another: the least arithmetic, for a CPU."""
 
     def __init__(
         self, stretches: list[_Stretch], end: int, width: int, device: torch.device
@@ -155,25 +152,25 @@ class _PerStretch:
         first = 0
         for part in stretches:
             positions = slice(part.start, part.start + len(part.places))
-            told = slice(first, first + len(part.told))
+            observed = slice(first, first + len(part.observed))
             places, known = torch.from_numpy(part.places), torch.from_numpy(part.known)
-            self._parts.append((positions, told, _weights(places, known).to(device)))
-            first = told.stop
-        # for all layers in turn
+            self._parts.append((positions, observed, _weights(places, known).to(device)))
+            first = observed.stop
+        # reused for all layers
         self._out = torch.zeros(end, width, dtype=torch.float32, device=device)
 
     def times(self, moved: torch.Tensor) -> torch.Tensor:
-        """Return ``[end, width]`` float32: by what each position moves.
+        """Return ``[end, width]`` float32, the predicted shift of each position.
 
         ``moved`` is ``[known, width]`` float32, of all stretches in turn.
         """
-        for positions, told, weights in self._parts:
-            torch.mm(weights, moved[told], out=self._out[positions])
+        for positions, observed, weights in self._parts:
+            torch.mm(weights, moved[observed], out=self._out[positions])
         return self._out
 
 
 class _Batched:
-    """All stretches' weights, filled up to one size: a GPU is slow at many small products."""
+    """Weights of all stretches, padded to one size: one product, for a GPU."""
 
     def __init__(
         self, stretches: list[_Stretch], end: int, width: int, device: torch.device
@@ -181,25 +178,25 @@ class _Batched:
         count, most = len(stretches), max(len(part.known) for part in stretches)
         places = np.zeros((count, max(len(part.places) for part in stretches)), dtype=np.int64)
         known = np.zeros((count, most), dtype=np.int64)
-        told = np.full((count, most), -1, dtype=np.int64)
+        observed = np.full((count, most), -1, dtype=np.int64)
         nothing = places.size  # a row of zeros
         at = np.full(end, nothing, dtype=np.int64)
         first = 0
         for row, part in enumerate(stretches):
             length, more = len(part.places), len(part.known)
             places[row, :length], known[row, :more] = part.places, part.known
-            told[row, :more] = np.arange(first, first + more)
+            observed[row, :more] = np.arange(first, first + more)
             at[part.start : part.start + length] = np.arange(length) + row * places.shape[1]
             first += more
-        here = [to_device(part, device) for part in (places, known, told, at)]
+        here = [to_device(part, device) for part in (places, known, observed, at)]
         self._weights = _weights(here[0], here[1], here[2] >= 0)
-        self._told, self._at = here[2].clamp_min(0).view(-1), here[3]
+        self._observed, self._at = here[2].clamp_min(0).view(-1), here[3]
         self._out = torch.zeros(nothing + 1, width, dtype=torch.float32, device=device)
 
     def times(self, moved: torch.Tensor) -> torch.Tensor:
         """See :meth:`_PerStretch.times`."""
         count, length, most = self._weights.shape
-        rows = moved.index_select(0, self._told).view(count, most, -1)
+        rows = moved.index_select(0, self._observed).view(count, most, -1)
         out = self._out[:-1].view(count, length, -1)
         torch.bmm(self._weights, rows, out=out)
         return self._out.index_select(0, self._at)
@@ -213,7 +210,7 @@ def _sizes(places: torch.Tensor) -> torch.Tensor:
 def _weights(
     places: torch.Tensor, known: torch.Tensor, real: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``[..., positions, known]``: what each position takes from each recomputed one.
+    """Return ``[..., positions, known]``: each position's weights on the recomputed ones.
 
     Parameters
     ----------
@@ -222,7 +219,7 @@ def _weights(
     known
         ``[..., known]`` int64 indices in ``places``.
     real
-        ``[..., known]`` bool: others only fill up, and weigh nothing.
+        ``[..., known]`` bool: the others are padding, of weight 0.
     """
     size = _sizes(places)
     of_known = size.gather(-1, known)
@@ -239,7 +236,7 @@ def _weights(
         among *= real[..., None, :] & real[..., None]
         noise = noise.where(real, 1.0)
     among += torch.diag_embed(noise)
-    # positive definite; a GPU that looks whether it is would wait
+    # positive definite by construction; checking would make a GPU wait
     factor = torch.linalg.cholesky_ex(among).L
     half = torch.linalg.solve_triangular(factor.mT, covariance, upper=True, left=False)
     weights: torch.Tensor = torch.linalg.solve_triangular(factor, half, upper=False, left=False)

@@ -29,9 +29,9 @@ class Repair:
     drift
         Moves the rows that are not recomputed.
     sparse
-        What recomputed rows attend to in the upper layers.
+        Sparse attention of recomputed rows in the upper layers.
     copies
-        What decoding steps recompute besides.
+        Repair of copies during decoding.
     """
 
     drift: Drift | None = None
@@ -48,7 +48,7 @@ class Repair:
         *,
         copies: bool,
     ) -> Self:
-        """Prepare the parts that the method has; none where no stale token remains.
+        """Prepare the method's parts; none where no stale token remains.
 
         Parameters
         ----------

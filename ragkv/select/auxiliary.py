@@ -28,7 +28,7 @@ class Auxiliary:
     sink
         The rows that its chunks are encoded behind, or None.
     entry_of
-        Returns a chunk's entry for this model: stored at ingestion, or encoded now.
+        Returns a chunk's entry for this model, stored at ingestion or encoded now.
     """
 
     def __init__(

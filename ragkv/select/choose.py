@@ -1,4 +1,4 @@
-"""From scores to positions: pieces that stand in every method, budgets and windows."""
+"""From scores to positions: spreading, budgets and windows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """What is recomputed, and why.
+    """The positions to recompute, and the reason.
 
     Attributes
     ----------
     positions
         Prompt positions to recompute, sorted.
     scores
-        ``[cached]`` float32: what the positions were ranked by; None where nothing was
-        scored.
+        ``[cached]`` float32: the ranking; None where nothing was scored.
     reason
-        What ``"auto"`` saw and did, in one sentence; empty for a given ratio.
+        How ``"auto"`` chose, in one sentence; empty for a given ratio.
     """
 
     positions: Positions
@@ -76,26 +75,26 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
 
 
 def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.float64]) -> FloatArray:
-    """Weigh a score's neighbours in by an odd kernel; positions that are not cached count 0."""
+    """Convolve scores with an odd kernel over the prompt; uncached positions count 0."""
     dense = np.zeros(int(cached[-1]) + 1 + len(kernel), dtype=np.float64)
     dense[cached] = scores
     return np.convolve(dense, kernel, mode="same")[cached].astype(np.float32)
 
 
 def _kernel(spread: Spread) -> npt.NDArray[np.float64]:
-    reach = math.ceil(5 * spread.within)  # what comes behind that is nothing
+    reach = math.ceil(5 * spread.within)  # exp(-5) and less is dropped
     kernel = spread.share * np.exp(-np.abs(np.arange(-reach, reach + 1)) / spread.within)
     kernel[reach] = 1.0
     return kernel
 
 
 def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, str]:
-    """Return the smallest share of the cached tokens that is paid the target share.
+    """Return the smallest share of the cached tokens with the target share of attention.
 
     Parameters
     ----------
     paid
-        ``[tokens]`` the query's attention to those that can be chosen, in their order.
+        ``[tokens]`` the query's attention to the candidates, best first.
     cached
         Number of all cached tokens.
     """
@@ -104,11 +103,11 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
     needed = min(len(paid), int(np.searchsorted(share, auto.target)) + 1) / cached
     ratio = min(max(needed, auto.floor), auto.ceiling)
     count = min(round(ratio * cached), len(share))
-    held = share[count - 1] if count else 0.0
+    covered = share[count - 1] if count else 0.0
     bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"
     return ratio, (
         f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
-        f"them; {ratio:.1%} chosen{bound}, holding {held:.0%}"
+        f"them; {ratio:.1%} chosen{bound}, holding {covered:.0%}"
     )
 
 

@@ -1,4 +1,4 @@
-"""How far a layer's cached rows are from the rows of the real prompt."""
+"""The deviation of a layer's cached rows from the rows of the real prompt."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ CHECK_LAYER = 1
 def deviation(scene: Scene, states: Literal["keys", "values"]) -> FloatArray:
     """Compute all tokens up to the check layer and compare its rows with the cached ones.
 
-    The fresh keys and values of the layers up to the check layer stay in the cache, those
-    of the sink and of the tokens that are not recomputed later included. A model with
-    one layer is compared there.
+    The fresh keys and values of these layers stay in the cache, for all tokens: the sink's and
+    those that are not recomputed later, too. A model with one layer is compared there.
 
     Parameters
     ----------
@@ -32,9 +31,9 @@ def deviation(scene: Scene, states: Literal["keys", "values"]) -> FloatArray:
         ``[cached]`` float32: the squared difference, summed over KV heads and head_dim.
     """
     layer = min(CHECK_LAYER, scene.layers - 1)
-    held = scene.cache.layer(layer)[0 if states == "keys" else 1]
-    cached = torch.from_numpy(scene.layout.cached).to(held.device)
-    before = held[:, cached].float()
+    rows = scene.cache.layer(layer)[0 if states == "keys" else 1]
+    cached = torch.from_numpy(scene.layout.cached).to(rows.device)
+    before = rows[:, cached].float()
     distance = np.zeros(len(cached), dtype=np.float32)
 
     def observe(call: LayerCall) -> None:

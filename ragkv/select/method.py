@@ -1,4 +1,4 @@
-"""What a method is, what its rule gets to see, and how methods are found by name."""
+"""Methods: their fields, their rules' input, and the lookup by name."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Method:
         Whether scores are shares of the query's attention: ``recompute_ratio="auto"``
         can then stop at a target share.
     spread
-        What tokens get of their neighbours' scores beside their own, or None.
+        The share of neighbours' scores that is added to a token's, or None.
     reuse
         ``chunks``: all known chunks; ``prefix``: only what is an exact prefix of the
         prompt; ``none``: nothing, an ordinary prefill.
@@ -145,16 +145,17 @@ class Method:
     auxiliary
         Whether ingestion encodes the chunks for the auxiliary model too.
     drift
-        What stays unrepaired is moved by what its chunk's recomputed tokens let expect
+        Whether tokens that are not recomputed are moved by the expected drift of their chunk
         (:mod:`ragkv.recompute.drift`).
     sparse
-        What recomputed tokens attend to in the upper layers, on a CPU; None: all before
-        them. On a GPU, where attention is a small part of a pass, they see all.
+        Sparse attention of recomputed tokens in the upper layers, on a CPU; None: full. On a
+        GPU, where attention is a small part of a pass, it is always full.
     lookup
-        Repair of what the answer is about to copy (:mod:`ragkv.recompute.copy_repair`), or None.
+        Repair of the tokens that the answer is about to copy
+        (:mod:`ragkv.recompute.copy_repair`), or None.
     parallel
-        All chunks begin at one position, and none sees another: how much attention they
-        get. Nothing is recomputed below ratio 1. None places them one behind the other.
+        Parallel chunks: all begin at one position, and none sees another. Nothing is
+        recomputed below ratio 1. None places them one after another.
     """
 
     name: str
@@ -181,8 +182,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.parallel is not None and self.score is not None:
             raise ConfigError(
-                "chunks in parallel do not see each other, so computing their tokens again "
-                "changes nothing: leave out score or parallel"
+                "parallel chunks do not see each other, so recomputing their tokens changes "
+                "nothing: omit score or parallel"
             )
 
 
@@ -199,7 +200,7 @@ def method_of(config: ReuseConfig) -> Method:
     method = get_method(config.method)
     if config.recompute_ratio == "auto" and not method.mass:
         raise ConfigError(
-            "recompute_ratio='auto' needs a method that looks at the query's attention, such as "
+            "recompute_ratio='auto' needs a method that scores by the query's attention, such as "
             f"'query'; {method.name!r} does not"
         )
     return method
@@ -207,7 +208,7 @@ def method_of(config: ReuseConfig) -> Method:
 
 @cache
 def method_names() -> tuple[str, ...]:
-    """Return the names of all methods, in alphabetical order."""
+    """Return the names of all methods, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))
 
 
@@ -217,7 +218,7 @@ def get_method(name: str | Named) -> Method:
     Raises
     ------
     UnknownMethodError
-        There is no such method; the message lists those that there are.
+        There is no such method; the message lists the known ones.
     """
     if isinstance(name, Method):
         return name

@@ -392,7 +392,7 @@ def test_bfloat16_stays_close() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Parallel(temperature=0.0)
-    with pytest.raises(ConfigError, match="leave out"):
+    with pytest.raises(ConfigError, match="omit score"):
         Method(
             "both",
             source="a test",

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from ragkv.attend.rows import Rows, attend
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 
 pytestmark = pytest.mark.usefixtures("each_implementation")
-HOW = {
+RULES = {
     "softmax": None,
-    "capped": Scores(softcap=1.5),
-    "sinks": Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
-    "both": Scores(0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
+    "capped": ScoreRule(softcap=1.5),
+    "sinks": ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
+    "both": ScoreRule(0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
 }
 
 
@@ -24,7 +24,7 @@ def dense(
     value: torch.Tensor,
     rows: list[int],
     window: int | None,
-    how: Scores | None = None,
+    score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
     """Row by row, key by key, in float64: nothing shared with the tested code."""
     batch, heads, _, size = query.shape
@@ -37,10 +37,14 @@ def dense(
                 seen = list(range(first, position + 1))
                 keys = key[b, h // group, seen].double()
                 scores = keys @ query[b, h, i].double() * size**-0.5
-                if how is not None and how.softcap is not None:
-                    scores = how.softcap * torch.tanh(scores / how.softcap)
+                if score_rule is not None and score_rule.softcap is not None:
+                    scores = score_rule.softcap * torch.tanh(scores / score_rule.softcap)
                 weights = torch.exp(scores)
-                sink = 0 if how is None or how.sinks is None else torch.exp(how.sinks[h].double())
+                sink = (
+                    0
+                    if score_rule is None or score_rule.sinks is None
+                    else torch.exp(score_rule.sinks[h].double())
+                )
                 weights /= weights.sum() + sink
                 out[b, h, i] = weights @ value[b, h // group, seen].double()
     return out
@@ -55,16 +59,16 @@ def dense(
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
 )
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("score_rule", RULES)
 def test_rows_see_exactly_their_keys(
-    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int, how: str
+    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int, score_rule: str
 ) -> None:
     torch.manual_seed(0)
     query = torch.randn(batch, heads, len(rows), 16)
     key, value = torch.randn(2, batch, kv_heads, 30, 16)
     where = Rows.on("cpu", np.array(rows)), window
-    ours = attend(query, key, value, *where, 16**-0.5, how=HOW[how])
-    expected = dense(query, key, value, rows, window, HOW[how])
+    ours = attend(query, key, value, *where, 16**-0.5, score_rule=RULES[score_rule])
+    expected = dense(query, key, value, rows, window, RULES[score_rule])
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
 

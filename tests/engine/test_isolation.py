@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
 
 from ragkv import RagKV
-from ragkv.attend.switch import described_by_own, own_pass
+from ragkv.attend.interface import run_pass, running_pass
 from ragkv.decode import static
 from ragkv.engine import verify as check
 from ragkv.errors import ClosedError, ConfigError, UnsupportedModelError
@@ -157,10 +157,10 @@ def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
     config = make_engine().model.config
     module = torch.nn.Module()
     module.config = config  # type: ignore[assignment]
-    with own_pass(config, "outer"):
-        with own_pass(config, "inner"):
-            assert described_by_own(module) == "inner"
-        assert described_by_own(module) == "outer"
+    with run_pass(config, "outer"):
+        with run_pass(config, "inner"):
+            assert running_pass(module) == "inner"
+        assert running_pass(module) == "outer"
 
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:

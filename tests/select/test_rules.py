@@ -25,7 +25,7 @@ from ragkv.attend.observe import (
     attention_to_groups,
 )
 from ragkv.attend.rows import Rows, attend
-from ragkv.attend.scores import Scores
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.engine.stream import Prefilled
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
@@ -33,7 +33,7 @@ from ragkv.select.rules.cachecraft import context_impact
 from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
-SINKS = Scores(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
+SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
 CHUNKS = [tiny.some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
@@ -252,32 +252,32 @@ def test_attention_sums_go_in_blocks(
 
 @pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("how", [None, Scores(1.5), SINKS])
+@pytest.mark.parametrize("score_rule", [None, ScoreRule(1.5), SINKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
-    window: int | None, dtype: torch.dtype, how: Scores | None
+    window: int | None, dtype: torch.dtype, score_rule: ScoreRule | None
 ) -> None:
     """What the query pays serves the attention itself, too: K is read once."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
     key, value = (torch.randn(1, 2, 17, 8, generator=generator).to(dtype) for _ in range(2))
     rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
-    call = LayerCall(0, query, key, value, rows, window, 0.4, how)
-    with pytest.raises(ValueError, match="nobody has looked"):
+    call = LayerCall(0, query, key, value, rows, window, 0.4, score_rule)
+    with pytest.raises(ValueError, match="no observer has computed"):
         call.attended()
     paid = attention_of_query(call, 3)
-    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4, how)
+    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4, score_rule)
     assert torch.equal(paid, attention_of_query(alone, 3))
     wide = query.float(), key.float(), value.float()
-    expected = attend(*wide, Rows(rows.numpy(), rows), window, 0.4, how=how)
+    expected = attend(*wide, Rows(rows.numpy(), rows), window, 0.4, score_rule=score_rule)
     assert call.attended().dtype == dtype
     torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
 
 
-@pytest.mark.parametrize("how", [None, SINKS])
+@pytest.mark.parametrize("score_rule", [None, SINKS])
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_kernel_sees_what_is_seen_without_it(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, how: Scores | None
+    monkeypatch: pytest.MonkeyPatch, window: int | None, score_rule: ScoreRule | None
 ) -> None:
     """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
     generator = torch.Generator().manual_seed(0)
@@ -290,9 +290,9 @@ def test_a_kernel_sees_what_is_seen_without_it(
         partial(attention_of_last_rows, count=9),
         attention_received,
     ]
-    given = query, key, value, rows, window, 0.4, how
+    given = query, key, value, rows, window, 0.4, score_rule
     expected = [look(LayerCall(0, *given)) for look in looks]
-    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, how=how)
+    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, score_rule=score_rule)
     monkeypatch.setattr("ragkv.attend.observe.suits_kernels", lambda *_: True)
     for look, wanted in zip(looks, expected, strict=True):
         call = LayerCall(0, *given)

@@ -1,8 +1,7 @@
 """Adaptive Parallel Encoding: chunks overlap, and the query's attention to them is sharpened.
 
-All chunks begin where the sink ends, and the query where the longest of them ends. T and S
-are for the user to choose; both are 0.9 here. Nothing is recomputed below
-ratio 1.
+All chunks begin where the sink ends, and the query where the longest of them ends. Temperature
+and scale are the user's choice; both are 0.9 here. Nothing is recomputed below ratio 1.
 """
 
 from ragkv.select.method import Method

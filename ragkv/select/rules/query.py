@@ -1,14 +1,14 @@
-"""What the query attends to, over the spliced, unrepaired cache; the rest drifts along.
+"""The tokens that the query attends to, over the spliced, unrepaired cache.
 
-In the line of ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the
-primary model itself, about to answer, says which context matters to it. Only the
-tokens that are not cached run, up to the last layer that is looked at. A token counts
-by what the last token pays to it and by the most that any token of the query pays: what
-one word of the question asks for need not matter to the others. A little of a score goes
-to the tokens around: the answer stands near what was asked for. What is not recomputed
-is moved by what the recomputed tokens near it moved by (:mod:`ragkv.recompute.drift`). In
-the upper layers recomputed tokens see little else (:mod:`ragkv.attend.sparse`). While
-the answer is drawn, what it may copy is computed again, too (:mod:`ragkv.recompute.copy_repair`).
+After ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the primary model itself
+shows which context matters for its answer. Only the uncached tokens run, up to the last
+observed layer. A token is scored by the attention of the prompt's last token and by the
+maximum over the query's tokens: a word's context need not matter to the other words. A small
+part of a score spreads to the tokens around, since answers stand near the terms of the
+question. Tokens that are not recomputed move with their recomputed neighbours
+(:mod:`ragkv.recompute.drift`). In the upper layers recomputed tokens attend sparsely
+(:mod:`ragkv.attend.sparse`). With ``repair_ahead``, tokens that the answer may copy are
+recomputed during decoding (:mod:`ragkv.recompute.copy_repair`).
 """
 
 import torch
@@ -18,11 +18,11 @@ from ragkv.attend.sparse import Sparse
 from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
 
 QUERY_ROWS = 64
-"""At most so many of the query's last tokens are asked."""
+"""At most so many of the query's last tokens are observed."""
 
 
 def score(scene: Scene) -> FloatArray:
-    """Return ``[cached]`` shares of the attention paid in the layers L/3 to 5L/6."""
+    """Return ``[cached]`` shares of the query's attention in the layers L/3 to 5L/6."""
     layout = scene.layout
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
     count = min(len(layout) - layout.query_start, QUERY_ROWS)

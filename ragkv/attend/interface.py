@@ -1,8 +1,8 @@
-"""Ordinary calls of a model that other threads make while one of ragkv's passes runs.
+"""ragkv's attention in transformers' attention interface, beside ordinary calls.
 
-A pass switches the model's attention in its configuration, for all threads. So the name that
-it is switched to says what it stood over, and under that name an ordinary call gets the mask
-and the attention that it would have got: at any layer, whichever of the two is there first.
+A pass switches the model's attention in its configuration, for all threads. The name that it
+switches to includes the name before, and under it an ordinary call of another thread gets its
+usual mask and attention, in every layer.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from ragkv.errors import ModelInUseError, UnsupportedModelError
 NAME = "ragkv"
 _SERVED = ("sdpa", "eager")
 _IN_USE = (
-    "One of ragkv's passes runs on this model, and an ordinary call beside it cannot be computed "
-    "over its attention, {before!r}. Call the model inside `with kv.turn():`, or load it with "
+    "One of ragkv's passes runs on this model, and a concurrent ordinary call cannot be computed "
+    "with its attention, {before!r}. Call the model inside `with kv.turn():`, or load it with "
     "attn_implementation='sdpa'."
 )
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
-class _Here(threading.local):
-    """The passes that run in this thread, each with its model's configuration."""
+class _Passes(threading.local):
+    """The running passes of a thread, each with its model's configuration."""
 
     def __init__(self) -> None:
         self.passes: list[tuple[PreTrainedConfig, Any]] = []
 
 
-_here = _Here()
+_running = _Passes()
 
 
-def switched(before: str | None, attention: Attention) -> str:
-    """Register ragkv's attention over an implementation and return the name of both.
+def register_over(before: str | None, attention: Attention) -> str:
+    """Register ragkv's attention over an implementation; return the combined name.
 
     Parameters
     ----------
     attention
-        Takes ``before`` beside what transformers gives.
+        Takes ``before`` in addition to transformers' arguments.
     """
     if before is not None and before.startswith(NAME):
         return before
@@ -56,43 +56,43 @@ def switched(before: str | None, attention: Attention) -> str:
 
 
 @contextmanager
-def own_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
-    """Make no masks for the calls of the block: the rows' own positions limit what they see.
+def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
+    """Make no masks for the calls of the block: a pass's positions limit what its rows see.
 
     Parameters
     ----------
     described
-        What :func:`described_by_own` returns in the block.
+        What :func:`running_pass` returns in the block.
     """
-    _here.passes.append((config, described))
+    _running.passes.append((config, described))
     try:
         yield
     finally:
-        _here.passes.pop()
+        _running.passes.pop()
 
 
-def described_by_own(module: torch.nn.Module) -> Any:
-    """Return what the pass that runs over a layer in this thread is; None is an ordinary call.
+def running_pass(module: torch.nn.Module) -> Any:
+    """Return this thread's pass over a layer; None is an ordinary call.
 
-    For layers that do not hand on what their model is called with (StableLM, Nemotron).
+    For layers that do not forward their model's arguments (StableLM, Nemotron).
 
     Raises
     ------
     UnsupportedModelError
-        Such a pass runs, and only those layers could have said which rows it has.
+        A pass runs that is known by its call's arguments alone.
     """
-    for config, described in reversed(_here.passes):
+    for config, described in reversed(_running.passes):
         if config is getattr(module, "config", None):
             if described is None:
                 raise UnsupportedModelError(
-                    f"{type(module).__name__} is not handed what its model is called with, which "
+                    f"{type(module).__name__} does not get its model's arguments, which "
                     "this method needs: use another, or method='full'."
                 )
             return described
     return None
 
 
-def ordinary(
+def ordinary_attention(
     before: str | None, module: torch.nn.Module, *args: Any, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend as the model does without ragkv.
@@ -100,7 +100,7 @@ def ordinary(
     Raises
     ------
     ModelInUseError
-        The implementation is one whose masks are its own affair.
+        The implementation makes masks of its own.
     """
     home = sys.modules[type(module).__module__]
     known = getattr(home, "ALL_ATTENTION_FUNCTIONS", None)
@@ -115,7 +115,7 @@ def ordinary(
 
 def _mask(*args: Any, before: str | None, config: PreTrainedConfig, **given: Any) -> Any:
     """Make an ordinary call's mask, and none for a pass."""
-    if any(config is own for own, _ in _here.passes):
+    if any(config is own for own, _ in _running.passes):
         return None
     if before not in _SERVED:
         raise ModelInUseError(_IN_USE.format(before=before))

@@ -1,4 +1,4 @@
-"""What some models do to attention scores between the product and the weights."""
+"""How attention scores become weights in models that do more than a softmax."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores:
-    """How a layer makes weights of its scores, where that is more than a softmax.
+class ScoreRule:
+    """A cap on the scores, or learned sinks: Gemma 2, gpt-oss.
 
     Attributes
     ----------
     softcap
-        Scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they stay.
+        ScoreRule become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they stay.
     sinks
-        ``[heads]``: learned scores that take part in each row's softmax and carry no value, so
-        that its weights sum to less than one (gpt-oss); None: there are none.
+        ``[heads]``: learned scores in each row's softmax without a value, so that its weights
+        sum to less than one (gpt-oss); None: there are none.
     """
 
     softcap: float | None = None
@@ -26,7 +26,7 @@ class Scores:
 
     @classmethod
     def given(cls, softcap: Any = None, s_aux: Any = None, **_: Any) -> Self | None:
-        """Return what transformers says to an attention function; None is a plain softmax."""
+        """Return the rule in an attention function's arguments; None is a plain softmax."""
         return None if softcap is None and s_aux is None else cls(softcap, s_aux)
 
     def capped(self, scores: torch.Tensor) -> torch.Tensor:
