@@ -49,6 +49,8 @@ class RagKVTransformer(BaseDocumentTransformer):
     ) -> None:
         if (llm is None) == (kv is None):
             raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
+        self._engine: RagKV | ChunkReuse
+        self._bound: dict[str, Any]
         self._engine, self._bound = (kv, {}) if kv is not None else unwrapped(llm)
         self._document_prompt = document_prompt
         self._show_progress = show_progress

@@ -12,7 +12,9 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -94,21 +96,23 @@ def _attention(model: str, tokens: int, ratio: float) -> list[Row]:
 
     # torch's attention with a mask and shared heads falls back to the slow path that writes
     # the scores: repeat the heads before the clock starts, in its favour
-    wide = [part.repeat_interleave(heads // kv_heads, 0)[None] for part in (key, value)]
+    wide_key, wide_value = (
+        part.repeat_interleave(heads // kv_heads, 0)[None] for part in (key, value)
+    )
     hidden = torch.arange(tokens, device="cuda") > positions[:, None]
     mask = torch.zeros(hidden.shape, dtype=query.dtype, device="cuda")
     mask.masked_fill_(hidden, float("-inf"))
 
     def masked() -> object:
         return functional.scaled_dot_product_attention(
-            query[None], *wide, attn_mask=mask, scale=scaling
+            query[None], wide_key, wide_value, attn_mask=mask, scale=scaling
         )
 
     everyone = torch.randn(1, heads, tokens, width, dtype=torch.bfloat16, device="cuda")
 
     def causal() -> object:
         return functional.scaled_dot_product_attention(
-            everyone, *wide, is_causal=True, scale=scaling
+            everyone, wide_key, wide_value, is_causal=True, scale=scaling
         )
 
     one = query[:, -1:], positions[-1:]
@@ -116,11 +120,12 @@ def _attention(model: str, tokens: int, ratio: float) -> list[Row]:
     def single() -> object:
         return attend(one[0], key, value, one[1], window=None, scaling=scaling)
 
-    asking, where = query[:, -QUERY_ROWS:], positions[-QUERY_ROWS:]
-    lse = attend(asking, key, value, where, window=None, scaling=scaling, lse=True).lse
+    last, where = query[:, -QUERY_ROWS:], positions[-QUERY_ROWS:]
+    lse = attend(last, key, value, where, window=None, scaling=scaling, lse=True).lse
 
     def pays() -> object:
-        return paid(asking, key, where, lse, window=None, scaling=scaling)
+        assert lse is not None  # noqa: S101  asked for above
+        return paid(last, key, where, lse, window=None, scaling=scaling)
 
     times = [
         ("attend", _median(ours), work),
@@ -144,20 +149,20 @@ def _codes(model: str, tokens: int) -> list[Row]:
     table = angles.cos(), angles.sin()
     slots = torch.arange(tokens, device="cuda")
     plain = 2 * keys.nbytes
-    moves = {"rows": slots, "slots": slots, "table": table}
+    moves: dict[str, Any] = {"rows": slots, "slots": slots, "table": table}
     buffer = torch.empty(2, 1, *keys.shape, dtype=keys.dtype, device="cuda")
     cached = keys[None], values[None]
-    ms = _median(lambda: move(cached, *buffer, **moves))
+    ms = _median(lambda: move(cached, buffer[0], buffer[1], **moves))
     found = [("move", ms, 2 * plain)]
     for name, grid in {"int8": INT8, "int4": INT4}.items():
-        ms = _median(lambda grid=grid: encode(keys, values, table, grid=grid))
+        ms = _median(partial(encode, keys, values, table, grid=grid))
         made = encode(keys, values, table, grid=grid).data
         data = made.new_empty(1, -(-len(made) // 16) * 16)[:, : len(made)]  # as layers lie
         data.copy_(made)
         found.append((f"encode {name}", ms, plain + data.nbytes))
 
         def back(data: torch.Tensor = data, grid: Grid = grid) -> None:
-            restore(data, tokens, *buffer, grid=grid, **moves)
+            restore(data, tokens, buffer[0], buffer[1], grid=grid, **moves)
 
         found.append((f"restore {name}", _median(back), plain + data.nbytes))
     return [Row(model, tokens, name, ms, moved / ms / 1e6) for name, ms, moved in found]

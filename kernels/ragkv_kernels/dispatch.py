@@ -170,8 +170,14 @@ def restore(
     run = twins.restore
     if _runs("restore", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.restore import restore as run
-    where = {"rows": rows, "slots": slots, "table": table, "adjacent": adjacent}
-    run(data, tokens, keys, values, **where, grid=grid)
+    run(
+        *(data, tokens, keys, values),
+        rows=rows,
+        slots=slots,
+        table=table,
+        adjacent=adjacent,
+        grid=grid,
+    )
 
 
 def move(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -54,14 +54,17 @@ def attend_by_kernel(
     """
     import ragkv_kernels
 
-    made = ragkv_kernels.attend(
-        query, key, value, rows, window=window, scaling=scaling, lse=True, watch=watch
+    # both are there: lse is requested, and received is not read without watched rows
+    out, lse, received = cast(
+        "tuple[torch.Tensor, torch.Tensor, torch.Tensor]",
+        ragkv_kernels.attend(
+            query, key, value, rows, window=window, scaling=scaling, lse=True, watch=watch
+        ),
     )
     if score_rule is None or score_rule.sinks is None:
-        return ByKernel(*made)
-    mass = score_rule.with_sinks(made.lse)
-    out = (made.out * torch.exp(made.lse - mass)[..., None]).to(query.dtype)
-    received = made.received
+        return ByKernel(out, lse, received)
+    mass = score_rule.with_sinks(lse)
+    out = (out * torch.exp(lse - mass)[..., None]).to(query.dtype)
     if watch:
         last = query[:, -watch:], key, rows[-watch:], mass[:, -watch:]
         received = ragkv_kernels.received(*last, window=window, scaling=scaling)

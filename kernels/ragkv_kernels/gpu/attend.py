@@ -382,5 +382,5 @@ def attend(
 def _splits(device: torch.device, programs: int, seen: int, tiles: Tiles) -> int:
     """Return how many programs share a tile's keys: two programs a multiprocessor, if it pays."""
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
-    most = triton.cdiv(seen, tiles.keys * _BLOCKS_A_SPLIT)
+    most: int = triton.cdiv(seen, tiles.keys * _BLOCKS_A_SPLIT)
     return max(1, min(wanted, most, _MOST_SPLITS))

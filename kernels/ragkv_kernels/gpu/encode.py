@@ -194,17 +194,16 @@ def encode(
     grid: Grid,
 ) -> Encoded:
     """See :func:`ragkv_kernels.encode`."""
-    shape = heads, tokens, width = tuple(keys.shape)
-    sizes = grid.sizes(shape)
+    heads, tokens, width = keys.shape
+    sizes = grid.sizes((heads, tokens, width))
     data = torch.empty(sum(sizes), dtype=torch.uint8, device=keys.device)
     low, step, unit, value_step, key_codes, value_codes = data.split(sizes)
     # of an odd number of heads one is cut in the middle: then the codes are packed behind
     to_a_byte = 2 if grid.levels == 16 and heads % 2 == 0 else 1
     packed = to_a_byte == 2 or grid.levels == 256
-    if packed:
-        codes = key_codes, value_codes
-    else:
-        codes = tuple(data.new_empty(heads * tokens * width) for _ in range(2))
+    codes = [key_codes, value_codes]
+    if not packed:
+        codes = [data.new_empty(heads * tokens * width) for _ in range(2)]
     programs = heads // to_a_byte
     with torch.cuda.device_of(keys):
         largest = _put_keys(keys, table, grid, (low, step, codes[0]), to_a_byte)

@@ -21,12 +21,13 @@ def restore(
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
     _, heads, _, width = keys.shape
-    decoded = (part.to(keys.dtype) for part in _decode(data, (heads, tokens, width), grid))
-    move(tuple(decoded), keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
+    key, value = _decode(data, (heads, tokens, width), grid)
+    decoded = key.to(keys.dtype), value.to(keys.dtype)
+    move(decoded, keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
 
 
 def move(
-    cached: tuple[torch.Tensor, ...],
+    cached: tuple[torch.Tensor, torch.Tensor],
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
@@ -73,4 +74,4 @@ def _decode(
 def _unpack(codes: torch.Tensor, shape: tuple[int, int, int], grid: Grid) -> torch.Tensor:
     if grid.levels == 16:
         codes = torch.cat([codes & 15, codes >> 4], dim=1)[:, : shape[0] * shape[1] * shape[2]]
-    return codes.unflatten(1, shape).float()
+    return codes.view(len(codes), *shape).float()

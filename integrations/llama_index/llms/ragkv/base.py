@@ -362,7 +362,7 @@ class RagKVLLM(CustomLLM):
     async def _acomplete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
         """Answer piece by piece, so that a call that is cancelled lets go of the model."""
         async for response in aresponses(self._stream(prompt, kwargs), self._keep):
-            last = response
+            last: CompletionResponse = response
         last.delta = None
         return last
 
