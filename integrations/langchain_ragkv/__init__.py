@@ -1,4 +1,4 @@
-"""LangChain over ragkv: swap the model class, precompute at ingestion, answer sooner."""
+"""LangChain over ragkv: swap the model class, precompute at ingestion, answer faster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ragkv.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from langchain_ragkv.chat_model import ChatRagKV
+    from langchain_ragkv.ingestion import RagKVTransformer
     from langchain_ragkv.pipeline import RagKVPipeline
     from langchain_ragkv.retriever import RagKVRetriever
-    from langchain_ragkv.transformer import RagKVTransformer
 
 __all__ = ["ChatRagKV", "RagKVPipeline", "RagKVRetriever", "RagKVTransformer"]
 
@@ -19,7 +19,7 @@ _MODULES = {
     "ChatRagKV": "chat_model",
     "RagKVPipeline": "pipeline",
     "RagKVRetriever": "retriever",
-    "RagKVTransformer": "transformer",
+    "RagKVTransformer": "ingestion",
 }
 
 

@@ -1,4 +1,4 @@
-"""One call of the chat model: what the engine is asked, and its answer as a message."""
+"""One call of the chat model: the engine's arguments, and its answer as a message."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from langchain_ragkv.answer import metadata, usage
-from langchain_ragkv.messages import convert_messages
+from langchain_ragkv.prompts import convert_messages
+from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, CompletionStream, RagKV, ReuseReport
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` gets the report."""
+    """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report."""
 
     kv: RagKV
     arguments: dict[str, Any]
@@ -33,7 +33,7 @@ class Call:
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def last_chunk(self, completion: Completion) -> ChatGenerationChunk:
-        """Return the chunk that ends a stream: no text, but the account."""
+        """Return the chunk that ends a stream: no text, but usage and report."""
         message = AIMessageChunk(content="", chunk_position="last", **self._account(completion))
         return ChatGenerationChunk(message=message)
 

@@ -14,11 +14,11 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from transformers import Pipeline
 
 from langchain_ragkv.call import Call
+from langchain_ragkv.engine import ChunkReuse
 from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.load import model_fields
-from langchain_ragkv.messages import convert_messages
 from langchain_ragkv.pieces import apieces, pieces
-from langchain_ragkv.reuse import ChunkReuse
+from langchain_ragkv.prompts import convert_messages
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 

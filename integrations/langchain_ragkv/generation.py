@@ -1,4 +1,4 @@
-"""A transformers pipeline's settings in the engine's words."""
+"""A transformers pipeline's settings as the engine's arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENGINE = {"max_new_tokens", "max_length", "do_sample", "temperature", "top_p", 
 _WITHOUT_EFFECT = {"pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
 _ONLY_WHEN_SAMPLING = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
 _TOP_K = 50
-"""What transformers samples among unless it is told otherwise."""
+"""transformers' default."""
 _DECODING = ("skip_special_tokens", "clean_up_tokenization_spaces")
 _NEUTRAL = {
     "num_beams": 1,
@@ -26,12 +26,12 @@ _NEUTRAL = {
     "stop_strings": None,
 }
 _TAKEN = {"cache_implementation": "static"}
-"""What the engine does as the pipeline would."""
+"""Settings that the engine supports, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """What a text-generation pipeline was told, at construction and for one call.
+    """A text-generation pipeline's settings, from its construction and for one call.
 
     Attributes
     ----------
@@ -40,13 +40,13 @@ class PipelineSettings:
     full_text
         Whether the prompt is part of the text that is returned.
     stop_strings
-        Texts that end the answer *and belong to it*, as transformers has them.
+        Texts that end the answer *and are part of it*, as in transformers.
     cache_implementation
         ``"static"`` where the model's steps run over a static cache, else None.
     decoding
         Keyword arguments of the tokenizer's ``decode``.
     unsupported
-        Names of settings that the engine cannot keep.
+        Names of settings that the engine does not support.
     """
 
     max_new_tokens: int | None
@@ -61,18 +61,18 @@ class PipelineSettings:
     unsupported: tuple[str, ...]
 
     def answer_limit(self, prompt_tokens: int) -> int:
-        """Return how many tokens may be generated after a prompt."""
+        """Return the number of tokens that may be generated after a prompt."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         return max(1, (self.max_length or 0) - prompt_tokens)
 
     def check(self) -> None:
-        """Raise ConfigError if there is a setting that the engine cannot keep."""
+        """Raise ConfigError for a setting that the engine does not support."""
         if self.unsupported:
             raise ConfigError(
-                f"ragkv cannot keep these settings of the pipeline: {', '.join(self.unsupported)}. "
-                "Leave them out, or use on_unsupported='full' to have such prompts served by "
-                "the ordinary pipeline."
+                f"ragkv does not support these settings of the pipeline: "
+                f"{', '.join(self.unsupported)}. Omit them, or use on_unsupported='full' to serve "
+                "such prompts by the ordinary pipeline."
             )
 
 
@@ -112,7 +112,7 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
 
 
 def _top_k(wanted: dict[str, Any], own: GenerationConfig) -> int:
-    """Return how many tokens are sampled among: the first of the settings that says so."""
+    """Return top_k: the first of the settings that has one."""
     for value in (wanted.get("top_k"), getattr(own, "top_k", None), _TOP_K):
         if value is not None:
             return int(value)
@@ -120,12 +120,12 @@ def _top_k(wanted: dict[str, Any], own: GenerationConfig) -> int:
 
 
 def _unsupported(wanted: dict[str, Any], own: GenerationConfig, *, sampling: bool) -> list[str]:
-    """Names whose value the engine would not use: it starts from the model's own config."""
-    passed_over = _ENGINE | _WITHOUT_EFFECT | (set() if sampling else _ONLY_WHEN_SAMPLING)
+    """Return the settings that the engine would ignore: it starts from the model's own config."""
+    ignored = _ENGINE | _WITHOUT_EFFECT | (set() if sampling else _ONLY_WHEN_SAMPLING)
     return [
         name
         for name, value in wanted.items()
-        if name not in passed_over
+        if name not in ignored
         and value != getattr(own, name, None)
         and value not in (_NEUTRAL.get(name), _TAKEN.get(name))
     ]

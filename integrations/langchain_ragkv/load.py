@@ -13,8 +13,7 @@ _GENERATION = ("max_new_tokens", "do_sample")
 _ENGINE = ("store", "device", "dtype")
 _ENGINE_AND_MODEL = ("namespace", "on_unsupported")
 _SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 50}
-"""How transformers' text-generation pipeline samples where neither the model's generation
-configuration nor anybody else says."""
+"""Defaults of transformers' text-generation pipeline."""
 
 
 def model_fields(
@@ -25,8 +24,7 @@ def model_fields(
     Raises
     ------
     ConfigError
-        Another task or backend than the one there is, a generation setting that the
-        engine does not have, or a device given twice.
+        Another task or backend, an unsupported generation setting, or a device given twice.
     ModelNotFoundError
         There is no such model on this machine or the hub.
     """
@@ -37,7 +35,7 @@ def model_fields(
     loading = dict(fields.pop("model_kwargs", None) or {})
     if (device_map := fields.pop("device_map", None)) is not None:
         if fields.get("device") is not None or "device_map" in loading:
-            raise ConfigError("Give device_map once, and no device beside it.")
+            raise ConfigError("Give device_map once, and no device.")
         loading["device_map"] = device_map
     generation = dict(fields.pop("pipeline_kwargs", None) or {})
     generation |= {name: fields.pop(name) for name in _GENERATION if name in fields}
@@ -63,14 +61,14 @@ def model_fields(
 
 
 def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return ``max_tokens``, ``temperature``, ``top_p`` and ``top_k`` as far as they were given."""
-    left = dict(generation)
-    left.pop("return_full_text", None)  # a chat model returns the answer alone
+    """Return the given ones of ``max_tokens``, ``temperature``, ``top_p`` and ``top_k``."""
+    rest = dict(generation)
+    rest.pop("return_full_text", None)  # a chat model returns the answer alone
     names = {"max_new_tokens": "max_tokens"} | {name: name for name in _SAMPLING}
-    out = {field: left.pop(name) for name, field in names.items() if name in left}
-    if left:
+    out = {field: rest.pop(name) for name, field in names.items() if name in rest}
+    if rest:
         raise ConfigError(
-            f"A chat model cannot keep these settings: {', '.join(sorted(left))}. "
-            "There are max_new_tokens, do_sample, temperature, top_p and top_k."
+            f"A chat model does not support these settings: {', '.join(sorted(rest))}. "
+            "It has max_new_tokens, do_sample, temperature, top_p and top_k."
         )
     return out

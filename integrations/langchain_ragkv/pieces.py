@@ -1,4 +1,4 @@
-"""Read an engine's stream, in time, and end the generation when the reader leaves."""
+"""Read an engine's stream within a timeout; the generation ends with the reader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Item = TypeVar("Item")
 
 
 def pieces(stream: CompletionStream, within: float | None = None) -> Iterator[str]:
-    """Yield the stream's text pieces; close it at the end, whatever the end is.
+    """Yield the stream's text pieces, and close it in any case.
 
     Raises
     ------
     TimeoutError
-        The answer is not there ``within`` seconds after the start.
+        The answer is not complete ``within`` seconds of the start.
     """
     clock = _Clock(within)
     try:
@@ -41,9 +41,9 @@ async def apieces(stream: CompletionStream, within: float | None = None) -> Asyn
 
 
 def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
-    """Yield what another generator of the model gives, which holds the model meanwhile.
+    """Yield the items of a generator that holds the model, which runs in a thread of its own.
 
-    A thread of its own does: who reads may be another thread every time.
+    The reader may be another thread at every item.
     """
     items: SimpleQueue[Item | BaseException | None] = SimpleQueue()
 
@@ -64,34 +64,34 @@ def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
 
 
 class _Clock:
-    """Reads a stream until its time is over."""
+    """Reads a stream until a timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self._end = None if timeout is None else time.monotonic() + timeout
         self._late = f"The answer took longer than timeout={timeout} seconds."
         self.over = False
 
-    def _left(self) -> float | None:
+    def _remaining(self) -> float | None:
         if self._end is None:
             return None
-        left = self._end - time.monotonic()
-        if left <= 0:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
             self.over = True
             raise TimeoutError(self._late)
-        return left
+        return remaining
 
     def read(self, stream: CompletionStream) -> str | None:
-        left = self._left()
+        remaining = self._remaining()
         try:
-            return stream.read(left)
+            return stream.read(remaining)
         except TimeoutError:
             self.over = True
             raise TimeoutError(self._late) from None
 
     async def aread(self, stream: CompletionStream) -> str | None:
-        left = self._left()
+        remaining = self._remaining()
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 return await anext(stream, None)
         except TimeoutError:
             raise TimeoutError(self._late) from None

@@ -15,10 +15,10 @@ from langchain_huggingface import HuggingFacePipeline
 from pydantic import model_validator
 from transformers import pipeline as make_pipeline
 
-from langchain_ragkv.answer import metadata, usage
+from langchain_ragkv.engine import ChunkReuse
 from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.pieces import apieces, in_turn, pieces
-from langchain_ragkv.reuse import ChunkReuse
+from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, RagKV
 from ragkv.errors import ConfigError
 

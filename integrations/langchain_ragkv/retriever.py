@@ -1,4 +1,4 @@
-"""RagKVRetriever: any retriever, which also tells the engine what it found."""
+"""RagKVRetriever: any retriever, whose results start loading at once."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import patch_config
 from pydantic import ConfigDict, Field, model_validator
 
-from langchain_ragkv.documents import chunk_texts
-from langchain_ragkv.reuse import ChunkReuse, unwrapped
+from langchain_ragkv.engine import ChunkReuse, unwrapped
+from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 
 
 class RagKVRetriever(BaseRetriever):
-    """Retrieves with ``retriever`` and has the engine load what was found, at once.
+    """Retrieves with ``retriever``; the engine starts loading the found chunks at once.
 
-    While the prompt is still being put together, the chunks' caches are on their way
-    into memory; those not stored yet are encoded after the answer.
+    They load while the prompt is being composed; chunks that are not stored yet are encoded
+    after the answer.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     retriever: Runnable[str, list[Document]]
-    """What does the work: a retriever, or any runnable from a query to documents."""
+    """A retriever, or any runnable from a query to documents."""
     llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
     """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
     kv: RagKV | None = Field(default=None, exclude=True, repr=False)
-    """Its engine, where there is no such model."""
+    """Its engine, if there is no such model."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Fields of :class:`ragkv.ReuseConfig` that its calls will have, such as ``sink``; those that
-    are bound to ``llm`` are among them."""
+    """Fields of :class:`ragkv.ReuseConfig` of its calls, such as ``sink``, those bound to ``llm``
+    included."""
     k: int | None = Field(default=None, ge=1)
-    """How many documents to return; None is what ``retriever`` does by itself."""
+    """Number of documents to return; None is the retriever's own."""
     document_prompt: BasePromptTemplate[str] | None = None
     """How the chain renders a document; None is ``page_content`` alone."""
 
@@ -119,7 +119,7 @@ Found = Runnable[str, list[Document]]
 def _limited(
     retriever: Found, k: int | None, kwargs: dict[str, Any]
 ) -> tuple[Found, dict[str, Any]]:
-    """Have a retriever itself return ``k`` documents, in the way that it knows."""
+    """Limit a retriever to ``k`` documents, by its own field or argument if it has one."""
     if k is not None and isinstance(retriever, RunnableBindingBase):
         bound, kwargs = _limited(retriever.bound, k, kwargs)
         return retriever.model_copy(update={"bound": bound}), kwargs

@@ -123,7 +123,7 @@ def test_what_a_function_fills_in_is_no_part_of_the_sink(kv: RagKV) -> None:
 )
 def test_a_template_that_hides_its_documents_is_refused(kv: RagKV, text: str) -> None:
     prompt = PromptTemplate.from_template(text, template_format="jinja2")
-    with pytest.raises((ConfigError, ValidationError), match="does not write context as it is"):
+    with pytest.raises((ConfigError, ValidationError), match="does not write context verbatim"):
         ChatRagKV(kv=kv, sink_from=prompt)
 
 

@@ -23,7 +23,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import ConfigurableField
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from langchain_ragkv import ChatRagKV, RagKVPipeline
-from langchain_ragkv.messages import convert_messages
+from langchain_ragkv.prompts import convert_messages
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline

@@ -177,7 +177,7 @@ def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
     ("name", "module", "missing"),
     [
         ("RagKVPipeline", "pipeline", "langchain_huggingface"),
-        ("RagKVTransformer", "transformer", "langchain_core.documents"),
+        ("RagKVTransformer", "ingestion", "langchain_core.documents"),
     ],
 )
 def test_a_missing_framework_is_named_with_the_extra(name, module, missing, monkeypatch):
@@ -217,11 +217,11 @@ def test_the_namespace_is_the_engines():
     llm = ChatRagKV(kv=kv)
     assert llm.namespace == "one"
     assert llm.model_copy().namespace == ChatRagKV(kv=kv, namespace="one").namespace == "one"
-    with pytest.raises(ValidationError, match="keeps namespace 'one'"):
+    with pytest.raises(ValidationError, match="has namespace 'one'"):
         ChatRagKV(kv=kv, namespace="two")
     asked = llm.configurable_fields(namespace=ConfigurableField(id="tenant"))
     assert asked.with_config(configurable={"tenant": "one"}).invoke("Words").content
-    with pytest.raises(ValidationError, match="keeps namespace 'one'"):
+    with pytest.raises(ValidationError, match="has namespace 'one'"):
         asked.with_config(configurable={"tenant": "two"}).invoke("Words")
 
 

@@ -20,7 +20,7 @@ from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPro
 from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT_TMPL
 from llama_index.llms.huggingface import HuggingFaceLLM
 from llama_index.llms.ragkv import RagKVLLM
-from llama_index.llms.ragkv.decoding import decode_arguments
+from llama_index.llms.ragkv.call import decode_arguments
 from tiny import some_chunks, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llama_index.llms.ragkv.base import RagKVLLM
+from llama_index.llms.ragkv.ingestion import RagKVTransform
 from llama_index.llms.ragkv.prompt_helper import RagKVPromptHelper
 from llama_index.llms.ragkv.retriever import RagKVPostprocessor, RagKVRetriever
-from llama_index.llms.ragkv.transform import RagKVTransform
 
 __all__ = [
     "RagKVLLM",

@@ -26,10 +26,10 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.decoding import clipped_window, decode_arguments
+from llama_index.llms.ragkv.call import clipped_window, decode_arguments
+from llama_index.llms.ragkv.engine import EngineSource, check_again, check_given, left_out
 from llama_index.llms.ragkv.prompts import as_dicts, template_head
 from llama_index.llms.ragkv.responses import aresponses, as_chat, as_completion, responses
-from llama_index.llms.ragkv.source import EngineSource, check_again, check_given, left_out
 
 from ragkv import CompletionStream, RagKV, ReuseConfig, ReuseReport
 from ragkv.select import method_of

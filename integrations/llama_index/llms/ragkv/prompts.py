@@ -23,20 +23,18 @@ _NOT_TEXT = ("image", "audio", "video", "document", "citable")
 
 
 def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
-    """Return what ``llm`` writes before the first text that changes from call to call.
+    """Return the text that ``llm`` writes before the first one that changes from call to call.
 
-    That is the context, or the query where it comes first, or what a function of the template's
-    (``function_mappings``) writes, such as a date. Fields that ``partial_format``
-    has filled are text, as are those that query engines leave as they are. System prompt,
-    query wrapper and ``completion_to_prompt`` (or, for a chat model, the chat template) are
-    in it, as in a query engine's prompts.
+    That is the context, or the query where it comes first, or the result of a function in
+    ``function_mappings``, such as a date. Fields filled by ``partial_format`` are text. System
+    prompt, query wrapper and ``completion_to_prompt`` (or, for a chat model, the chat template)
+    are included, as in a query engine's prompts.
 
     Parameters
     ----------
     template
-        A text QA template with a ``{context_str}`` field; ``"default"`` is the one
-        that query engines use when they are given none. Any other string is taken
-        as a template's text.
+        A text QA template with a ``{context_str}`` field; ``"default"`` is the query engines'
+        default. Any other string is a template's text.
 
     Raises
     ------
@@ -50,14 +48,14 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
     rendered = llm.render_template(_marked(template), **values)
     if _CONTEXT_MARK not in rendered:
         raise ConfigError(
-            "sink_from needs a template that writes its field {context_str} as it is; the fields "
+            "sink_from needs a template that writes its field {context_str} verbatim; the fields "
             f"of this one: {', '.join(template.template_vars) or 'none'}"
         )
     return re.split(f"[{_MARK}{_CONTEXT_MARK}]", rendered, maxsplit=1)[0]
 
 
 def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
-    """Let a template's functions, whose text may change from call to call, write marks."""
+    """Replace a template's functions, whose text may change from call to call, by marks."""
     functions = getattr(template, "function_mappings", None) or {}
     changing = [name for name in functions if name not in _CONTEXT]
     if not changing:
@@ -67,12 +65,12 @@ def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
 
 
 def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return messages as chat templates and the engine take them.
+    """Return messages in the form of chat templates.
 
     Raises
     ------
     ConfigError
-        A message holds an image, a document or the like, which would be left out.
+        A message has an image, a document or the like, which would be lost.
     """
     for block in (block for message in messages for block in message.blocks):
         if block.block_type in _NOT_TEXT:

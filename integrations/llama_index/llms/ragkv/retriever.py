@@ -1,9 +1,9 @@
-"""Tell the engine what was retrieved, as soon as it is known."""
+"""Retriever and postprocessor that start loading the found chunks at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -11,58 +11,27 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.llms.ragkv.base import RagKVLLM
+from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv.errors import ConfigError
-
-
-def rendered_texts(
-    nodes: Iterable[BaseNode],
-    metadata_mode: MetadataMode = MetadataMode.LLM,
-    metadata_key: str | None = None,
-) -> list[str]:
-    """Return the texts that will be put into the prompt.
-
-    Parameters
-    ----------
-    metadata_mode
-        Which metadata stand before a node's text. Response synthesizers write those of
-        ``LLM``; ``CitationQueryEngine`` and ``FaithfulnessEvaluator`` write ``NONE``.
-    metadata_key
-        Where the text stands that will replace a node's own, such as ``"window"`` for
-        ``MetadataReplacementPostProcessor("window")``; nodes without it keep theirs.
-    """
-    texts = (
-        _replaced(node, metadata_key).get_content(metadata_mode=metadata_mode).strip()
-        for node in nodes
-    )
-    return [text for text in texts if text]
-
-
-def _replaced(node: BaseNode, metadata_key: str | None) -> BaseNode:
-    text = None if metadata_key is None else node.metadata.get(metadata_key)
-    if text is None:
-        return node
-    node = node.model_copy()
-    node.set_content(text)
-    return node
 
 
 class RagKVRetriever(BaseRetriever):
     """Wraps any retriever; the chunks that it finds start loading at once.
 
-    Chunks that are not stored are encoded after the answer (``on_miss="store"``), so
-    nothing depends on the ingestion step having run.
+    Chunks that are not stored are encoded after the answer (``on_miss="store"``), so the
+    ingestion step is optional.
 
     Parameters
     ----------
     retriever
-        The retriever that does the work.
+        Any retriever.
     llm
         The LLM that will answer.
     metadata_mode, metadata_key
-        How nodes will be written into the prompt, as for :func:`rendered_texts`.
+        How nodes are written into the prompt, as for :func:`rendered_texts`.
     """
 
     def __init__(
@@ -99,9 +68,9 @@ class RagKVRetriever(BaseRetriever):
 
 
 class RagKVPostprocessor(BaseNodePostprocessor):
-    """Does the same behind a retriever that cannot be wrapped; put it last.
+    """Does the same for a retriever that cannot be wrapped; the last postprocessor.
 
-    Last, because postprocessors before it may replace texts or drop nodes.
+    Those before it may replace texts or drop nodes.
     ``metadata_mode`` and ``metadata_key`` are :class:`RagKVRetriever`'s; behind a
     ``MetadataReplacementPostProcessor`` the texts are replaced already.
     """

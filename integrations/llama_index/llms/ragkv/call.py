@@ -33,14 +33,14 @@ def decode_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``RagKV.generate`` and ``stream``.
 
-    As in transformers, ``do_sample`` decides whether tokens are drawn, the model's own
-    generation config where it is not given, and without it temperature and top_p have no
-    effect. A ``temperature`` in the call itself decides alone: 0 is greedy.
+    As in transformers, ``do_sample`` (or the model's generation config) switches sampling on, and
+    without it temperature and top_p have no effect. A ``temperature`` in the call itself takes
+    precedence: 0 is greedy.
 
     Raises
     ------
     ConfigError
-        An argument of ``generate_kwargs`` that ragkv cannot honour.
+        An unsupported argument in ``generate_kwargs``.
     """
     call = dict(call)
     lengths = (call.pop("max_tokens", None), call.pop("max_new_tokens", None))

@@ -1,4 +1,4 @@
-"""A completion's account in LangChain's words."""
+"""A completion's usage and report as LangChain's metadata."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from ragkv import Completion, RagKV
 def usage(completion: Completion) -> UsageMetadata:
     """Count tokens.
 
-    ``cache_read`` are the prompt's tokens whose cache was loaded and kept, the sink's
-    among them. ``cache_creation`` is 0: what a prompt computes is not stored, chunks are
-    encoded apart from it, at ingestion or after the answer.
+    ``cache_read`` are the prompt's reused tokens, the sink's among them. ``cache_creation`` is 0:
+    a prompt's own caches are not stored, chunks are encoded at ingestion or after the answer.
     """
     report = completion.report
     output = len(completion.token_ids)
@@ -31,12 +30,11 @@ def usage(completion: Completion) -> UsageMetadata:
 def metadata(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the report.
 
-    All of :class:`ragkv.ReuseReport` but what grows with the prompt and repeats it, as
-    messages are kept, traced and sent: ``positions`` is left out, and each of ``chunks`` has
-    ``start``, ``end``, ``reused`` and ``recomputed``, without its ``text``. Of ``misses`` stay
-    the first 80 characters.
+    The report without the fields that repeat the prompt, since messages are stored, traced and
+    sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
+    characters.
 
-    ``arguments`` are those that the engine was called with.
+    ``arguments`` are the engine call's.
     """
     report = completion.report.to_dict()
     del report["positions"]

@@ -1,4 +1,4 @@
-"""What both models share: the engine behind them, its settings, and ingestion."""
+"""The engine behind both models: its fields, its settings, and ingestion."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from langchain_ragkv.documents import chunk_texts
-from langchain_ragkv.prompt_head import prompt_head
+from langchain_ragkv.prompts import prompt_head
+from langchain_ragkv.texts import chunk_texts
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 
 _MADE_FROM: WeakKeyDictionary[RagKV, list[dict[str, Any]]] = WeakKeyDictionary()
-"""What engines were made from here: LangChain makes an object again from all of its fields."""
+"""The fields that engines were made from: LangChain re-creates objects from all of their fields."""
 
 
 class ChunkReuse(BaseModel):
@@ -30,23 +30,23 @@ class ChunkReuse(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
     kv: RagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
-    """The engine. Made from the other fields unless it is given, which leaves none of them
-    any effect: to give ``store``, or another model, beside it is an error."""
+    """The engine, made from the other fields unless it is given. It is an error to give
+    ``store`` or another model together with it."""
     recompute_ratio: float | Literal["auto"] | None = None
     """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill,
     "auto" chosen for each request. None is the engine's own."""
     method: str | None = None
-    """How the tokens to recompute are chosen. None is the engine's own."""
+    """Selection method. None is the engine's own."""
     sink_from: Any = Field(default=None, exclude=True, repr=False)
     """The prompt template of the pipeline: chunks are encoded behind its head, the text
     before its first variable."""
     store: str | Path | StoreConfig | None = Field(default=None, exclude=True, repr=False)
-    """Where an engine made here keeps chunks: a folder, ":memory:", a StoreConfig, or
+    """Where an engine made here stores chunks: a folder, ":memory:", a URL, a StoreConfig, or
     None for the user's cache folder."""
     namespace: str = "default"
-    """Namespace of an engine made here; that of one that was given."""
+    """Namespace of the engine."""
     on_unsupported: Literal["raise", "full"] = "raise"
-    """What to do with a model, or a setting, that ragkv cannot serve from caches."""
+    """``"full"`` serves unsupported models and settings by full prefill."""
 
     _chat: ClassVar[bool]
     _engine_fields: ClassVar[tuple[str, ...]] = ("store",)
@@ -63,23 +63,22 @@ class ChunkReuse(BaseModel):
             self._check_given(made_from)
         if self.sink_from is not None:
             self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
-        method_of(self.kv.reuse.override(**self._overrides()))  # errors are due now
+        method_of(self.kv.reuse.override(**self._overrides()))  # raises early
         return self
 
     def _check_given(self, made_from: dict[str, Any]) -> None:
-        """Refuse what would be dropped silently beside an engine."""
+        """Refuse fields that have no effect on a given engine."""
         own = {"model_id": self.kv.model_name}
         given = [name for name, value in made_from.items() if value not in (None, own.get(name))]
         if given and made_from not in _MADE_FROM.get(self.kv, ()):
             raise ConfigError(
-                f"the engine that was given has its own {', '.join(given)}: leave that out, or "
-                "give no kv"
+                f"the given engine has its own {', '.join(given)}: omit that, or give no kv"
             )
         if "namespace" not in self.model_fields_set:
             self.namespace = self.kv.namespace
         elif self.namespace != self.kv.namespace:
             raise ConfigError(
-                f"the engine that was given keeps namespace {self.kv.namespace!r}, not "
+                f"the given engine has namespace {self.kv.namespace!r}, not "
                 f"{self.namespace!r}: make one for each namespace"
             )
 
@@ -103,7 +102,7 @@ class ChunkReuse(BaseModel):
 
     @property
     def last_report(self) -> ReuseReport | None:
-        """The whole report of the answer finished last; messages carry all but the texts."""
+        """The whole report of the last answer; messages have all but the texts."""
         return self._last_report
 
     def _keep(self, report: ReuseReport) -> None:
@@ -118,7 +117,7 @@ class ChunkReuse(BaseModel):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What answers depend on besides a call's settings, for LangChain's cache of answers."""
+        """What answers depend on in addition to a call's settings: a key for LangChain's cache."""
         return {
             "model_name": self.kv.model_name,
             "fingerprint": self.kv.fingerprint,
@@ -127,7 +126,7 @@ class ChunkReuse(BaseModel):
         }
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Return a text's tokens: LangChain's own way is another model's, from a hub."""
+        """Return a text's tokens by the model's own tokenizer."""
         own = getattr(self, "custom_get_token_ids", None)
         ids: list[int] = (
             own(text) if own else self.kv.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -151,10 +150,10 @@ class ChunkReuse(BaseModel):
         document_prompt
             How the chain renders a document; None is ``page_content`` alone.
         document, expires_in
-            As in :meth:`ragkv.RagKV.precompute`: what these chunks are of, so that an edited
-            source leaves none behind, and the seconds that they are kept.
+            As in :meth:`ragkv.RagKV.precompute`: the document whose chunks these are, so that
+            chunks of an older version are deleted, and the seconds until they expire.
         **overrides
-            Fields of :class:`ragkv.ReuseConfig`, such as ``sink``, as calls may have them.
+            Fields of :class:`ragkv.ReuseConfig`, such as ``sink``.
         """
         return self.kv.precompute(
             chunk_texts(documents, document_prompt),
@@ -165,12 +164,12 @@ class ChunkReuse(BaseModel):
         )
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
-        """Say which chunks the next prompt will hold: their loading starts at once."""
+        """Name the chunks of the next prompt: their loading starts at once."""
         self.kv.prefetch(texts, **self._overrides(overrides))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} holds a model and a store, which cannot be pickled: make one "
+            f"{type(self).__name__} has a model and a store, which cannot be pickled: make one "
             "in each process"
         )
 
@@ -178,7 +177,7 @@ class ChunkReuse(BaseModel):
 def unwrapped(llm: Any) -> tuple[ChunkReuse, dict[str, Any]]:
     """Return the model within ``llm.bind(...)``, ``llm.with_config(...)`` and the like.
 
-    Beside it, what is bound of :class:`ragkv.ReuseConfig`'s fields.
+    The second value are the bound fields of :class:`ragkv.ReuseConfig`.
 
     Raises
     ------

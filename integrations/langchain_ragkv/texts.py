@@ -1,4 +1,4 @@
-"""Documents as the text that stands for them in the prompt."""
+"""Documents as the text that they have in the prompt."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ def chunk_texts(
 ) -> list[str]:
     """Return each document's text as the chain will render it.
 
-    Without ``document_prompt`` that is ``page_content``, verbatim. Texts stay as
-    they are.
+    Without ``document_prompt`` that is ``page_content``, verbatim. Strings stay unchanged.
 
     Raises
     ------
     ConfigError
-        One text or document instead of a list of them, or something else in the list.
+        One text or document instead of a list, or an item of another type.
     """
     if isinstance(documents, str | Document):
         raise ConfigError(f"give the documents in a list, not one {type(documents).__name__}")

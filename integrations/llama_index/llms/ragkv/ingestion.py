@@ -10,26 +10,24 @@ from uuid import uuid4
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
 from llama_index.llms.ragkv.base import RagKVLLM
-from llama_index.llms.ragkv.retriever import rendered_texts
-from llama_index.llms.ragkv.source import EngineSource
+from llama_index.llms.ragkv.engine import EngineSource
+from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv.errors import ConfigError
 
 
 class RagKVTransform(TransformComponent):
-    """Precomputes the KV cache of every node, as the LLM will read it.
+    """Precomputes the KV cache of every node.
 
-    Put it last in ``IngestionPipeline(transformations=[...])``: it takes nodes as they
-    are and returns them unchanged. With ``num_workers`` each worker process loads the
-    model for itself and writes to the LLM's store.
+    Put it last in ``IngestionPipeline(transformations=[...])``: it returns nodes unchanged. With
+    ``num_workers`` each worker process loads the model and writes to the LLM's store.
 
-    It runs whenever nodes come to it: a pipeline's cache cannot know whether the store still
-    holds what was computed, so no entry of that cache is ever found for this step, and what is
-    stored is not computed again. The cache keeps one more copy of the nodes for each run;
-    ``IngestionPipeline(disable_cache=True)`` keeps none, nor does
-    ``RagKVTransform(llm=llm)(pipeline.run(...))``. What a pipeline's docstore holds back does
-    not come here: after the store was emptied, give the step those nodes yourself, or wrap
-    the retriever in :class:`RagKVRetriever`, which has missing chunks stored after an answer.
+    The step is never served from a pipeline's cache, which cannot know whether the store still
+    has the chunks; stored chunks are not computed again. That cache keeps one more copy of the
+    nodes for each run, unless it is off: ``IngestionPipeline(disable_cache=True)``, or
+    ``RagKVTransform(llm=llm)(pipeline.run(...))``. Nodes that a pipeline's docstore filters out
+    do not come here: after the store was emptied, give the step those nodes directly, or wrap
+    the retriever in :class:`RagKVRetriever`, which stores missing chunks after an answer.
 
     Parameters
     ----------
@@ -38,19 +36,17 @@ class RagKVTransform(TransformComponent):
     show_progress
         Show a progress bar.
     by_document
-        Enter each node's chunk under its source document (``ref_doc_id``). All nodes of a
-        document then have to come in one run, as a pipeline's docstore sees to: chunks that
-        the document held before and holds no longer are removed, and
-        ``llm.kv.forget_document(ref_doc_id)`` removes them all.
+        Store each node's chunk under its source document (``ref_doc_id``). All nodes of a
+        document then have to come in one run, as with a pipeline's docstore: the document's
+        former chunks are deleted, and ``llm.kv.forget_document(ref_doc_id)`` deletes them all.
     expires_in
-        Seconds from now on after which the chunks are no longer used; None is for ever.
+        Seconds until the chunks expire; None is for ever.
     metadata_mode
-        Which metadata the prompt has before a node's text. Response synthesizers write those
+        The metadata in front of a node's text. Response synthesizers write those
         of ``MetadataMode.LLM``; ``CitationQueryEngine`` and ``FaithfulnessEvaluator`` write
-        ``NONE``. To precompute both, take two steps (without ``by_document``, by which the
-        second would remove what the first has entered).
+        ``NONE``. To precompute both, use two steps, without ``by_document``.
     metadata_key
-        Precompute what stands in this field of a node's metadata instead of its text:
+        Precompute this field of a node's metadata instead of its text:
         ``"window"`` for nodes of ``SentenceWindowNodeParser`` that
         ``MetadataReplacementPostProcessor("window")`` will replace.
     """
@@ -90,7 +86,7 @@ class RagKVTransform(TransformComponent):
         return "RagKVTransform"
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the settings and a ``run`` that never comes again: pipelines hash this."""
+        """Return the settings and a unique ``run``: pipelines hash this."""
         return {**super().to_dict(**kwargs), "run": uuid4().hex}
 
     @classmethod
@@ -107,15 +103,15 @@ class RagKVTransform(TransformComponent):
         return super().from_dict({key: data[key] for key in data if key != "run"}, **kwargs)
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        """Compute what is not stored yet and return the nodes as they are."""
+        """Encode the chunks that are not stored yet; return the nodes unchanged."""
         del kwargs
         documents: dict[str | None, list[BaseNode]] = {}
         for node in nodes:
             document = node.ref_doc_id if self.by_document else None
             documents.setdefault(document, []).append(node)
-        for document, held in documents.items():
+        for document, members in documents.items():
             self._source.get().precompute(
-                rendered_texts(held, self.metadata_mode, self.metadata_key),
+                rendered_texts(members, self.metadata_mode, self.metadata_key),
                 document=document,
                 expires_in=self.expires_in,
                 show_progress=self.show_progress,

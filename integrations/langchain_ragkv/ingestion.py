@@ -10,8 +10,8 @@ from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_ragkv.documents import chunk_texts
-from langchain_ragkv.reuse import ChunkReuse, unwrapped
+from langchain_ragkv.engine import ChunkReuse, unwrapped
+from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 

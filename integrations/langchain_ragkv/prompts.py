@@ -1,0 +1,144 @@
+"""From LangChain's messages and templates to the text that the model reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.prompts import BasePromptTemplate
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+_ROLES: dict[type[BaseMessage], str] = {
+    SystemMessage: "system",
+    HumanMessage: "user",
+    AIMessage: "assistant",
+    ToolMessage: "tool",
+}
+_NOT_TEXT_BUT_SILENT = ("reasoning", "thinking", "redacted_thinking", "tool_call", "tool_use")
+"""Blocks of an earlier answer that are not part of its text."""
+
+_MARK = "\ue000{name}\ue000"
+_FIELD = re.compile("\ue000[^\ue000]+\ue000")
+
+
+def convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Return ``{"role", "content"}`` messages, tool calls in transformers' form.
+
+    Raises
+    ------
+    ConfigError
+        There is no message, or one has an image, audio or a file.
+    """
+    if not messages:
+        raise ConfigError("At least one message is needed.")
+    return [_convert(message) for message in messages]
+
+
+def _convert(message: BaseMessage) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": _role(message), "content": _text(message)}
+    if isinstance(message, AIMessage) and message.tool_calls:
+        out["tool_calls"] = [
+            {"type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        out["tool_call_id"] = message.tool_call_id
+        if message.name:
+            out["name"] = message.name
+    return out
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    for kind, role in _ROLES.items():
+        if isinstance(message, kind):
+            return role
+    raise ConfigError(
+        f"{type(message).__name__} has no role in a chat template: use a system, human, AI, "
+        "tool or ChatMessage."
+    )
+
+
+def _text(message: BaseMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(_block_text(block) for block in message.content)
+
+
+def _block_text(block: str | dict[Any, Any]) -> str:
+    if isinstance(block, str):
+        return block
+    kind = block.get("type")
+    if kind == "text":
+        return str(block["text"])
+    if kind in _NOT_TEXT_BUT_SILENT:
+        return ""
+    raise ConfigError(
+        f"Content of type {kind!r} cannot be read by a text model: give its text, as a string "
+        "or as {'type': 'text', 'text': ...} blocks."
+    )
+
+
+def prompt_head(template: BasePromptTemplate[Any], kv: RagKV, *, chat: bool) -> str:
+    """Return the text that a template has before its first unfilled variable.
+
+    That is the variable of the documents, or one before it: the text behind a variable changes
+    from call to call. Constant variables belong into ``template.partial(...)``; those that a
+    function fills there, such as a date, count as variables.
+
+    Parameters
+    ----------
+    chat
+        Whether the prompt is given to the model as messages, through the chat
+        template, or as one string.
+
+    Raises
+    ------
+    ConfigError
+        The template is not a LangChain prompt template, has no variable, or does not write one
+        verbatim, so that the end of the head is unknown.
+    """
+    if not isinstance(template, BasePromptTemplate):
+        raise ConfigError(
+            f"sink_from must be a LangChain prompt template, not {type(template).__name__}"
+        )
+    if not template.input_variables:
+        raise ConfigError("sink_from has no variable for the documents, such as {context}.")
+    changing = [name for name, value in template.partial_variables.items() if callable(value)]
+    names = [*template.input_variables, *changing]
+    prompt = template.format_prompt(**{name: _stand_in(template, name) for name in names})
+    text = prompt.to_string()
+    hidden = [name for name in names if _MARK.format(name=name) not in text]
+    if hidden:
+        raise ConfigError(
+            f"sink_from: the template does not write {', '.join(hidden)} verbatim (a loop, a "
+            "condition or a filter?): give its head as kv=RagKV(..., reuse=ReuseConfig(sink=...))"
+        )
+    if not chat:
+        return kv.sink_from(_fields(text))
+    messages = convert_messages(prompt.to_messages())
+    return kv.sink_from([{**each, "content": _fields(each["content"])} for each in messages])
+
+
+def _stand_in(template: BasePromptTemplate[Any], name: str) -> str | list[BaseMessage]:
+    """Return a marked value: text, or a message where the variable takes messages."""
+    wants_messages = "list" in str(template.input_types.get(name, str)).lower()
+    mark = _MARK.format(name=name)
+    return [HumanMessage(mark)] if wants_messages else mark
+
+
+def _fields(text: str) -> str:
+    """Write marks as fields of a format string, and all other braces as plain text."""
+    return _FIELD.sub("{field}", text.replace("{", "{{").replace("}", "}}"))
