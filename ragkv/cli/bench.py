@@ -1,4 +1,4 @@
-"""``ragkv bench``: options, then one call each to what ``ragkv/bench`` holds."""
+"""``ragkv bench``: its options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RandomWeights = Annotated[
 
 
 class PeerName(StrEnum):
-    """The engines that can be measured beside ragkv."""
+    """The engines that can be measured against ragkv."""
 
     LLAMA_CPP = "llama.cpp"
     VLLM = "vllm"
@@ -74,7 +74,7 @@ def ttft(
     dtype: options.DType = None,
     seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
 ) -> None:
-    """Time to first token beside a full prefill, the arithmetic bound and other engines."""
+    """Measure time to first token against full prefill, the arithmetic bound and other engines."""
     options.check_folders(json_path, plot)
     check_picture(plot)
     if chart is not None:
@@ -130,7 +130,7 @@ def ingest(
     dtype: options.DType = None,
     seed: Annotated[int, typer.Option(help="Draws weights.")] = 0,
 ) -> None:
-    """Tokens a second from texts to a store, beside the model's plain prefill."""
+    """Measure tokens a second from texts to a store, against the model's plain prefill."""
     from ragkv.measure.speed.ingest import bench_ingest
     from ragkv.measure.speed.table import ingest_table
 
@@ -183,7 +183,7 @@ def _opening(
     vllm_python: Path | None,
     dtype: str | None,
 ) -> Opening:
-    """Return how to open a peer; what is missing is said before anything is measured."""
+    """Return a peer's opener; raises for a missing package before anything is measured."""
     import torch
 
     from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf

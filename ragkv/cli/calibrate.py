@@ -1,4 +1,4 @@
-"""``ragkv calibrate``: options, then one call each to what the other files hold."""
+"""``ragkv calibrate``: its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ragkv.cli import options
 from ragkv.cli.evaluate import ratios_of, read_examples
-from ragkv.measure.quality.records import records_beside
+from ragkv.measure.quality.records import records_path
 
 
 def calibrate_command(
@@ -67,7 +67,7 @@ def calibrate_command(
                 measure=measure,  # type: ignore[arg-type]  # checked there
                 ratios=ratios_of(ratio),
                 seed=seed,
-                records=records_beside(out) if out is not None else None,
+                records=records_path(out) if out is not None else None,
                 resume=resume,
                 strict=strict,
                 show_progress=True,
@@ -85,6 +85,6 @@ def calibrate_command(
 
 
 _SAID = {
-    "holds": "keeps the target with 95 % confidence.",
+    "holds": "keeps the target with 95% confidence.",
     "likely": "is likely to keep the target; the examples do not show it.",
 }

@@ -1,4 +1,4 @@
-"""``ragkv check``: run the invariants on a model and say what holds."""
+"""``ragkv check``: run the invariants on a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(
     dtype: DType = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the invariants on the model; exit code 1 if one does not hold that must."""
+    """Run the invariants on the model; exit code 1 if a required one fails."""
     from ragkv.engine.verify import check_model
 
     with open_engine(

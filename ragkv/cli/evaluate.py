@@ -1,4 +1,4 @@
-"""``ragkv eval``: options, then one call each to what the other files hold."""
+"""``ragkv eval``: its options."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def evaluate_command(
 
     from ragkv import RagKV, ReuseConfig
     from ragkv.measure.quality.codecs import compare_codecs
-    from ragkv.measure.quality.records import records_beside
+    from ragkv.measure.quality.records import records_path
     from ragkv.measure.quality.run import evaluate
     from ragkv.measure.quality.table import codec_table
 
@@ -145,7 +145,7 @@ def evaluate_command(
                 methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
                 seed=seed,
-                records=records_beside(json_path) if json_path else None,
+                records=records_path(json_path) if json_path else None,
                 resume=resume,
                 strict=strict,
                 time_in_turn=time_in_turn,
@@ -167,18 +167,18 @@ def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
     if codec is None:
         return []
     if picture is not None:
-        raise ConfigError("--codec draws no picture: leave out --plot and --chart")
+        raise ConfigError("--codec draws no picture: omit --plot and --chart")
     return [StoreConfig(codec=name).codec for name in options.parts_of(codec)] or ["raw"]
 
 
 def read_examples(path: Path, *, strict: bool) -> DataSet:
-    """Read a data set; the lines that are left out are named on the standard error."""
+    """Read a data set; the skipped lines are named on the standard error."""
     from ragkv.measure.data.examples import read_data
 
     data = read_data(path, strict=strict)
     errors = Console(stderr=True)
     for problem in data.problems:
-        errors.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
     return data
 
 

@@ -24,12 +24,12 @@ from ragkv.errors import RagKVError
 
 
 class _Commands(TyperGroup):
-    """Shows ragkv's own errors, and the system's, as one line: a traceback says no more."""
+    """Prints ragkv's and the system's errors as one line, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read has left
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except (RagKVError, OSError) as error:
             err.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -41,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    help="KV-cache reuse for RAG: compute every chunk's cache once, answer sooner.",
+    help="KV-cache reuse for RAG: compute every chunk's cache once, answer faster.",
 )
 
 

@@ -60,13 +60,13 @@ Data = Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/eval
 Model = Annotated[str | None, typer.Option(help="Hub name or folder; default: the embedded model.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many examples.")]
 Strict = Annotated[
-    bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or leave them out.")
+    bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or skip them.")
 ]
 Resume = Annotated[
     bool | None,
     typer.Option(
         "--resume/--fresh",
-        help="Add to a complete run's measurements, or start anew in any case.",
+        help="Add to a complete run's measurements, or start over.",
         show_default="interrupted runs are resumed",
     ),
 ]
@@ -95,7 +95,7 @@ def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None
             name = str(parameter.name)
             source = context.get_parameter_source(name)
             if name in names and source is not None and source.name == "COMMANDLINE":
-                raise ConfigError(f"{parameter.opts[0]} changes nothing {where}: leave it out")
+                raise ConfigError(f"{parameter.opts[0]} changes nothing {where}: omit it")
 
 
 def parts_of(text: str) -> list[str]:

@@ -35,7 +35,7 @@ def plan_command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="What the model runs in.", show_default="as its configuration says"),
+        typer.Option(help="The model's dtype.", show_default="its configuration's"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -39,7 +39,7 @@ def precompute(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the cache of every chunk under PATHS; what is stored already is skipped.
+    """Compute the cache of every chunk under PATHS; stored chunks are skipped.
 
     Of a file that was changed, the chunks that it no longer has are removed: those of the same
     model and size.

@@ -16,7 +16,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder:
-    """Embeds every text once, however often it is asked for.
+    """Embeds every text once.
 
     Raises
     ------

@@ -28,7 +28,7 @@ def simulate_command(
     zipf: Annotated[
         str | None,
         typer.Option(
-            help="Draw a trace in which 3 % of the chunks take 60 % of the requests: "
+            help="Draw a trace in which 3% of the chunks take 60% of the requests: "
             "chunks=10000,requests=20000,seed=0,per_request=4."
         ),
     ] = None,

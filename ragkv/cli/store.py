@@ -1,4 +1,4 @@
-"""``ragkv store``: look into a store, check it, clean it, carry it elsewhere."""
+"""``ragkv store``: inspect a store, verify it, collect garbage, carry it elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ragkv.cli.simulate import simulate_command
 if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore
 
-store_app = typer.Typer(no_args_is_help=True, help="Look into a store, check it, clean it.")
+store_app = typer.Typer(
+    no_args_is_help=True, help="Inspect a store, verify it, collect garbage, carry it elsewhere."
+)
 store_app.command("simulate")(simulate_command)
 
 
@@ -30,7 +32,7 @@ def stats(
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many chunks there are, for which models, and what they take."""
+    """Count chunks, documents and bytes, for each model."""
     from ragkv.store.operate import inspect
 
     with closing(_open(store, namespace, encrypt, reading=True)) as opened:
@@ -57,11 +59,11 @@ def verify(
     namespace: Namespace = "default",
     encrypt: Encrypted = False,
     heal: Annotated[
-        bool, typer.Option("--heal", help="Remove what is damaged; precompute puts it back.")
+        bool, typer.Option("--heal", help="Delete damaged entries; precompute restores them.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read everything and its checksums; exit code 1 if damage remains."""
+    """Verify all checksums; exit code 1 if damage remains."""
     from ragkv.store.operate import inspect
 
     with closing(_open(store, namespace, encrypt, reading=not heal)) as opened:
@@ -77,7 +79,7 @@ def verify(
             out.print(table)
         counts = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())
         _say(
-            f"{found.values} values, {_megabytes(found.nbytes)} MB read: {counts or 'all whole'}; "
+            f"{found.values} values, {_megabytes(found.nbytes)} MB read: {counts or 'all intact'}; "
             f"{found.healed} removed."
         )
     if not found.sound:
@@ -91,7 +93,7 @@ def gc(
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove expired chunks, and what interrupted writers left."""
+    """Delete expired chunks and the remains of interrupted writers."""
     with closing(_open(store, namespace, encrypt)) as opened:
         removed = opened.gc()
     _report({"removed": removed}, f"{removed} chunks removed.", as_json)
@@ -105,14 +107,15 @@ def export_command(
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write all whole entries into one tar file, not encrypted."""
+    """Write all intact entries to one tar file, unencrypted."""
     from ragkv.store.operate.archive import export_store
 
     with closing(_open(store, namespace, encrypt, reading=True)) as opened:
         done = export_store(opened, file)
     _report(
         asdict(done),
-        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.damaged} damaged left out.",
+        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; "
+        f"{done.damaged} damaged ones skipped.",
         as_json,
     )
 
@@ -125,7 +128,7 @@ def import_command(
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put the entries of an exported file into a store; what is there already stays."""
+    """Add the entries of an exported file to a store; existing ones stay."""
     from ragkv.store.operate.archive import import_store
 
     with closing(_open(store, namespace, encrypt, new=True)) as opened:
@@ -133,7 +136,7 @@ def import_command(
     _report(
         asdict(done),
         f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.existing} were there "
-        f"already, {done.damaged} damaged left out.",
+        f"already, {done.damaged} damaged ones skipped.",
         as_json,
     )
 
@@ -144,7 +147,7 @@ def key() -> None:
     from ragkv.store.backends.keys import KEY_VARIABLE, new_key
 
     out.print(new_key(), markup=False, highlight=False, soft_wrap=True)
-    err.print(f"Whoever has it reads the store; without it nobody does: {KEY_VARIABLE}=…")
+    err.print(f"This key alone opens the store: set {KEY_VARIABLE}=…")
 
 
 @store_app.command()
@@ -158,7 +161,7 @@ def bench(
     encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time loading from the store beside plain memory-mapped files of the same bytes."""
+    """Time loading from the store against plain memory-mapped files of the same bytes."""
     from ragkv.measure.speed.store_bandwidth import bandwidth
 
     with err.status("Writing, then loading …"):
@@ -184,10 +187,10 @@ def bench(
 def _open(
     store: str | None, namespace: str, encrypt: bool, *, reading: bool = False, new: bool = False
 ) -> ChunkStore:
-    """Open a store without tiers above it; one that is not there is made where it may be ``new``.
+    """Open a store without tiers; ``new`` creates a missing one.
 
-    ``reading``: change nothing. Opening a folder for writing may still mend what a crash
-    has left; one that may not be written is opened read-only.
+    ``reading``: change nothing. Opening a writable folder still cleans up after a crash; another
+    one is opened read-only.
     """
     from ragkv.config import StoreConfig
     from ragkv.errors import StoreError

@@ -19,7 +19,7 @@ _PAUSES = ("\n\n", "\n", ". ", " ")
 def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
     """Return the text of each file under ``paths`` by its full path, in the order of the names.
 
-    Files in folders that are no UTF-8 text are left out, and said.
+    Files in folders that are not UTF-8 text are skipped with a message.
 
     Raises
     ------

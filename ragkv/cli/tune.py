@@ -1,4 +1,4 @@
-"""``ragkv tune-auxiliary``: options, then one call each to what the other files hold."""
+"""``ragkv tune-auxiliary``: its options."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tune_command(
     console = Console()
     console.print(table(tuning))
     if tuning.best_epoch == 0:
-        text = "Training made held-out examples no better: the folder holds the old weights."
+        text = "Training did not improve held-out examples: the folder has the old weights."
         console.print(text, style="yellow")
     console.print(f"Saved: {out}", markup=False, highlight=False, soft_wrap=True)
 

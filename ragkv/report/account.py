@@ -11,7 +11,7 @@ from ragkv.report.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A known chunk that stood in the prompt and could not be reused.
+    """A known chunk in the prompt that could not be reused.
 
     ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
     ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``codec``, ``unreadable``,
@@ -26,7 +26,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class ChunkUse:
-    """One chunk of the prompt: where it stands and what was done with its tokens.
+    """One chunk of the prompt: its position, and what was done with its tokens.
 
     ``start`` and ``end`` are token positions in the prompt; ``reused`` and
     ``recomputed`` count its cached tokens, the rest of the span is fresh.
@@ -56,7 +56,7 @@ class ReuseReport:
     fresh_tokens
         Tokens that were not cached: query, text between chunks, misses.
     recompute_ratio, effective_ratio
-        The share asked for (or ``"auto"``), and ``recomputed / (reused + recomputed)``.
+        The requested share (or ``"auto"``), and ``recomputed / (reused + recomputed)``.
     choice
         What ``"auto"`` saw and chose.
     ttft_s
@@ -70,7 +70,7 @@ class ReuseReport:
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
         (bytes of length ``prompt_tokens``).
     warnings
-        What the user should know, said once per engine in the log: such as a prompt whose
+        Warnings for the user, logged once per engine: such as a prompt whose
         head is not the sink.
     trace
         The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
@@ -111,7 +111,7 @@ class ReuseReport:
         Parameters
         ----------
         question, model, answer
-            What to say above the figures; left out where empty.
+            A heading; omitted where empty.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class PrecomputeReport:
     seconds
         Wall time of the call.
     removed
-        Chunks that the document held before, and no document holds now.
+        Chunks of the document's former version that no document has now.
     """
 
     new: int = 0

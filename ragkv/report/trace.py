@@ -1,4 +1,4 @@
-"""What a report's page shows and its figures leave out: the prompt, token by token."""
+"""The prompt token by token, for a report's page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A prompt's text, where its tokens stand in it, and what they were ranked by.
+    """A prompt's text, its tokens' offsets, and their ranking.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.measure.picture import save_chart
 from ragkv.measure.quality import write_data
 from ragkv.measure.quality.chart import chart
-from ragkv.measure.quality.records import records_beside
+from ragkv.measure.quality.records import records_path
 from ragkv.measure.quality.summary import Evaluation, SummaryRow
 
 
@@ -77,7 +77,7 @@ def test_options_that_would_change_nothing_are_refused(arguments, named):
 
 
 def test_results_whose_names_differ_behind_a_dot_have_their_own_measurements(tmp_path):
-    names = [records_beside(tmp_path / name).name for name in ("m-3.1.json", "m-3.2.json", "m-3.1")]
+    names = [records_path(tmp_path / name).name for name in ("m-3.1.json", "m-3.2.json", "m-3.1")]
     assert names == ["m-3.1.rows.jsonl", "m-3.2.rows.jsonl", "m-3.1.rows.jsonl"]
 
 

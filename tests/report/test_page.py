@@ -109,7 +109,7 @@ def test_figures_on_the_page(page, answered):
     words = Reader(page).words.replace("\u00a0", " ")
     assert f"{report.prompt_tokens:,} tokens" in words
     assert f"First token after{seconds(report.ttft_s)}".replace("\u00a0", " ") in words
-    assert "asked: 20 %" in words
+    assert "requested: 20%" in words
     for step in report.steps:
         assert step.replace("_", " ") in words
     for number, use in enumerate(report.chunks, 1):
@@ -139,7 +139,7 @@ def test_notes_are_on_the_page(engine, answered):
     report = replace(missed, warnings=("Beware of <this>.",), misses=())
     words = Reader(report.to_html()).words
     assert f"Auto {report.choice}" in words
-    assert "asked: auto" in words
+    assert "requested: auto" in words
     assert "Warning Beware of <this>." in words
     report = replace(answered.report, misses=(Miss("a <chunk>", "absent"),))
     words = Reader(report.to_html()).words

@@ -40,7 +40,7 @@ def corpus_chunks(
 ) -> list[str]:
     """Split the topics as users split: LangChain's recursive splitter, counting tokens.
 
-    Topics that this version of Python does not have are left out.
+    Topics that this version of Python does not have are skipped.
     """
     from langchain_text_splitters import RecursiveCharacterTextSplitter
 

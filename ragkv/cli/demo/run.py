@@ -1,4 +1,4 @@
-"""The demo from corpus to figures; every step says what it does."""
+"""The demo from corpus to figures, step by step."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def show_figures(name: str, figures: DemoFigures) -> None:
     """Print one framework's questions: where prompt tokens came from, times, agreement."""
     table = Table(title=f"{name}: time to first token")
     table.add_column("")
-    for column in ("prompt", "reused", "recomputed", "full s", "ragkv s", "sooner", "agree"):
+    for column in ("prompt", "reused", "recomputed", "full s", "ragkv s", "speed-up", "agree"):
         table.add_column(column, justify="right")
     for number, pair in enumerate(figures.pairs, 1):
         table.add_row(
@@ -45,10 +45,10 @@ def show_figures(name: str, figures: DemoFigures) -> None:
 
 
 def show_summary(result: DemoResult) -> None:
-    """Print what it comes to, for each framework."""
+    """Print the summary of each framework."""
     table = Table(title=f"{escape(result.model)}, {result.chunks} chunks: medians")
     table.add_column("framework")
-    for column in ("questions", "full s", "ragkv s", "sooner", "first 16 tokens agree"):
+    for column in ("questions", "full s", "ragkv s", "speed-up", "first 16 tokens agree"):
         table.add_column(column, justify="right")
     for name, figures in result.frameworks.items():
         table.add_row(

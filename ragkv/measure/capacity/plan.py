@@ -51,14 +51,14 @@ def shape_of(model: str | Path | None, dtype: torch.dtype | None = None) -> Shap
     model
         Hub name or folder, None for the embedded model.
     dtype
-        What it is going to run in; None is what its configuration says.
+        The dtype it will run in; None is the configuration's.
 
     Raises
     ------
     ModelNotFoundError
         There is no such configuration on this machine.
     UnsupportedModelError
-        It does not say what keys and values look like.
+        It does not determine the shape of keys and values.
     """
     place = default_model_folder() if model is None or str(model) == DEFAULT_MODEL else model
     try:
@@ -75,7 +75,8 @@ def shape_of(model: str | Path | None, dtype: torch.dtype | None = None) -> Shap
         layers = config.num_hidden_layers
     except AttributeError as error:
         raise UnsupportedModelError(
-            f"the configuration of {str(place)!r} does not say what its caches look like: {error}"
+            f"the configuration of {str(place)!r} does not determine the shape of its caches: "
+            f"{error}"
         ) from error
     found = dtype or config.dtype or torch.float32
     return Shape(DEFAULT_MODEL if model is None else str(model), layers, kv_heads, head_dim, found)

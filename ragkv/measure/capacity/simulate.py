@@ -43,11 +43,11 @@ class Outcome:
     Attributes
     ----------
     hit_rate, token_hit_rate
-        Share of the chunks, and of their tokens, that were in the tier when asked for.
+        Share of the chunks, and of their tokens, that were in the tier when requested.
     saved_s, saved
         Seconds of prefill that the hits saved, and their share of all prefill seconds.
     evictions, refused
-        Entries that left for want of room, and that were not let in.
+        Evicted entries, and entries that were not admitted.
     """
 
     policy: str
@@ -114,7 +114,7 @@ def _wanted(chunk: Any, numbers: dict[str, int]) -> Wanted:
 def zipf_trace(
     chunks: int = 10_000, requests: int = 20_000, seed: int = 0, per_request: int = 4
 ) -> list[Request]:
-    """Draw a trace in which 3 % of the chunks take 60 % of the requests.
+    """Draw a trace in which 3% of the chunks take 60% of the requests.
 
     That is what RAGCache found in its data sets (arXiv 2404.12457, section 3.2). Popularity
     falls as a power of the rank, with the exponent that gives these shares. Chunks have 64 to

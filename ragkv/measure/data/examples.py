@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question over chunks that stand in prompt order.
+    """One question over chunks in prompt order.
 
     ``answers`` are alternatives in the question-answering tasks, one reference in
     ``summarization``, and all required in the needle tasks.
@@ -43,7 +43,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """The examples of a file and one message for every line that was left out."""
+    """The examples of a file and one message for every line that was skipped."""
 
     name: str
     examples: tuple[Example, ...]
@@ -78,7 +78,7 @@ def read_data(path: str | Path, *, strict: bool = True) -> DataSet:
     path
         The file; blank lines are passed over.
     strict
-        Stop at the first bad line; otherwise leave it out and list it in ``problems``.
+        Stop at the first bad line; otherwise skip it and list it in ``problems``.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def read_data(path: str | Path, *, strict: bool = True) -> DataSet:
             examples.append(example)
     if not examples:
         first = f"; the first problem: {problems[0]}" if problems else ""
-        raise DataError(f"{file}: holds no usable example{first}")
+        raise DataError(f"{file}: has no usable example{first}")
     return DataSet(file.stem, tuple(examples), tuple(problems))
 
 

@@ -24,7 +24,7 @@ def read_haystack(path: str | Path) -> str:
     Raises
     ------
     ConfigError
-        The file cannot be read or holds no text.
+        The file cannot be read or has no text.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -107,7 +107,7 @@ def build_needles(
     """
     pieces = sentences(haystack)
     if not pieces:
-        raise ConfigError("the haystack holds no text")
+        raise ConfigError("the haystack has no text")
 
     def measure(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""Evaluate: quality and speed of every method beside full prefill, with intervals."""
+"""Evaluate: quality and speed of every method against full prefill, with intervals."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ RATIOS = (0.7, 0.5, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
 
 _COLOURS = {"holds": "green", "likely": "yellow", "no": "red"}
 _CAPTION = (
-    "at least: the mean's one-sided 95 % bound. share: of the cached tokens,"
+    "at least: the mean's one-sided 95% bound. share: of the cached tokens,"
     " recomputed. more: examples that would roughly show a likely ratio to hold."
 )
 
@@ -72,7 +72,7 @@ class Calibration:
         near = (
             f"no ratio below 1 is shown to keep {self.measure} at {self.target:.1%}: at "
             f"{first.ratio:g} it is {first.mean:.1%} over {first.examples} examples, and at least "
-            f"{first.low:.1%} with 95 % confidence"
+            f"{first.low:.1%} with 95% confidence"
         )
         if first.verdict == "no":
             raise NotShownError(f"{near}. Lower the target, or try another method.")
@@ -179,10 +179,10 @@ def calibrate(
     holds if its own bound and that of every higher one reach the target. This is a test
     in fixed sequence (Maurer, Hothorn and Lehmacher, 1995): to promise too low a ratio,
     the first ratio that in truth misses the target must pass, and that has a chance of
-    5 %. So several ratios are looked at without a correction, and without supposing that
+    5%. So several ratios are looked at without a correction, and without supposing that
     fidelity grows with the ratio. A bisection would measure as many ratios and need
     both. Going on with more examples *because* a ratio was only likely is another look,
-    which the 5 % do not cover.
+    which the 5% do not cover.
 
     Parameters
     ----------

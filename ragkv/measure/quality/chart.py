@@ -20,7 +20,7 @@ _EXACT_KL = 1e-6
 def chart(evaluation: Evaluation) -> Figure:
     """Draw KL (log scale) and retention over the share recomputed, one line a method.
 
-    Methods differ in colour, marker and dashes; bars are 95 % bootstrap intervals. Ratio
+    Methods differ in colour, marker and dashes; bars are 95% bootstrap intervals. Ratio
     ``"auto"`` is a point of its own. What equals full attention (KL under 1e-6) is left
     out: it has no place on a log scale.
 

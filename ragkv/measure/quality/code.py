@@ -21,17 +21,17 @@ def code_of(method: Method) -> list[str]:
 
 
 def _rule(score: Callable[..., object] | None) -> str:
-    """Return the text of the rule's file, and what this rule was given beside it.
+    """Return the text of the rule's file, and the rule's bound values.
 
-    That is what a partial function, a closure or an object holds. Of a rule without a file
+    These are a partial's, a closure's or an object's. Of a rule without a file
     it is what the rule was compiled to.
     """
     if isinstance(score, partial):
         return f"{_rule(score.func)} {score.args!r} {score.keywords!r}"
-    held = [getattr(score, "__defaults__", None), getattr(score, "__kwdefaults__", None)]
-    held += [cell.cell_contents for cell in getattr(score, "__closure__", None) or ()]
-    held += [getattr(getattr(score, "__self__", score), "__dict__", None)]
-    parts = [_rule(each) if isinstance(each, _FUNCTIONS) else repr(each) for each in held]
+    bound = [getattr(score, "__defaults__", None), getattr(score, "__kwdefaults__", None)]
+    bound += [cell.cell_contents for cell in getattr(score, "__closure__", None) or ()]
+    bound += [getattr(getattr(score, "__self__", score), "__dict__", None)]
+    parts = [_rule(each) if isinstance(each, _FUNCTIONS) else repr(each) for each in bound]
     return " ".join([_text(score), *parts])
 
 

@@ -1,7 +1,7 @@
 """Codecs side by side: what they lose, what they take, how fast they load.
 
-Every codec has a store of its own in a temporary folder, from which every request loads
-anew. What a codec loses is measured against the raw entries under the same method and
+Every codec has its own store in a temporary folder, from which every request loads
+again. A codec's loss is measured against the raw entries under the same method and
 ratio, along the full prefill's greedy answer (see :mod:`ragkv.measure.quality.fidelity`).
 """
 
@@ -48,7 +48,7 @@ class CodecRow:
     bytes_per_token
         Bytes of the entries, headers included, for each token.
     load_s
-        Seconds to load 1,000 tokens from files that the system still holds in memory.
+        Seconds to load 1,000 tokens from files in the page cache.
     kl_raw
         Mean of ``KL(raw || codec)``, in nats.
     kl, agreement
@@ -150,7 +150,7 @@ def compare_codecs(
             except PromptTooLongError as error:
                 if strict:
                     raise
-                _log.warning("example %s is left out: %s", example.id, error)
+                _log.warning("example %s is skipped: %s", example.id, error)
                 left_out += 1
     if not seen:
         raise ConfigError(f"no example of {data.name} fits the model")

@@ -20,14 +20,14 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A mean and the end of its one-sided 95 % interval.
+    """A mean and the end of its one-sided 95% interval.
 
     Attributes
     ----------
     mean
         Over the examples, 1 is full attention.
     low
-        The mean lies above it with 95 % confidence.
+        The mean lies above it with 95% confidence.
     examples
         How many the measure could use: for ``retention`` those that full attention
         answers.
@@ -53,11 +53,11 @@ class Bound:
 def bound(records: Sequence[EvalRecord], measure: Measure, *, seed: int = 0) -> Bound:
     """Bound the mean fidelity of one method at one ratio from below.
 
-    The bound is the 5 % quantile of the bootstrap over examples, each method's beside
+    The bound is the 5% quantile of the bootstrap over examples, each method's beside
     full attention's on the same example. One example that the method fails wholly is
     added to every sample first. Without it examples that all agree would show any
     target, however few they are; with it n of them show about 1 - 3/n (the "rule of
-    three"), and the bound errs in less than 5 % of data sets for skewed losses too.
+    three"), and the bound errs in less than 5% of data sets for skewed losses too.
 
     Parameters
     ----------

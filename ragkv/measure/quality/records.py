@@ -48,7 +48,7 @@ class EvalRecord:
 class RecordFile:
     """Append-only JSONL of records.
 
-    Opening takes up an interrupted run's records and starts anew over a complete run's.
+    Opening takes up an interrupted run's records and overwrites a complete run's.
     A last line that an interruption tore is dropped.
 
     Parameters
@@ -56,7 +56,7 @@ class RecordFile:
     path
         The file, or None to keep nothing on disk.
     resume
-        True also takes up a complete run's records, False starts anew in any case.
+        True also takes up a complete run's records, False starts over in any case.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class RecordFile:
         self._append(_line(record))
 
     def finish(self) -> None:
-        """Mark the run complete: the next one over this file starts anew."""
+        """Mark the run complete: the next one over this file starts over."""
         self._append(json.dumps(_END) + "\n")
 
     def _append(self, line: str) -> None:
@@ -106,8 +106,8 @@ class RecordFile:
                 os.fsync(out.fileno())
 
 
-def records_beside(path: Path) -> Path:
-    """Return where the measurements behind a result stand: beside it."""
+def records_path(path: Path) -> Path:
+    """Return the path of a result's measurements: next to it."""
     return path.with_name(path.name.removesuffix(".json") + ".rows.jsonl")
 
 

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setting]:
     """Return the (method, ratio) pairs to measure: ``full`` first, each once.
 
-    A method that chooses no tokens stands once: at 1 if it reuses nothing, else at 0.
-    ``"auto"`` stands at the methods that can choose how many.
+    A method that chooses no tokens is listed once: at 1 if it reuses nothing, else at 0.
+    ``"auto"`` is listed for methods that can choose a ratio.
 
     Raises
     ------
@@ -107,9 +107,9 @@ def evaluate(
     records
         JSONL of single measurements: an interrupted run over it is taken up again.
     resume
-        True also adds to a complete run's records, False starts anew in any case.
+        True also adds to a complete run's records, False starts over in any case.
     strict
-        Raise for a prompt that the model cannot hold; otherwise warn and leave it out.
+        Raise for a prompt that exceeds the model's positions; otherwise warn and skip it.
     time_in_turn
         Measure a full prefill before every method's, not one an example, so that both
         see the same state of the machine.
@@ -151,7 +151,7 @@ def measurements(
     time_in_turn: bool = True,
     show_progress: bool = False,
 ) -> list[EvalRecord]:
-    """Return the records of all settings, those that the file does not hold measured now.
+    """Return the records of all settings, measuring those that the file does not have.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def measurements(
                 if strict:
                     raise
                 done = [record for record in done if record.id != example.id]
-                _log.warning("example %s is left out: %s", example.id, error)
+                _log.warning("example %s is skipped: %s", example.id, error)
     if not done:
         raise ConfigError(f"no example of {data.name} fits the model")
     return done

@@ -63,7 +63,7 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
 
 
 def needle_recall(answer: str, needles: Sequence[str]) -> float:
-    """Return the share of needles that stand in the answer as substrings, case ignored.
+    """Return the share of needles that are in the answer as substrings, case ignored.
 
     Source: RULER, arXiv 2404.06654, ``string_match_all``.
     """

@@ -32,7 +32,7 @@ class SummaryRow:
     ttft_s, speedup
         Medians over examples; the speed-up is each example's full TTFT over its own.
     ci95
-        95 % bootstrap interval by field name. A figure that no example supports is None
+        95% bootstrap interval by field name. A figure that no example supports is None
         and has no interval.
     """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CAPTION = (
     "share: of the cached tokens, recomputed. KL, agree: to full attention's next-token"
     " distributions. kept: of full attention's score, where it scores. TTFT in seconds."
-    " Grey: 95 % intervals."
+    " Grey: 95% intervals."
 )
 
 _CODEC_CAPTION = (
@@ -97,7 +97,7 @@ def codec_table(comparison: CodecComparison) -> Table:
 
 
 def _name(row: SummaryRow | CodecRow, rows: Sequence[SummaryRow | CodecRow]) -> str:
-    """Return the method's name, and its ratio unless it stands at 0 or 1 alone."""
+    """Return the method's name, and its ratio unless the method has just one."""
     ratios = {other.ratio for other in rows if other.method == row.method}
     alone = ratios in ({0.0}, {1.0})
     return escape(row.method if alone else f"{row.method} {ratio_name(row.ratio)}")

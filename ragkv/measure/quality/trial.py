@@ -21,7 +21,7 @@ class Trial:
     Attributes
     ----------
     mean, low
-        The measure's mean and its one-sided 95 % bound, 1 is full attention.
+        The measure's mean and its one-sided 95% bound, 1 is full attention.
     examples
         How many the measure could use.
     verdict

@@ -1,1 +1,1 @@
-"""Benchmarks: time to first token beside full prefill, the arithmetic bound and peers."""
+"""Benchmarks: time to first token against full prefill, the arithmetic bound and peers."""

@@ -1,4 +1,4 @@
-"""The picture of a benchmark: speed-up over prompt length, beside the arithmetic bound."""
+"""The picture of a benchmark: speed-up over prompt length, against the arithmetic bound."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chart(benchmark: Benchmark) -> Figure:
     axes.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], minor=False)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.set_xlabel("prompt tokens")
-    axes.set_ylabel("first token sooner than by full prefill")
+    axes.set_ylabel("speed-up of the first token over full prefill")
     bound = Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="arithmetic bound")
     figure.legend(handles=[*handles, bound], loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -115,7 +115,7 @@ class Prefill:
 
 
 def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Prefill:
-    """Prefill a prompt's token ids in full and say where the time went."""
+    """Prefill a prompt's token ids in full and time the parts."""
     timer = AttentionTimer(loaded.architecture.layers, loaded.device)
     synchronise(loaded.device)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How fast chunks are ingested, beside the model's own prefill of the same tokens."""
+"""The speed of ingestion, against the model's own prefill of the same tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bench_ingest(
     codec: str = "raw",
     folder: str | Path | None = None,
 ) -> Ingestion:
-    """Time ``precompute`` from texts to synced files beside the model's forward pass.
+    """Time ``precompute`` from texts to synced files against the model's forward pass.
 
     The plain prefill has the same token ids in the same batches, keeps their keys and
     values and computes the logits of the last row alone. One round more warms up.

@@ -22,7 +22,7 @@ def peak_growth(call: Callable[[], object], device: torch.device) -> int | None:
     On a CUDA device this is exact: the peak of torch's allocator above what was allocated
     before. On a CPU under Linux it is the growth of the process's anonymous resident
     memory, sampled every millisecond while the call runs and once before its result is
-    released. Memory that the C library holds free is given back to the system first,
+    released. The C library's free memory is returned to the system first,
     where it is glibc. Not counted are pages of mapped files, memory that is allocated and
     never touched, and peaks between two samples. None where neither way is there.
     """

@@ -18,7 +18,7 @@ class BenchRow:
     Attributes
     ----------
     tokens, prompt_tokens
-        The length asked for, and the median prompt's real one.
+        The requested length, and the median prompt's real one.
     tier
         Where the chunks' caches are: in memory, or in files that the system has cached.
     full_s
@@ -26,7 +26,7 @@ class BenchRow:
     ragkv_s, steps, computed_tokens, bound_s, peak_bytes
         Of the round with the median time: its seconds, where they went (they sum to
         ``ragkv_s``), how many tokens it computed and the least that this must cost (see
-        :mod:`ragkv.measure.speed.time_bound`). ``peak_bytes`` is of a request of its own, see
+        :mod:`ragkv.measure.speed.time_bound`). ``peak_bytes`` is of a separate request, see
         :mod:`ragkv.measure.speed.memory`; None where it cannot be measured.
     speedup, quartiles
         Median and quartiles over rounds of a full prefill's time over that of ragkv right

@@ -1,4 +1,4 @@
-"""A whole benchmark: measure, compare with peers, and say what it was measured on."""
+"""A whole benchmark: measure, compare with peers, and describe the machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench_ttft(
     peers: Sequence[Opening] = (),
     show_progress: bool = False,
 ) -> Benchmark:
-    """Measure times to first token beside full prefill, the bound and peers.
+    """Measure times to first token against full prefill, the bound and peers.
 
     Raises
     ------

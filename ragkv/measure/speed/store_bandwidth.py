@@ -1,4 +1,4 @@
-"""How fast a store loads, beside plain memory-mapped files with the same bytes."""
+"""The loading speed of a store, against plain memory-mapped files with the same bytes."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def bandwidth(
 ) -> Bandwidth:
     """Put random entries into a namespace of their own, load them in turn, delete them.
 
-    Every ``get`` verifies all checksums and copies the entry into memory of its own, and
+    Every ``get`` verifies all checksums and copies the entry, and
     no tier keeps it. The memory maps are of plain files, one with the keys and values of
     each entry, in the store's folder, or in the folder for temporary files where the store
     is no folder; they are copied into memory, too, and nothing verifies them.
 
-    Cold means that the system was told to forget the files' pages
+    Cold means that the files' pages were dropped from the page cache
     (``posix_fadvise(POSIX_FADV_DONTNEED)``) after they were synced. What the drive, its
     controller or a virtual machine's host keep in their own memory stays there. Warm means
     that the same files have just been read.

@@ -12,7 +12,7 @@ from ragkv.measure.speed.result import Benchmark, BenchRow
 _CAPTION = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
     "bound: the least that computing these tokens costs at full prefill's rates. eff.: of the "
-    "time taken, the bound's share. peak: memory above that before the request."
+    "time taken, the bound's share. MB: peak memory above that before the request."
 )
 _STEPS = "Of the median round, in milliseconds."
 
@@ -43,7 +43,7 @@ def _speedups(benchmark: Benchmark) -> Table:
     out = _table(
         f"{benchmark.model_name} on {benchmark.device}",
         _CAPTION.format(rounds=rounds),
-        *("method", "from", "tokens", "full s", "ragkv s", "sooner", "bound", "eff.", "peak MB"),
+        *("method", "from", "tokens", "full s", "ragkv s", "speed-up", "bound", "eff.", "MB"),
         names=2,
     )
     for row in benchmark.rows:
@@ -80,8 +80,8 @@ def _milliseconds(seconds: float) -> str:
 def _peers(benchmark: Benchmark) -> Table:
     out = _table(
         "Other engines on the same prompts",
-        "sooner: ragkv's first token than the engine's; in brackets: quartiles.",
-        *("engine", "against", "tokens", "seconds", "ragkv sooner"),
+        "speed-up: of ragkv's first token over the engine's; in brackets: quartiles.",
+        *("engine", "against", "tokens", "seconds", "speed-up"),
         names=2,
     )
     for peer in benchmark.peers:

@@ -71,7 +71,7 @@ class Costs:
 def bound_s(costs: Costs, rows: Positions, load_s: float) -> float:
     """Return the least seconds for computing ``rows`` while the other rows are loaded.
 
-    Loading runs beside the computation: only what lasts longer adds to the time.
+    Loading overlaps computation: only its excess adds to the time.
     """
     compute = costs.compute_s(rows)
     return compute + max(0.0, load_s - compute)

@@ -24,7 +24,7 @@ _QUESTION = (
 )
 _TRIES = 8
 _MANY = 10
-"""So many chunks have more orders than anyone asks for."""
+"""So many chunks have more orders than any benchmark needs."""
 _TOO_SHORT = (
     "the text for prompts has {tokens} tokens, too few for these chunks: give smaller --tokens"
 )
@@ -37,7 +37,7 @@ class RequestTrace:
     Attributes
     ----------
     tokens
-        The length asked for: the longest prompt has this many tokens or a few less.
+        The requested length: the longest prompt has this many tokens or a few less.
     chunks
         The chunks' texts.
     sink

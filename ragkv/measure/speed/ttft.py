@@ -144,7 +144,7 @@ class Bench:
         ConfigError
             A prompt cannot be made, or the model does not reuse its chunks.
         PromptTooLongError
-            The model knows fewer positions than a prompt has.
+            The model has fewer positions than a prompt has.
         """
         plan = self._plan
         count = len(plan.tokens) * plan.rounds * len(plan.settings)

@@ -84,7 +84,7 @@ class Tail:
         ConfigError
             The primary model's query does not attend to the chunks at all.
         PromptTooLongError
-            A chunk and the query have more tokens than the model knows positions.
+            A chunk and the query have more tokens than the model has positions.
         """
         question, tokenizer = target.question, self._loaded.tokenizer
         query_ids = tokenize(Rendered(question.query, add_special_tokens=False), tokenizer).ids

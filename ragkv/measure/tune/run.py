@@ -60,7 +60,7 @@ def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = Fal
     ConfigError
         An example has no chunk that can be reused.
     PromptTooLongError
-        A prompt has more tokens than the primary model knows positions.
+        A prompt has more tokens than the primary model has positions.
     """
     reusable = require_reusable(primary)
     questions = [read_question(example, primary) for example in data.examples]

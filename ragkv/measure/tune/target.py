@@ -55,7 +55,7 @@ class Target:
     Attributes
     ----------
     question
-        What was asked.
+        The question.
     scores
         For each chunk ``[tokens]`` float32, in the primary model's tokens: attention
         weight from the query's tokens, mean over heads and query tokens.
@@ -84,7 +84,7 @@ def read_question(example: Example, loaded: LoadedModel) -> Question:
     spans = ChunkFinder(chunk_texts(example)).find(rendered.text)
     if not spans:
         raise ConfigError(
-            f"example {example.id}: no chunk is long enough to be reused; leave the example out"
+            f"example {example.id}: no chunk is long enough to be reused; omit the example"
         )
     tokens = tokenize(rendered, loaded.tokenizer)
     check_length(len(tokens), loaded, example.id)
@@ -98,8 +98,8 @@ def check_length(tokens: int, loaded: LoadedModel, example_id: str) -> None:
     known = loaded.positions
     if known is not None and tokens > known:
         raise PromptTooLongError(
-            f"example {example_id}: {tokens} tokens, and {loaded.name} knows {known} positions; "
-            "leave the example out or cut its chunks"
+            f"example {example_id}: {tokens} tokens, and {loaded.name} has {known} positions; "
+            "omit the example or cut its chunks"
         )
 
 

@@ -1,4 +1,4 @@
-"""Training: AdamW over whole examples; the weights that do best on held-out ones are kept."""
+"""Training: AdamW over whole examples, keeping the weights that are best on held-out ones."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def train(
     *,
     show_progress: bool = False,
 ) -> list[Epoch]:
-    """Train in place, one example a step, and leave the weights that did best held out.
+    """Train in place, one example a step, and keep the weights that are best on held-out ones.
 
     Weights are not decayed: they shall stay near those of the language model.
 
     Returns
     -------
     list of Epoch
-        The first, number 0, is before training; its weights are left if none did better.
+        The first, number 0, is before training; its weights are kept if no pass was better.
     """
     weights = tail.thaw(training[0])
     optimizer = AdamW(weights.values(), lr=settings.lr, weight_decay=0.0)

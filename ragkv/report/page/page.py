@@ -1,4 +1,4 @@
-"""The page: what it cost, where the tokens came from, and the prompt itself."""
+"""The page: the time, the tokens' origin, and the prompt itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MEANING = {
     "sink": "the head that all prompts share",
     "reused": "kept as cached with its chunk",
     "recomputed": "cached, and computed again here",
-    "fresh": "not cached: the query, and what stands between chunks",
+    "fresh": "not cached: the query, and the text between chunks",
 }
 _STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
 """Steps that the style sheet has a colour for."""
@@ -78,7 +78,7 @@ def _figures(report: ReuseReport) -> str:
         (
             "Recomputed",
             percent(report.effective_ratio) if cached else "\u2013",
-            f"of the cached; asked: {asked if isinstance(asked, str) else percent(asked)}",
+            f"of the cached; requested: {asked if isinstance(asked, str) else percent(asked)}",
         ),
     ]
     cells = (

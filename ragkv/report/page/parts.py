@@ -1,4 +1,4 @@
-"""A prompt in parts: the sink, chunk after chunk, and what stands between them."""
+"""A prompt in parts: the sink, chunk after chunk, and the text between them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _chunk_scores(report: ReuseReport, trace: Trace) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """How a token's score stands among all that were scored.
+    """A token's rank among all scored ones.
 
     Attributes
     ----------
@@ -109,11 +109,11 @@ class Standing:
 
 
 TOPS = (0.4, 0.2, 0.1, 0.05, 0.02)
-"""The levels: a token is among the highest 40 % of all scores, the highest 20 % ..."""
+"""The levels: a token is among the highest 40% of all scores, the highest 20% ..."""
 
 
 def standing(trace: Trace) -> Standing:
-    """Rank the tokens by score. Where all are equal none stands out: every level is 0."""
+    """Rank the tokens by score. Where all are equal every level is 0."""
     rank = np.zeros(len(trace.scores), dtype=np.int64)
     level = np.zeros(len(trace.scores), dtype=np.int64)
     where = np.flatnonzero(~np.isnan(trace.scores))

@@ -23,12 +23,12 @@ def seconds(value: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """``57 %``, ``5.7 %``, ``0.57 %``; with fewer digits behind the point at most ``digits``."""
+    """``57%``, ``5.7%``, ``0.57%``; with fewer digits behind the point at most ``digits``."""
     value = 100 * share
     if 0 < value < 0.5 * 10**-digits:
-        return f"<{10**-digits:g}\u00a0%"
+        return f"<{10**-digits:g}%"
     places = min(digits, 0 if value >= 9.95 or not value else 1 if value >= 0.995 else 2)
-    return f"{value:.{places}f}\u00a0%"
+    return f"{value:.{places}f}%"
 
 
 def count(number: int, thing: str) -> str:

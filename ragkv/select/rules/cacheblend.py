@@ -1,7 +1,7 @@
 """The tokens whose values at layer 1 differ most between the cache and the real prompt.
 
 CacheBlend, arXiv 2405.16444, section 4: layer 0 is computed in full, then layer 1's
-values are. The authors recompute 16 % of the tokens; here the share is ``recompute_ratio``.
+values are. The authors recompute 16% of the tokens; here the share is ``recompute_ratio``.
 In the authors' code the check layer attends to fresh keys and values; so it does here,
 because the fresh rows of layers 0 and 1, of all tokens, stay in the cache.
 """

