@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -216,6 +217,32 @@ def documents() -> list[Path]:
 def test_links_lead_somewhere(path: Path):
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [target for target in targets if not (path.parent / target).exists()]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_files_named_in_documents_exist(path: Path):
+    text = path.read_text(encoding="utf-8").replace("`ragkv/select/rules/edges.py`", "")
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]*(?:\.py)?)`", text))
+    mirrors = [ROOT, ROOT / "ragkv", ROOT / "kernels" / "ragkv_kernels", ROOT / "ragkv" / "store"]
+    missing = [name for name in named if not any((home / name).exists() for home in mirrors)]
+    homes = ("ragkv/", "tests/", "kernels/", "integrations/", "examples/", "docs/")
+    assert not [name for name in missing if name.endswith(".py") or name.startswith(homes)]
+
+
+def test_the_api_page_has_what_users_import_and_nothing_else():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    paths = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    classes = [path for path in paths if path != "ragkv.errors"]
+    homes = ("ragkv", "langchain_ragkv", "llama_index.llms.ragkv")
+    public = {name for home in homes for name in importlib.import_module(home).__all__}
+    assert {path.rpartition(".")[2] for path in classes} == public | {
+        "AutoRatio",
+        "Method",
+        "Scene",
+    }
+    for path in classes:
+        module, _, name = path.rpartition(".")
+        assert getattr(importlib.import_module(module), name).__module__ == module
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
