@@ -1,4 +1,4 @@
-"""What an engine does in the background: load named chunks, encode missed ones."""
+"""An engine's work in the background: load named chunks, encode missed ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ragkv.engine.request import Request
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
-"""At most so many named chunks are remembered: the last ones."""
+"""Named chunks that are remembered: the last ones."""
 
 _DISTINCTIVE = 40
-"""Characters of a line that no two texts share by chance."""
+"""Least length of a line that identifies a chunk."""
 
 _REWRITTEN = (
-    "No chunk was found in the prompt, but lines of those that were named ({count}) are in it, in "
-    "another form: precompute, and name, what the pipeline writes (other metadata, a list or JSON "
+    "No chunk was found in the prompt, but lines of the {count} named ones are in it, in another "
+    "form: precompute, and name, the text that the pipeline writes (other metadata, a list or JSON "
     "of texts?)."
 )
 
@@ -35,7 +35,7 @@ class Background:
     Parameters
     ----------
     writable
-        Whether the store takes what is encoded.
+        Whether encoded chunks can be stored.
     """
 
     def __init__(self, corpus: Corpus, *, writable: bool) -> None:
@@ -88,7 +88,7 @@ class Background:
                 self._named.pop(text, None)
 
     def rewritten_warnings(self, plan: Plan) -> tuple[str, ...]:
-        """Return a warning where no chunk was found, but lines of the last named ones stand there.
+        """Return a warning where no chunk was found, but lines of the last named ones are there.
 
         It is logged once.
         """
@@ -107,10 +107,10 @@ class Background:
         return (message,)
 
     def schedule_followups(self, request: Request, plan: Plan) -> None:
-        """Encode what the prompt needed and the store did not have; load what was too slow."""
+        """Encode the chunks that the prompt missed; load those that were too slow to load."""
         located, config = plan.located, request.config
         sink_of = partial(self._corpus.sink_for, config, request.method)
-        if located.to_load:  # in memory by the next time, and the speed is measured again
+        if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
         if missed and config.on_miss == "store" and self._writable:
@@ -120,7 +120,7 @@ class Background:
     def _submit(
         self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
     ) -> None:
-        """Run it in the thread; errors go to the log, since nobody waits for the result."""
+        """Run it in the thread; errors go to the log."""
 
         def log_exceptions() -> None:
             try:

@@ -1,4 +1,4 @@
-"""A model's chunks: find them in prompts, encode them, and fetch them."""
+"""A model's chunks: find them in prompts, encode them, fetch them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sink:
 
 
 class Corpus:
-    """The chunks that one model knows in one store.
+    """One model's chunks in one store.
 
     Parameters
     ----------
@@ -108,16 +108,16 @@ class Corpus:
         return sink
 
     def usable_fingerprint(self) -> Fingerprint:
-        """Return :attr:`fingerprint`, unless caches would be no good."""
+        """Return :attr:`fingerprint`; raise for a model whose caches would be invalid."""
         if self.loaded.model.training:
             raise ConfigError(
-                "the model is in training mode, where caches are no good: call model.eval() first"
+                "the model is in training mode, where caches are invalid: call model.eval() first"
             )
         return self.fingerprint
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the model as it is now; what another one computed is forgotten."""
+        """The fingerprint of the model as it is now; sinks of a former state are dropped."""
         loaded = self.loaded
         state = state_of(loaded.model)
         if state != self._state:
@@ -153,7 +153,7 @@ class Corpus:
             self._finder.add(added)
 
     def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
-        """Return the chunk's entry, or why there is none."""
+        """Return the chunk's entry, or the reason of the miss."""
         return self.store.get(text, sink.fingerprint)
 
     def open(self, texts: Sequence[str], sink: Sink) -> list[Found[LayeredKV]]:
@@ -184,7 +184,7 @@ class Corpus:
         return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
 
     def record_speed(self, tokens: int, seconds: float) -> None:
-        """Record how long the model took for some tokens; a few of them say little."""
+        """Record the seconds of computing some tokens; small numbers are ignored."""
         if tokens >= LEAST_TOKENS:
             self.prefill_rate.add(tokens, seconds)
 
@@ -193,15 +193,15 @@ class Corpus:
         return self.store.contains(_chunk(text), sink.fingerprint)
 
     def forget(self, text: str) -> bool:
-        """Remove a chunk's entries; return whether there were any."""
+        """Delete a chunk's entries; return whether there were any."""
         text = _chunk(text)
-        with self._finder_lock:  # or a put right behind the deletion would be discarded
+        with self._finder_lock:  # or a put right after the deletion would be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
         return removed > 0
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
-        """Return the chunk's entry, encoding it now, and keeping it, where it is missing."""
+        """Return the chunk's entry; a missing one is encoded now, and stored if ``keep``."""
         found = self.get(text, sink)
         entry = found.entry
         if entry is None:
@@ -212,16 +212,16 @@ class Corpus:
             if keep and found.reason != "expired":
                 try:
                     self.store.put(entry, sink.fingerprint, Terms(expires_at=Terms.KEEP))
-                except StoreError as error:  # an answer never fails for want of storage
+                except StoreError as error:  # an answer never fails because of storage
                     _log.warning("a chunk was not stored: %s", error)
         return entry
 
     def forget_document(self, document: str) -> int:
-        """Remove the chunks that only this document holds; return how many."""
+        """Delete the chunks that belong to this document alone; return how many."""
         return self.store.forget_document(check_document(document))
 
     def encode_missing(self, texts: Iterable[str], sink: Sink) -> None:
-        """Encode chunks that a prompt missed, but none whose time is over; never raise.
+        """Encode chunks that a prompt missed, except expired ones; never raise.
 
         The model may have changed, or be in training, since the prompt was answered.
         """
@@ -242,22 +242,22 @@ class Corpus:
         expires_in: float | None = None,
         show_progress: bool = False,
     ) -> PrecomputeReport:
-        """Encode and store the chunks that are not there yet.
+        """Encode and store the chunks that are not stored yet.
 
         Parameters
         ----------
         document
-            What the texts are all the chunks of. Others that it held are removed, unless
-            another document holds them.
+            The document whose chunks are exactly these texts. Its former chunks are deleted,
+            unless they are another document's, too.
         expires_in
-            Seconds from now on after which they are misses. None leaves the time of what is
-            there, unless that is over.
+            Seconds until the chunks expire. None leaves the expiry time of stored chunks,
+            unless they have expired.
 
         Raises
         ------
         ConfigError
-            ``texts`` is one string, or holds something that is not a string; or the document
-            or the seconds are none.
+            ``texts`` is one string, or has an item of another type; or the document or the
+            seconds are invalid.
         StoreError
             An entry cannot be written; those before it are kept.
         """
@@ -302,7 +302,7 @@ class Corpus:
                 with self._lock.after_waiters():
                     began = time.perf_counter()
                     batch = next(batches, None)
-                    self.loaded.wait()  # a device would seem to be done when it has begun
+                    self.loaded.wait()  # a device's call returns before its work is done
                     seconds = time.perf_counter() - began
                 writing.result()  # at most one batch is written while the next is computed
                 if batch is None:
@@ -322,7 +322,7 @@ class Corpus:
         )
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
-        """Tokenise a chunk, up to where the rotary table changes: no prompt has it further on."""
+        """Tokenise a chunk, up to the position where the rotary table changes."""
         tokens = encode_behind(sink.rendered, sink.ids, text, self.loaded.tokenizer)
         architecture = self.loaded.architecture
         if architecture.position_limit is None:
@@ -332,7 +332,7 @@ class Corpus:
 
 
 def _begin(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
-    """Do it in the pool, or here where the interpreter ends, which starts no thread any more."""
+    """Run in the pool, or here when the interpreter shuts down and starts no threads."""
     try:
         return pool.submit(work)
     except RuntimeError:

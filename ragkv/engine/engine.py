@@ -118,16 +118,16 @@ class RagKV:
         Parameters
         ----------
         document
-            Any name of what the texts are *all* the chunks of. Chunks that it held before
-            and holds no longer are removed, unless another document holds them.
+            The name of a document whose chunks are exactly these texts. Its former chunks are
+            deleted, unless they are another document's, too.
         expires_in
-            Seconds from now on after which the chunks are no longer used. A chunk that is
-            given several times lives longest; None is for ever, for new chunks.
+            Seconds until the chunks expire. A chunk that is given several times expires last;
+            None is never, for new chunks.
 
         Raises
         ------
         StoreFullError
-            The disk or quota is full; what was stored before remains.
+            The disk or quota is full; stored chunks remain.
         """
         (config, method), chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
@@ -287,7 +287,7 @@ class RagKV:
     # ---- the model's lock
 
     def turn(self) -> AbstractContextManager[object]:
-        """Hold the model in the block, for calls of your own that are to run alone.
+        """Hold the model's lock in the block, for calls of your own.
 
         Concurrent calls are correct without it, but both are slower.
         """
@@ -308,7 +308,7 @@ class RagKV:
     # ---- what is configured
 
     def sink_from(self, template: str | Sequence[Message]) -> str:
-        """Return the text that a prompt template puts before its first field."""
+        """Return a prompt template's text before its first field."""
         return template_head(template, self.tokenizer)
 
     def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
@@ -327,7 +327,7 @@ class RagKV:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model with all that ragkv knows of it."""
+        """The model with its architecture and fingerprint."""
         return self._loaded
 
     @property
@@ -342,7 +342,7 @@ class RagKV:
 
     @property
     def fingerprint(self) -> str | None:
-        """Digest of all that chunk caches depend on, of the model as it is now, without sink.
+        """Digest of everything that chunk caches depend on, for the model as it is now, sinkless.
 
         None for a model whose caches cannot be reused.
         """

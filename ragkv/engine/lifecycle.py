@@ -1,4 +1,4 @@
-"""The calls under way on an engine, and its end."""
+"""The calls under way on an engine, and its closing."""
 
 from __future__ import annotations
 

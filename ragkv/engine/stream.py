@@ -1,4 +1,4 @@
-"""What the engine returns: a prefill, a completion, a stream of text."""
+"""The engine's results: a prefill, a completion, a stream of text."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer: its text without special tokens and stop texts, its tokens, its account."""
+    """An answer: its text without special tokens and stop texts, its tokens, its report."""
 
     text: str
     token_ids: list[int]
@@ -93,7 +93,7 @@ class Cancelled(Exception):  # noqa: N818  internal
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """What a stream shares with its thread. The thread does not keep the stream alive."""
+    """State shared by a stream and its thread, which does not keep the stream alive."""
 
     pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -124,9 +124,9 @@ class _Running:
 class CompletionStream(Iterator[str], AsyncIterator[str]):
     """Pieces of an answer's text while it is being generated.
 
-    Iterate over it, with ``for`` or ``async for``; ``completion`` holds the whole answer
-    afterwards. Closing it early, leaving its ``with`` or ``async with`` block, or letting go of
-    it ends the generation.
+    Iterate over it, with ``for`` or ``async for``; ``completion`` is the whole answer
+    afterwards. Closing it early, leaving its ``with`` or ``async with`` block, or dropping it
+    ends the generation.
 
     Parameters
     ----------
@@ -212,9 +212,9 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
         return self._running.completion
 
     def close(self, *, wait: bool = True) -> None:
-        """End the generation after the current token; what it gave so far stays.
+        """End the generation after the current token.
 
-        Where it still waits for the model, it will not begin. Otherwise this returns when it has
+        One that still waits for the model does not begin. Otherwise this returns when it has
         ended, or at once without ``wait``.
         """
         self._running.cancelled.set()
@@ -223,7 +223,7 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
         self._ended = True
 
     async def aclose(self) -> None:
-        """End the generation like :meth:`close`, and wait for nothing."""
+        """End the generation like :meth:`close`, without waiting."""
         self.close(wait=False)
 
     def __enter__(self) -> Self:

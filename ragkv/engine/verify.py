@@ -76,8 +76,8 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
         return loaded
     if on_unsupported == "raise":
         raise UnsupportedModelError(
-            f"ragkv does not know this model's family, and a check fails: {wrong}. Load it with "
-            "on_unsupported='full' to serve it by ordinary full prefill."
+            f"ragkv's tests do not cover this model's family, and a check fails: {wrong}. "
+            "Load it with on_unsupported='full' to serve it by ordinary full prefill."
         )
     return without_reuse(loaded.model, loaded.tokenizer, loaded.name, wrong)
 

@@ -27,7 +27,7 @@ def put_on_device(
 ) -> None:
     """Copy, decode and rotate rows of some layers on the device's side stream.
 
-    What comes from a disk crosses as its codec keeps it, and is decoded there.
+    Encoded layers are copied as they are stored, and decoded on the device.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def put_on_device(
     tables
         By kind, with a row for each of the buffer's slots.
     """
-    device = target[0].device  # on MPS a copy behind may read memory that was let go
+    device = target[0].device  # on MPS an asynchronous copy may read freed memory
     copies = side_stream(device)
     for entry, rows, slots in moves:
         coded = entry.coded(layers)

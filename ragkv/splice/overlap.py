@@ -126,7 +126,7 @@ def overlap_of(layout: Layout, parallel: Parallel, device: torch.device) -> Over
 
 
 class OverlappedCache(SplicedCache):
-    """A spliced cache whose chunks overlap. Only passes that know of it may use it.
+    """A spliced cache whose chunks overlap; only passes with its overlap may use it.
 
     Attributes
     ----------

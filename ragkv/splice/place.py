@@ -20,7 +20,7 @@ from ragkv.splice.on_device import put_on_device
 from ragkv.splice.overlap import Overlap, OverlappedCache
 
 _LAYERS_AT_ONCE = 4
-"""More cost waiting, fewer calls."""
+"""More of them wait longer, fewer need more calls."""
 
 _Index = slice | torch.Tensor
 
@@ -34,12 +34,11 @@ def splice(
     *,
     step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> SplicedCache:
-    """Return a cache that the sink's and the chunks' rows come into, a few layers at a time.
+    """Return a cache into which the sink's and the chunks' rows are placed, some layers at a time.
 
-    Layers are placed just before one of them is first used: entries that are still being
-    loaded arrive while the layers before are computed (Cache-Craft, section 4). Rows that
-    are neither are zero until the subset pass computes them. Keys come unrotated and are
-    rotated once at their positions.
+    Layers are placed just before one of them is first used: lazy entries load while the layers
+    before are computed (Cache-Craft, section 4). Other rows are zero until the subset pass
+    computes them. Keys are unrotated in entries, and rotated once at their positions.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ def splice(
     spare
         Rows to keep free for generated tokens.
     overlap
-        How the chunks overlap; None is one behind the other, as they stand in the prompt.
+        How the chunks overlap; None: they follow one another as in the prompt.
     step
         Entered around each placing, such as a clock's step.
     """
