@@ -4,7 +4,16 @@ One file an operation in ``gpu/``, its twin in ``twins/``; ``dispatch.py`` picks
 imports ragkv, and nothing imports Triton before a GPU asks for it.
 """
 
-from ragkv_kernels.dispatch import attend, encode, move, paid, received, restore, runs_attend
+from ragkv_kernels.dispatch import (
+    attend,
+    decode,
+    encode,
+    move,
+    paid,
+    received,
+    restore,
+    runs_attend,
+)
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
 from ragkv_kernels.results import Attended
 
@@ -15,6 +24,7 @@ __all__ = [
     "Encoded",
     "Grid",
     "attend",
+    "decode",
     "encode",
     "move",
     "paid",

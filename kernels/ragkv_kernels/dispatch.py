@@ -247,18 +247,33 @@ def encode(
     ValueError
         Shapes or dtypes do not belong together, or there is no token.
     """
+    if table is not None:
+        if any(len(part) != keys.shape[1] for part in table):
+            raise ValueError(f"a table of {len(table[0])} does not fit {keys.shape[1]} tokens")
+        _check_table(keys, table)
+    if keys.shape[1] == 0 or values.shape != keys.shape:
+        raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
+    if not _runs("encode", keys, _problem_of_layer(keys)):
+        return twins.encode(keys, values, table, grid=grid)
+    from ragkv_kernels.gpu.encode import encode as run
+
     if table is None:
         still = keys.new_zeros(2, keys.shape[1], 1, dtype=torch.float32)
         table = still[0] + 1, still[1]
-    if any(len(part) != keys.shape[1] for part in table):
-        raise ValueError(f"a table of {len(table[0])} does not fit {keys.shape[1]} tokens")
-    _check_table(keys, table)
-    if keys.shape[1] == 0 or values.shape != keys.shape:
-        raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
-    run = twins.encode
-    if _runs("encode", keys, _problem_of_layer(keys)):
-        from ragkv_kernels.gpu.encode import encode as run
     return run(keys, values, table, grid=grid)
+
+
+def decode(data: torch.Tensor, out: torch.Tensor, *, grid: Grid) -> None:
+    """Decode one layer in torch, without rotating: for the host.
+
+    Parameters
+    ----------
+    data
+        ``[bytes]`` uint8, as :func:`encode` made them.
+    out
+        ``[2, kv_heads, tokens, head_dim]``: receives keys and values, rounded to its dtype.
+    """
+    twins.decode(data, out, grid=grid)
 
 
 def runs_attend(query: torch.Tensor, *cached: torch.Tensor) -> bool:

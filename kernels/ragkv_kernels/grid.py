@@ -49,6 +49,13 @@ class Grid:
         """Return the tokens of a key's group; the last one may have fewer."""
         return _span(tokens, self.key_group)
 
+    def key_spans(self, tokens: int) -> list[tuple[slice, int]]:
+        """Return the tokens in whole groups with their number, and a shorter last group."""
+        span = self.key_span(tokens)
+        full = tokens // span
+        found = [(slice(0, full * span), full), (slice(full * span, tokens), 1)]
+        return [(part, groups) for part, groups in found if part.stop > part.start]
+
     def value_span(self, kv_heads: int, head_dim: int) -> int:
         """Return the heads that share a value's step; the last ones may be fewer."""
         return _span(kv_heads, math.ceil(self.value_group / head_dim))
@@ -143,6 +150,16 @@ def pack(codes: torch.Tensor, levels: int) -> torch.Tensor:
     packed = flat[:half].clone()
     packed[: len(flat) - half] |= flat[half:] << 4
     return packed
+
+
+def unpack(data: torch.Tensor, count: int, levels: int) -> torch.Tensor:
+    """Return ``[count]`` codes, uint8: the inverse of :func:`pack`."""
+    return data[:count] if levels == 256 else torch.cat([data & 15, data >> 4])[:count]
+
+
+def spread(steps: torch.Tensor, heads: int, span: int) -> torch.Tensor:
+    """Return each head's steps, ``[heads, tokens]``, of its group's, ``[groups, tokens]``."""
+    return steps.repeat_interleave(span, 0)[:heads]
 
 
 def _span(size: int, least: int) -> int:

@@ -69,8 +69,7 @@ def _write(
     if coded is not None:
         codec, data = codec_of(coded.codec), parts[0][:, : coded.size]
         if isinstance(codec, GridCodec):
-            grid = codec.for_kernels()
-            ragkv_kernels.restore(data, tokens, *into, **where, grid=grid)
+            ragkv_kernels.restore(data, tokens, *into, **where, grid=codec.grid)
             return
         _, heads, _, width = into[0].shape
         parts = data.view(into[0].dtype).view(len(data), 2, heads, tokens, width).unbind(1)

@@ -2,6 +2,6 @@
 
 from ragkv_kernels.twins.attend import attend, paid, received
 from ragkv_kernels.twins.encode import encode
-from ragkv_kernels.twins.restore import move, restore
+from ragkv_kernels.twins.restore import decode, move, restore
 
-__all__ = ["attend", "encode", "move", "paid", "received", "restore"]
+__all__ = ["attend", "decode", "encode", "move", "paid", "received", "restore"]

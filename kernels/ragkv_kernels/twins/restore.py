@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ragkv_kernels.grid import Grid, split
+from ragkv_kernels.grid import Grid, split, spread, unpack
 
 
 def restore(
@@ -20,10 +20,19 @@ def restore(
     grid: Grid,
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
-    _, heads, _, width = keys.shape
-    key, value = _decode(data, (heads, tokens, width), grid)
-    decoded = key.to(keys.dtype), value.to(keys.dtype)
-    move(decoded, keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
+    layers, heads, _, width = keys.shape
+    decoded = keys.new_empty(layers, 2, heads, tokens, width)
+    for layer, out in zip(data, decoded, strict=True):
+        decode(layer, out, grid=grid)
+    move(
+        (decoded[:, 0], decoded[:, 1]),
+        keys,
+        values,
+        rows=rows,
+        slots=slots,
+        table=table,
+        adjacent=adjacent,
+    )
 
 
 def move(
@@ -57,21 +66,23 @@ def rotate(
     return torch.cat([turned.flatten(-2), keys[..., width:]], dim=-1)
 
 
-def _decode(
-    data: torch.Tensor, shape: tuple[int, int, int], grid: Grid
-) -> tuple[torch.Tensor, torch.Tensor]:
-    heads, tokens, width = shape
-    parts = split(data, shape, grid)
-    group = torch.arange(tokens, device=data.device) // grid.key_span(tokens)
-    low, step = (part[:, :, group].float() for part in (parts.key_low, parts.key_step))
-    keys = _unpack(parts.key_codes, shape, grid) * step + low
-    of_head = torch.arange(heads, device=data.device) // grid.value_span(heads, width)
-    scale = parts.value_step[:, of_head].float() * parts.value_unit[:, None]
-    values = (_unpack(parts.value_codes, shape, grid) - (grid.levels - 1) / 2) * scale[..., None]
-    return keys, values
-
-
-def _unpack(codes: torch.Tensor, shape: tuple[int, int, int], grid: Grid) -> torch.Tensor:
-    if grid.levels == 16:
-        codes = torch.cat([codes & 15, codes >> 4], dim=1)[:, : shape[0] * shape[1] * shape[2]]
-    return codes.view(len(codes), *shape).float()
+def decode(data: torch.Tensor, out: torch.Tensor, *, grid: Grid) -> None:
+    """See :func:`ragkv_kernels.decode`."""
+    _, heads, tokens, width = out.shape
+    parts = split(data[None], (heads, tokens, width), grid)
+    keys, values = (
+        unpack(codes[0], heads * tokens * width, grid.levels).view(heads, tokens, width)
+        for codes in (parts.key_codes, parts.value_codes)
+    )
+    first = 0
+    for span, groups in grid.key_spans(tokens):
+        low, step = (
+            part[0, :, first : first + groups, None].float()
+            for part in (parts.key_low, parts.key_step)
+        )
+        codes = keys[:, span].unflatten(1, (groups, -1))
+        torch.add(codes * step, low, out=out[0, :, span].unflatten(1, (groups, -1)))
+        first += groups
+    steps = spread(parts.value_step[0], heads, grid.value_span(heads, width)).float()
+    centre = torch.full((1,), (grid.levels - 1) / 2, dtype=torch.float32, device=data.device)
+    torch.mul(values - centre, (steps * parts.value_unit)[..., None], out=out[1])

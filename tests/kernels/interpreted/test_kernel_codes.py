@@ -131,11 +131,7 @@ def test_kernel_and_twin_make_the_same_bytes(device, heads, tokens, width, half,
 def test_the_store_codecs_make_the_same_bytes(side, device, name, shape):
     codecs = pytest.importorskip("ragkv.store.entry.codecs", reason="a store without codecs")
     codec, grid = codecs.codec_of(name), {"int8": INT8, "int4": INT4}[name]
-    assert (codec.levels, codec.key_group, codec.value_group) == (
-        grid.levels,
-        grid.key_group,
-        grid.value_group,
-    )
+    assert codec.grid == grid
     from ragkv.model.rotary import Table, unrotate
 
     keys, values, table = draw(*shape)

@@ -126,17 +126,19 @@ def test_codes_and_grids_are_the_slow_ones(name, shape):
     assert isinstance(codec, GridCodec)
     keys, values = layer(shape)
     data, keys_back, values_back = round_trip(name, keys, values)
-    key_codes, low, step, slow_key = slow_keys(keys.numpy(), codec.levels, codec.key_group)
+    key_codes, low, step, slow_key = slow_keys(
+        keys.numpy(), codec.grid.levels, codec.grid.key_group
+    )
     value_codes, unit, units, slow_value = slow_values(
-        values.numpy(), codec.levels, codec.value_group
+        values.numpy(), codec.grid.levels, codec.grid.value_group
     )
     # grids lie group by group, channels together: the order of the loops above
     grids = low.tobytes() + step.tobytes() + unit.tobytes() + units.tobytes()
     assert data[: len(grids)] == grids
     codes, count = data[len(grids) :], keys.numel()
     middle = len(codes) // 2
-    assert slow_codes(codes[:middle], count, codec.levels) == key_codes.reshape(-1).tolist()
-    assert slow_codes(codes[middle:], count, codec.levels) == value_codes.reshape(-1).tolist()
+    assert slow_codes(codes[:middle], count, codec.grid.levels) == key_codes.reshape(-1).tolist()
+    assert slow_codes(codes[middle:], count, codec.grid.levels) == value_codes.reshape(-1).tolist()
     assert np.array_equal(keys_back.numpy(), slow_key)
     assert np.array_equal(values_back.numpy(), slow_value)
 
@@ -145,15 +147,15 @@ def bounds(name, keys, values):
     """Return the largest error that each number may have: half a step, and roundings."""
     codec = codec_of(name)
     assert isinstance(codec, GridCodec)
-    steps, tokens = codec.levels - 1, keys.shape[1]
+    steps, tokens = codec.grid.levels - 1, keys.shape[1]
     key_bound, value_bound = torch.zeros_like(keys), torch.zeros_like(values)
-    for group in groups(tokens, codec.key_group):
+    for group in groups(tokens, codec.grid.key_group):
         part = keys[:, group]
         low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
         reach = high - low + 2.0**-10 * low.abs()
         key_bound[:, group] = reach / steps / 2 + reach * 2.0**-10 + 2.0**-24 * steps
     unit = values.abs().max() / (steps / 2) / 255
-    for group in groups(len(values), -(-codec.value_group // values.shape[2])):
+    for group in groups(len(values), -(-codec.grid.value_group // values.shape[2])):
         largest = values[group].abs().amax((0, 2), keepdim=True)
         value_bound[group] = (largest / (steps / 2) + unit) / 2 + largest * 1e-6
     return key_bound, value_bound
@@ -238,7 +240,7 @@ def test_an_outlier_costs_its_own_group_alone():
 def test_what_no_grid_can_hold_is_refused(name, half, bad):
     keys, values = layer((2, 70, 4))
     (keys if half == "keys" else values)[1, 3, 2] = bad
-    with pytest.raises(StoreError, match=f"codec {name} keeps .* use codec raw"):
+    with pytest.raises(StoreError, match=f"codec {name} stores .* use codec raw"):
         codec_of(name).encode(keys, values)
 
 

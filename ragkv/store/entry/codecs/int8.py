@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from ragkv_kernels import INT8
 
 from ragkv.store.entry.codecs.grid import GridCodec
 
@@ -11,14 +11,4 @@ class Int8(GridCodec):
     """One code a byte."""
 
     name = "int8"
-    levels = 256
-    key_group = 64
-    value_group = 64
-
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the codes."""
-        return codes
-
-    def unpack(self, data: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the bytes."""
-        return data[:count]
+    grid = INT8
