@@ -6,8 +6,10 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ragkv_kernels
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
@@ -170,9 +172,16 @@ def test_codes_that_are_made_on_it_are_read_everywhere(
     make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     store = StoreConfig(tmp_path, codec=codec)
+    made_on, encode = set(), ragkv_kernels.encode
+
+    def watched(keys: torch.Tensor, *given: Any, **settings: Any) -> ragkv_kernels.Encoded:
+        made_on.add(keys.device.type)
+        return encode(keys, *given, **settings)
+
     with monkeypatch.context() as patch:
-        patch.setattr(GridCodec, "_put_keys", None)  # the host's way of making them
+        patch.setattr(ragkv_kernels, "encode", watched)
         assert make_engine(device=DEVICE, store=store).precompute(CHUNKS).new == len(CHUNKS)
+    assert made_on == {torch.device(DEVICE).type}
     logits = []
     for device in ("cpu", DEVICE):
         out = make_engine(device=device, store=store).prefill(PROMPT, recompute_ratio=0.3)

@@ -482,5 +482,5 @@ def test_a_lossy_codec_gives_this_process_what_it_gives_others(tmp_path: Path) -
     assert theirs is not None
     assert same(mine, theirs)
     assert not torch.equal(mine.keys, entry.keys)
-    with pytest.raises(ConfigError, match="in memory is not encoded"):
+    with pytest.raises(ConfigError, match="entries in memory are not encoded"):
         StoreConfig(":memory:", codec="int8")
