@@ -30,7 +30,7 @@ class CodedLayers(NamedTuple):
 
 
 class LayeredKV(Protocol):
-    """A chunk's cache, whole or still arriving; attributes as in :class:`ChunkKV`."""
+    """A chunk's cache, loaded or lazy; attributes as in :class:`ChunkKV`."""
 
     @property
     def text(self) -> str:

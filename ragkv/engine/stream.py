@@ -174,17 +174,17 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
 
     async def __anext__(self) -> str:
         """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
-        arrived = asyncio.Event()
-        self._running.notify = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
+        ready = asyncio.Event()
+        self._running.notify = partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
         while not self._ended:
-            arrived.clear()
+            ready.clear()
             with suppress(queue.Empty):
                 piece = self._taken(self._running.pieces.get_nowait())
                 if piece is None:
                     break
                 return piece
             try:
-                await asyncio.wait_for(arrived.wait(), _PATIENCE_S if self._holds_model() else None)
+                await asyncio.wait_for(ready.wait(), _PATIENCE_S if self._holds_model() else None)
             except TimeoutError:
                 raise ModelInUseError(_DEADLOCK) from None
         raise StopAsyncIteration

@@ -35,8 +35,8 @@ class BeforeWrite(Protocol):
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
 
-    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise; what the
-    layer waits for is placed by its first ``update``. Sliding-window layers keep every row
+    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise; lazy
+    rows are loaded by its first ``update``. Sliding-window layers keep every row
     too: their mask limits what is seen.
     """
 
@@ -58,8 +58,8 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: the buffer is there from the start."""
 
-    def arrive(self) -> None:
-        """Place the rows that are still awaited, if any."""
+    def load(self) -> None:
+        """Load the rows that are still awaited, if any."""
         if self.awaited is not None:
             self.awaited()
 
@@ -68,7 +68,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
         with torch.no_grad():  # callers may have it on: a cache has no gradient
-            self.arrive()
+            self.load()
             self._write(key_states, value_states)
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
@@ -111,14 +111,14 @@ def _ordinary() -> Iterator[None]:
         yield
 
 
-def _never_arrived() -> None:
-    raise RuntimeError("the rows of this cache never arrived")
+def _refuse_partial() -> None:
+    raise RuntimeError("the rows of this cache could not be loaded")
 
 
 class SplicedCache(Cache):
     """A transformers Cache over one preallocated buffer, undefined until rows are written.
 
-    A layer's rows may arrive as late as its first use: see :meth:`await_rows`.
+    A layer's rows may be loaded as late as its first use: see :meth:`await_rows`.
 
     Parameters
     ----------
@@ -220,44 +220,44 @@ class SplicedCache(Cache):
             Layers that are placed together.
         """
 
-        def arrive(layers: slice) -> None:
+        def load(layers: slice) -> None:
             try:
                 place(layers)
             except BaseException:
                 for layer in self.layers:  # not usable any more; and ``place`` is let go
-                    layer.awaited = _never_arrived
+                    layer.awaited = _refuse_partial
                 raise
             for layer in self.layers[layers]:
                 layer.awaited = None
 
         for index, layer in enumerate(self.layers):
             first = index - index % at_once
-            layer.awaited = partial(arrive, slice(first, first + at_once))
+            layer.awaited = partial(load, slice(first, first + at_once))
 
     def rows(self, layers: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of layers, arrived or not."""
+        """Return keys and values of layers, loaded or not."""
         return self._keys[layers], self._values[layers]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's keys and values, ``[kv_heads, capacity, head_dim]``, arrived."""
-        self.layers[index].arrive()
+        """Return a layer's keys and values, ``[kv_heads, capacity, head_dim]``, loaded."""
+        self.layers[index].load()
         return self._keys[index], self._values[index]
 
     @property
     def keys(self) -> torch.Tensor:
-        """``[layers, kv_heads, capacity, head_dim]``, all arrived."""
-        self._arrive()
+        """``[layers, kv_heads, capacity, head_dim]``, all loaded."""
+        self._load()
         return self._keys
 
     @property
     def values(self) -> torch.Tensor:
-        """``[layers, kv_heads, capacity, head_dim]``, all arrived."""
-        self._arrive()
+        """``[layers, kv_heads, capacity, head_dim]``, all loaded."""
+        self._load()
         return self._values
 
-    def _arrive(self) -> None:
+    def _load(self) -> None:
         for layer in self.layers:
-            layer.arrive()
+            layer.load()
 
     def copy(self) -> SplicedCache:
         """Return a cache of its own with the same prompt rows."""

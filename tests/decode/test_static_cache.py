@@ -152,7 +152,7 @@ def test_an_error_leaves_nothing_behind(make: Make, monkeypatch: pytest.MonkeyPa
     assert engine.generate(PROMPT, max_new_tokens=12, **OVER).token_ids == expected
 
 
-def test_chunks_from_a_disk_arrive_before_they_are_copied(make: Make, tmp_path: Any) -> None:
+def test_chunks_from_a_disk_are_loaded_before_they_are_copied(make: Make, tmp_path: Any) -> None:
     expected = make(store=str(tmp_path)).generate(PROMPT, repair_ahead=False, max_new_tokens=12)
     again = make(store=str(tmp_path))
     found = again.generate(PROMPT, max_new_tokens=12, **OVER)

@@ -1,4 +1,4 @@
-"""Entries that arrive layer by layer while the layers before are computed."""
+"""Entries loaded layer by layer while the layers before are computed."""
 
 from __future__ import annotations
 
@@ -77,26 +77,26 @@ def taken_by(entry: ChunkKV, take: Callable[[int], None]) -> LazyKV:
 def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
     entry = make_entry("text", layers=5, tokens=7)
     whole = opened(entry, codec).whole()
-    arriving = opened(entry, codec, damaged=4)
+    lazy = opened(entry, codec, damaged=4)
     for index in (3, 0):
-        keys, values = arriving.layers(slice(index, index + 1))
+        keys, values = lazy.layers(slice(index, index + 1))
         assert torch.equal(keys[0], whole.keys[index])
         assert torch.equal(values[0], whole.values[index])
     with pytest.raises(CorruptEntryError, match="layer 4's checksum") as lost:
-        arriving.load(4)
+        lazy.load(4)
     assert (lost.value.text, lost.value.reason) == ("text", "checksum")
     with pytest.raises(CorruptEntryError, match="layer 4's checksum"):
-        arriving.load(1)  # an entry that is damaged anywhere is not used any more
+        lazy.load(1)  # an entry that is damaged anywhere is not used any more
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "raw+zstd", "int4+zstd"])
 def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
     entry = make_entry("text", layers=5, tokens=7)
     whole = opened(entry, codec).whole()
-    arriving = opened(entry, codec)
+    lazy = opened(entry, codec)
     plain = codec_of(codec).plain
-    assert arriving.nbytes == whole.nbytes
-    coded = arriving.coded(slice(1, 4))
+    assert lazy.nbytes == whole.nbytes
+    coded = lazy.coded(slice(1, 4))
     assert coded is not None
     assert coded.codec == plain.name == codec.partition("+")[0]
     assert coded.data.stride(0) % 16 == 0
@@ -104,37 +104,37 @@ def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
         wanted = b"".join(plain.encode(entry.keys[layer], entry.values[layer]))
         assert data[: coded.size].numpy().tobytes() == wanted
     for index in range(5):  # what is read is not read again to be decoded
-        keys, values = arriving.layers(slice(index, index + 1))
+        keys, values = lazy.layers(slice(index, index + 1))
         assert torch.equal(keys[0], whole.keys[index])
         assert torch.equal(values[0], whole.values[index])
-    assert arriving.coded(slice(2, 4)) is not None
-    assert arriving.coded(slice(0, 4)) is None  # layer 0 was decoded at once
+    assert lazy.coded(slice(2, 4)) is not None
+    assert lazy.coded(slice(0, 4)) is None  # layer 0 was decoded at once
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
 def test_a_damaged_layer_is_not_handed_on_as_it_is(codec: str) -> None:
-    arriving = opened(make_entry("text", layers=5, tokens=7), codec, damaged=3)
-    assert arriving.coded(slice(0, 2)) is not None
+    lazy = opened(make_entry("text", layers=5, tokens=7), codec, damaged=3)
+    assert lazy.coded(slice(0, 2)) is not None
     with pytest.raises(CorruptEntryError, match="layer 3's checksum"):
-        arriving.coded(slice(2, 5))
+        lazy.coded(slice(2, 5))
     with pytest.raises(CorruptEntryError, match="layer 3's checksum"):
-        arriving.whole()
+        lazy.whole()
 
 
 def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
     entry = make_entry("text", layers=3)
     taken: list[int] = []
-    arriving = taken_by(entry, taken.append)
+    lazy = taken_by(entry, taken.append)
     wholes: list[LayeredKV] = []
-    arriving.on_loaded(lambda found, _: wholes.append(found))
-    arriving.load(0)
-    arriving.load(1, decoded=False)
-    arriving.load(1)
+    lazy.on_loaded(lambda found, _: wholes.append(found))
+    lazy.load(0)
+    lazy.load(1, decoded=False)
+    lazy.load(1)
     assert not wholes
-    arriving.load(2, decoded=False)
+    lazy.load(2, decoded=False)
     assert taken == [0, 1, 2]
-    assert same(arriving.whole(), entry)
-    assert (taken, wholes) == ([0, 1, 2], [arriving])
+    assert same(lazy.whole(), entry)
+    assert (taken, wholes) == ([0, 1, 2], [lazy])
 
 
 def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
@@ -147,14 +147,14 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
             assert go_on.wait(10)
         taken.append(layer)
 
-    arriving = taken_by(entry, read_layer)
+    lazy = taken_by(entry, read_layer)
     wholes: list[tuple[LayeredKV, float]] = []
-    arriving.on_loaded(lambda *found: wholes.append(found))
-    waiting = [threading.Thread(target=arriving.load, args=(1,), daemon=True) for _ in range(3)]
+    lazy.on_loaded(lambda *found: wholes.append(found))
+    waiting = [threading.Thread(target=lazy.load, args=(1,), daemon=True) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    arriving.load(0)
-    arriving.load(2)
+    lazy.load(0)
+    lazy.load(2)
     assert taken == [0, 2]
     assert not wholes
     go_on.set()
@@ -176,9 +176,9 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
         def read_layer(layer: int, name: str = name) -> None:
             order.append((name, layer))
 
-        arriving = taken_by(entry, read_layer)
-        arriving.on_loaded(lambda entry, _: done.set() if entry.text == "b" else None)
-        entries.append(arriving)
+        lazy = taken_by(entry, read_layer)
+        lazy.on_loaded(lambda entry, _: done.set() if entry.text == "b" else None)
+        entries.append(lazy)
     ReadAhead(entries)
     assert done.wait(10)
     assert order == [(name, layer) for layer in range(3) for name in "ab"]
@@ -206,7 +206,7 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
 # ---- stores
 
 
-def test_what_has_arrived_is_in_the_tier_and_what_is_lost_is_gone(tmp_path: Path) -> None:
+def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Path) -> None:
     below = DiskStore(tmp_path, mapped=False)
     tier = MemoryStore(1 << 20)
     with_tier = TieredStore(tier, below)
@@ -237,13 +237,13 @@ def test_what_has_arrived_is_in_the_tier_and_what_is_lost_is_gone(tmp_path: Path
     with_tier.close()
 
 
-def test_a_chunk_that_is_deleted_while_it_arrives_does_not_come_back(tmp_path: Path) -> None:
+def test_a_chunk_deleted_while_it_loads_does_not_come_back(tmp_path: Path) -> None:
     with_tier = TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path, mapped=False))
     with_tier.put(make_entry("text"), replace(FINGERPRINT, codec="int8"))
-    arriving = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
-    assert isinstance(arriving, LazyKV)
+    lazy = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
+    assert isinstance(lazy, LazyKV)
     with_tier.delete("text")
-    arriving.whole()
+    lazy.whole()
     assert not with_tier.memory.contains("text", replace(FINGERPRINT, codec="int8"))
     with_tier.close()
 

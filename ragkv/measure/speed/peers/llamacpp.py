@@ -75,12 +75,12 @@ class LlamaCpp:
 
     def first_token_s(self, ids: Sequence[int]) -> float:
         """See :class:`ragkv.measure.speed.peers.base.Peer`."""
-        arrived: list[float] = []
+        token_times: list[float] = []
         other: list[object] = []
 
         def on_piece(piece: dict[str, Any]) -> bool:
             if "choices" in piece:
-                arrived.append(time.perf_counter())
+                token_times.append(time.perf_counter())
             else:
                 other.append(piece)
             return False
@@ -94,6 +94,6 @@ class LlamaCpp:
         }
         started = time.perf_counter()
         self._server.handle_completions(request, on_piece)
-        if not arrived:
+        if not token_times:
             raise PeerError(f"llama.cpp gave no token: {other}")
-        return arrived[0] - started
+        return token_times[0] - started
