@@ -329,6 +329,11 @@ class DecodeConfig:
         Sample among this many most probable tokens; 0 is all.
     stop_token_ids
         Tokens that end the answer, in addition to the model's end-of-sequence tokens.
+    prompt_lookup_num_tokens
+        Longest draft of prompt lookup decoding, in tokens: what stood behind an earlier
+        occurrence of the last tokens is verified in the step that computes them. Drafts change
+        the speed of an answer, not its tokens. ``None`` is ragkv's choice, 0 none. Without
+        effect on a static cache.
     cache_implementation
         ``"static"`` decodes over a cache of fixed shape, whose steps transformers compiles: on
         a GPU, into CUDA graphs. It is a second KV of up to twice the longest prompt and answer,
@@ -342,6 +347,7 @@ class DecodeConfig:
     seed: int | None = None
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
+    prompt_lookup_num_tokens: int | None = None
     cache_implementation: Literal["static"] | None = None
 
     def __post_init__(self) -> None:
@@ -363,6 +369,8 @@ class DecodeConfig:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _check_whole("a stop token", token, 0, 2**31)
+        if self.prompt_lookup_num_tokens is not None:
+            _check_whole("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens, 0, 2**31)
         if self.cache_implementation not in (None, "static"):
             raise ConfigError(
                 f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"

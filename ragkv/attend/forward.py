@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class SubsetPass:
         Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
     sparse
         What rows attend to in the upper layers; None: all positions up to their own.
+    keep
+        Number of last rows whose logits are computed.
     """
 
     ids: IntArray
@@ -49,6 +51,7 @@ class SubsetPass:
     observer: Observer | None = None
     drift: BeforeWrite | None = None
     sparse: SparseRows | None = None
+    keep: int = 1
 
 
 @torch.no_grad()
@@ -58,11 +61,11 @@ def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        Logits after the last row, ``[vocab]`` float32.
+        Logits after the last rows, ``[keep, vocab]`` float32.
     """
     with subset_call(loaded, subset) as arguments:
         out = loaded.model(**arguments)
-    return torch.as_tensor(out.logits[0, -1].float())
+    return torch.as_tensor(out.logits[0, -subset.keep :].float())
 
 
 @torch.no_grad()
@@ -163,17 +166,21 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
         subset.observer,
         overlap,
         subset.sparse,
-        last_row_ends=True,
+        last_row_ends=subset.keep == 1,
     )
     cache.write_at(rows.positions, subset.drift, length=len(subset.ids))
     try:
-        with subset_attention(model, described), last_row_ends(model), fast_linear_layers(model):
+        with (
+            subset_attention(model, described),
+            last_row_ends(model) if described.last_row_ends else nullcontext(),
+            fast_linear_layers(model),
+        ):
             yield {
                 "input_ids": chosen[None],
                 "position_ids": positions[None],
                 "past_key_values": cache,
                 "use_cache": True,
-                "logits_to_keep": 1,
+                "logits_to_keep": subset.keep,
                 "ragkv_pass": described,
             }
     finally:

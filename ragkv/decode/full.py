@@ -12,8 +12,15 @@ from ragkv.prompt.tokens import IntArray
 
 
 @torch.no_grad()
-def full_prefill(loaded: LoadedModel, ids: IntArray) -> tuple[torch.Tensor, Cache]:
+def full_prefill(
+    loaded: LoadedModel, ids: IntArray, into: Cache | None = None
+) -> tuple[torch.Tensor, Cache]:
     """Prefill ``ids`` ``[tokens]`` as transformers does.
+
+    Parameters
+    ----------
+    into
+        An empty cache; None lets the model make its own.
 
     Returns
     -------
@@ -27,7 +34,8 @@ def full_prefill(loaded: LoadedModel, ids: IntArray) -> tuple[torch.Tensor, Cach
         The model's cache is no transformers Cache.
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
-    out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+    given = {} if into is None else {"past_key_values": into}
+    out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1, **given)
     cache = out.get("past_key_values", out.get("cache_params"))
     if not isinstance(cache, Cache):
         raise UnsupportedModelError(

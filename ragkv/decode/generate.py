@@ -1,4 +1,8 @@
-"""Draw tokens with transformers' ``generate``, and time the first one."""
+"""Draw an answer by transformers' ``generate``, in ragkv's loop where the cache is ragkv's.
+
+``generate`` prepares logits processors and stopping criteria; the loop's steps repair the cache
+and verify drafts. transformers' own loop serves static caches and models without reuse.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ import numpy.typing as npt
 import torch
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteriaList,
 )
@@ -22,14 +25,17 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
+from ragkv.decode.draft import Drafts
+from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.static import compile_config_for, decoding_cache, limit_to_positions
+from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 
 _RESET_FIELDS = (
     "stop_strings",  # StopTexts finds them
     "cache_implementation",  # ragkv gives the cache
-    "prompt_lookup_num_tokens",  # the first step repairs the cache and verifies no drafts
+    "prompt_lookup_num_tokens",  # Drafts has them
     "assistant_early_exit",
     "use_mtp",
     "penalty_alpha",  # other ways of decoding than greedy and sampling
@@ -42,17 +48,33 @@ _RESET_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``token_ids`` drawn, end-of-sequence included, and the clock at the first one."""
+    """An answer's tokens, and how they were drawn.
+
+    Attributes
+    ----------
+    token_ids
+        End-of-sequence included.
+    first_token_at, last_token_at
+        The clock at the first and at the last token.
+    steps
+        The model's calls after the first token.
+    drafted, accepted
+        Tokens of drafts, and how many of them the answer took.
+    """
 
     token_ids: list[int]
     first_token_at: float
+    last_token_at: float
+    steps: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class _Listener(BaseStreamer):
-    """Times the first token and forwards every token."""
+    """Times the tokens and forwards them."""
 
     def __init__(self, on_token: Callable[[int], None] | None) -> None:
-        self.first_at = 0.0
+        self.first_at = self.last_at = 0.0
         self._prompt_seen = False
         self._on_token = on_token
 
@@ -62,8 +84,8 @@ class _Listener(BaseStreamer):
             self._prompt_seen = True
             return
         token = int(value.reshape(-1)[0])
-        if not self.first_at:
-            self.first_at = time.perf_counter()
+        self.last_at = time.perf_counter()
+        self.first_at = self.first_at or self.last_at
         if self._on_token is not None:
             self._on_token(token)
 
@@ -71,26 +93,9 @@ class _Listener(BaseStreamer):
         """Nothing to flush."""
 
 
-class _Seeded(LogitsProcessor):
-    """Draws each token with its own generator, and gives all others a score of -inf.
-
-    It has to be the last processor. torch's generators belong to the whole process, and other
-    threads draw from them. This one is a CPU generator: a seed draws the same on every device.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Take and return ``[1, vocab]`` scores."""
-        chances = torch.softmax(scores, dim=-1).cpu()
-        drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
-        return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
-
-
 def _sample(
     streamer: BaseStreamer,
-    seeded: _Seeded,
+    seeded: SeededSampling,
     model: Any,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
@@ -111,7 +116,7 @@ def _sample(
 def draw(
     loaded: LoadedModel,
     ids: npt.NDArray[np.int32],
-    cache: Cache | None,
+    steps: Steps | Cache | None,
     config: DecodeConfig,
     *,
     on_token: Callable[[int], None] | None = None,
@@ -121,8 +126,9 @@ def draw(
 
     Parameters
     ----------
-    cache
-        A cache that holds all prompt tokens but the last, or None for a full prefill.
+    steps
+        Computes the tokens. A cache that holds all prompt tokens but the last, or None for a
+        full prefill, leaves that to transformers' own loop.
     on_token
         Called with every new token id as it is drawn.
     cancelled
@@ -134,6 +140,7 @@ def draw(
         The cache's length does not fit the prompt: transformers would silently feed tokens
         again or drop the cache.
     """
+    cache = None if isinstance(steps, Steps) else steps
     if cache is not None and cache.get_seq_length() != len(ids) - 1:
         raise RuntimeError(
             f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
@@ -150,9 +157,13 @@ def draw(
         return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
 
     generate: Any = loaded.model.generate
-    sample = None
+    seeded = None
     if config.seed is not None and config.temperature > 0:
-        sample = partial(_sample, listener, _Seeded(config.seed))
+        seeded = SeededSampling(config.seed)
+    drafts = Drafts(config.prompt_lookup_num_tokens)
+    loop: Any = partial(_sample, listener, seeded) if seeded is not None else None
+    if isinstance(steps, Steps):
+        loop = Loop(steps, drafts, listener, seeded)
     with decoding_cache(loaded, cache, config, len(ids)) as over:
         out = generate(
             prompt,
@@ -162,9 +173,18 @@ def draw(
             stopping_criteria=StoppingCriteriaList([stop]),
             **_reset_fields(loaded, config),
             streamer=listener,
-            custom_generate=sample,
+            custom_generate=loop,
         )
-    return Drawn(out[0, begin:].tolist(), listener.first_at or time.perf_counter())
+    tokens = out[0, begin:].tolist()
+    now = time.perf_counter()
+    return Drawn(
+        tokens,
+        listener.first_at or now,
+        listener.last_at or now,
+        loop.count if isinstance(loop, Loop) else len(tokens) - 1,
+        drafts.proposed,
+        drafts.accepted,
+    )
 
 
 def _reset_fields(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:

@@ -210,6 +210,7 @@ class RagKV:
         seed: int | None = None,
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
+        prompt_lookup_num_tokens: int | None = None,
         cache_implementation: Literal["static"] | None = None,
         **overrides: Any,
     ) -> Completion:
@@ -220,7 +221,7 @@ class RagKV:
         """
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, cache_implementation=cache_implementation)
+        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, cache_implementation)
         request = self._request(prompt, overrides, decode, clock)
         with self._lifecycle:
             return self._complete(request, decode)
@@ -236,13 +237,14 @@ class RagKV:
         seed: int | None = None,
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
+        prompt_lookup_num_tokens: int | None = None,
         cache_implementation: Literal["static"] | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, cache_implementation=cache_implementation)
+        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, cache_implementation)
         request = self._request(prompt, overrides, decode, clock)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),

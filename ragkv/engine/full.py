@@ -12,12 +12,14 @@ from transformers.cache_utils import Cache
 from ragkv.config import DecodeConfig
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.request import Request
 from ragkv.errors import ConfigError, PromptTooLongError
-from ragkv.model.loaded import LoadedModel
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import tokenize
+from ragkv.splice.buffer import SplicedCache, spare_rows
 
 Result = TypeVar("Result")
 
@@ -87,7 +89,15 @@ class FullPrefill:
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         del request
-        drawn = draw(
-            self._loaded, plan.ids, plan.cache, decode, on_token=on_token, cancelled=cancelled
-        )
-        return plan, drawn
+        steps, loaded = None, self._loaded
+        if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
+            cache = SplicedCache(
+                loaded.architecture,
+                0,
+                dtype=loaded.dtype,
+                device=loaded.device,
+                workspace=loaded.workspace,
+                spare=len(plan.ids) + spare_rows(decode.max_new_tokens),
+            )
+            steps = Steps(loaded, plan.ids, cache, lambda: full_prefill(loaded, plan.ids, cache)[0])
+        return plan, draw(loaded, plan.ids, steps, decode, on_token=on_token, cancelled=cancelled)

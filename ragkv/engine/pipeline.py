@@ -16,18 +16,18 @@ from transformers.cache_utils import Cache
 from ragkv.attend.forward import subset_as_first_call, subset_forward
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import DecodeConfig, ReuseConfig
-from ragkv.decode.generate import Drawn
-from ragkv.decode.overlapped import overlapping
+from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.steps import Steps
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
-from ragkv.recompute.copy_repair import repair_copies
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import choose, takes_all
+from ragkv.splice.buffer import spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
@@ -35,7 +35,6 @@ from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 
 _log = logging.getLogger(__name__)
-_SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
 _HEAD_CHARS = 80
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
@@ -164,7 +163,7 @@ class Pipeline(FullPrefill):
                 layout,
                 sink.rows,
                 self._model,
-                self._spare_rows(request.answer_tokens),
+                spare_rows(request.answer_tokens),
                 overlap,
                 step=partial(request.clock.step, "splice"),
             )
@@ -196,11 +195,7 @@ class Pipeline(FullPrefill):
             done = super()._prefill(request, plan)
             self._corpus.record_speed(len(plan.ids), time.perf_counter() - began)
             return done
-        subset = plan.repair.subset(plan.ids, plan.rows, plan.cache)
-        with self._recomputing(request, plan):
-            logits = subset_forward(self._model, subset)
-            self._loaded.wait()
-        return plan, logits, plan.cache
+        return plan, self._recompute(request, plan), plan.cache
 
     def _generate(
         self,
@@ -212,19 +207,25 @@ class Pipeline(FullPrefill):
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         """Generate: the first step recomputes the plan's rows, later ones repair copies."""
-        generate = partial(
-            super()._generate, request, decode, plan, on_token=on_token, cancelled=cancelled
-        )
         if plan.cache is None:
-            return generate()
-        plan.cache.crop(-1)  # the prompt's last token is fed by the first step
-        subset = plan.repair.subset(plan.ids, plan.rows, plan.cache)
-        with (
-            overlapping(self._model, plan.cache),
-            repair_copies(self._model, plan.cache, plan.repair.copies),
-            subset_as_first_call(self._model, subset, partial(self._recomputing, request, plan)),
+            return super()._generate(request, decode, plan, on_token=on_token, cancelled=cancelled)
+        finish = partial(draw, self._model, plan.ids, on_token=on_token, cancelled=cancelled)
+        if decode.cache_implementation is None:
+            first = partial(self._recompute, request, plan)
+            steps = Steps(self._model, plan.ids, plan.cache, first, plan.repair.copies)
+            return plan, finish(steps, decode)
+        plan.cache.crop(-1)  # the prompt's last token is fed by generate's first call
+        with subset_as_first_call(
+            self._model, plan.subset, partial(self._recomputing, request, plan)
         ):
-            return generate()
+            return plan, finish(plan.cache, decode)
+
+    def _recompute(self, request: Request, plan: Plan) -> torch.Tensor:
+        """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
+        with self._recomputing(request, plan):
+            logits = subset_forward(self._model, plan.subset)[0]
+            self._loaded.wait()
+        return logits
 
     @contextmanager
     def _recomputing(self, request: Request, plan: Plan) -> Iterator[None]:
@@ -242,12 +243,6 @@ class Pipeline(FullPrefill):
             if not self._corpus.store.make_room():
                 raise
         return make()
-
-    def _spare_rows(self, answer_tokens: int) -> int:
-        """Return how many rows to keep free: on a device all, since growing copies the KV."""
-        if self._model.device.type == "cpu":
-            return _SPARE_ROWS
-        return min(max(answer_tokens, _SPARE_ROWS), _MOST_SPARE_ROWS)
 
     def _head_warnings(self, layout: Layout, sink: Sink) -> tuple[str, ...]:
         """Return a warning where the prompt's head is not the sink; log it once."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import LayeredKV
 from ragkv.engine.corpus import Sink
 from ragkv.engine.request import Request
@@ -95,6 +96,19 @@ class Plan:
     def cache(self) -> SplicedCache | None:
         """The cache to recompute rows of; None for a full prefill."""
         return self.spliced.cache
+
+    @property
+    def subset(self) -> SubsetPass:
+        """The pass that recomputes the rows.
+
+        Raises
+        ------
+        RuntimeError
+            There is no cache to recompute rows of.
+        """
+        if self.cache is None:
+            raise RuntimeError("a full prefill recomputes no rows of a cache")
+        return self.repair.subset(self.ids, self.rows, self.cache)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:

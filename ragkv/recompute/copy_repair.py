@@ -10,25 +10,21 @@ finds its drafts: by the longest match of the last tokens. One frequent token al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ragkv.attend.forward import SubsetPass, replace_calls, subset_call
+from ragkv.model.experts import experts_by, experts_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.prompt.history import Positions, TokenHistory
 from ragkv.prompt.tokens import IntArray
 from ragkv.select.method import CopyLookup, FloatArray
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
-
-Positions = npt.NDArray[np.int64]
-_LONGEST = 8
-"""Longer matches count as this long."""
 
 
 class CopyRepair:
@@ -58,22 +54,14 @@ class CopyRepair:
         padded[layout.cached] = scores
         self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
 
-    def take(self, answer: Sequence[int]) -> Positions:
+    def take(self, history: TokenHistory) -> Positions:
         """Return the positions to recompute now, sorted, and mark them repaired.
 
-        Parameters
-        ----------
-        answer
-            The tokens generated so far; the last one has not been computed yet.
+        ``history``'s last token is the one to compute next.
         """
-        last = np.asarray(answer[-_LONGEST:], dtype=np.int64)
-        tail = np.concatenate([self.prompt[-_LONGEST:], last])[-_LONGEST:]
-        at = np.flatnonzero(self.prompt[:-1] == tail[-1])
-        alike = np.ones(len(at), dtype=bool)
-        length = np.zeros(len(at), dtype=np.int64)
-        for back in range(len(tail)):
-            alike &= (at >= back) & (self.prompt[at - back] == tail[-1 - back])
-            length += alike
+        at, length = history.occurrences()
+        in_prompt = at < len(self.prompt) - 1
+        at, length = at[in_prompt], length[in_prompt]
         if len(at) > self._lookup.rare:
             at, length = at[length > 1], length[length > 1]
         order = at[np.lexsort((-self._scores[at], -length))]
@@ -104,56 +92,29 @@ def repair_copies(
     ):
         yield
         return
-    prompt, ours, model = repair.prompt, cache, loaded
-    answer: list[int] = []
-    experts = _experts_of(model.model)
+    history, ours, model = TokenHistory(repair.prompt), cache, loaded
+    experts = experts_of(model.model)
 
     @contextmanager
     def repairing_step(rows: Positions, ids: IntArray) -> Iterator[dict[str, Any]]:
         with (
             subset_call(model, SubsetPass(ids, rows, ours)) as arguments,
-            _experts_by(model.model, experts),
+            experts_by(model.model, experts),
         ):
             yield arguments
 
     def replacement(given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]] | None:
         length, fed = ours.get_seq_length(), given.get("input_ids")
-        del answer[max(0, length - len(prompt)) :]
-        if fed is None or len(prompt) + len(answer) != length:
+        history.truncate(length)
+        if fed is None or len(history) != length:
             return None
-        answer.extend(fed[0].tolist())
+        history.append(fed[0].tolist())
         if fed.shape[1] != 1:
             return None
-        rows = repair.take(answer)
+        rows = repair.take(history)
         if not len(rows):
             return None
-        ids = np.concatenate([prompt, np.asarray(answer, dtype=prompt.dtype)])
-        return repairing_step(np.append(rows, length), ids)
+        return repairing_step(np.append(rows, length), history.ids)
 
     with replace_calls(model, ours, replacement):
         yield
-
-
-def _experts_of(model: PreTrainedModel) -> dict[str, str]:
-    """Return the implementation of a model's experts, by part of its configuration."""
-    getter: Callable[[], dict[str, str]] = getattr(model, "get_experts_implementation", dict)
-    return getter()
-
-
-@contextmanager
-def _experts_by(model: PreTrainedModel, experts: dict[str, str]) -> Iterator[None]:
-    """Compute experts by the implementation that was set before generation.
-
-    On a GPU transformers switches to one that is fast for a single token, and copies the
-    experts' weights for every further token.
-    """
-    now = _experts_of(model)
-    if now == experts:
-        yield
-        return
-    switch: Any = model
-    switch.set_experts_implementation(experts)
-    try:
-        yield
-    finally:
-        switch.set_experts_implementation(now)

@@ -15,6 +15,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragkv.model.architecture import Architecture
 from ragkv.model.memory import Workspace
 
+_SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
+
+
+def spare_rows(answer_tokens: int) -> int:
+    """Return how many rows to keep free for an answer: growing the buffer copies the KV."""
+    return min(max(answer_tokens, _SPARE_ROWS), _MOST_SPARE_ROWS)
+
 
 class BeforeWrite(Protocol):
     """Sees a layer's rows before fresh ones replace some of them, and may change the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -21,15 +22,17 @@ def saying(engine: RagKV, text: str) -> Iterator[int]:
     """Make the model say a text; give its number of tokens."""
     engine.generate(PROMPT, max_new_tokens=1)  # the sink is encoded
     ids = tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]
-    left = iter(ids)
+    prompt: list[int] = []
 
-    def say(_: object, __: object, out: transformers.utils.ModelOutput) -> None:
-        token = next(left, None)
-        if token is not None:
-            out.logits[...] = -1e9
-            out.logits[..., token] = 1e9
+    def say(_: object, __: object, given: Any, out: transformers.utils.ModelOutput) -> None:
+        length = given["past_key_values"].get_seq_length()
+        prompt.append(length)  # the first call's is the prompt's
+        first = length - prompt[0] - out.logits.shape[1] + 1
+        for row, token in enumerate(ids[first : first + out.logits.shape[1]]):
+            out.logits[:, row] = -1e9
+            out.logits[:, row, token] = 1e9
 
-    hook = engine.model.register_forward_hook(say)
+    hook = engine.model.register_forward_hook(say, with_kwargs=True)
     try:
         yield len(ids)
     finally:

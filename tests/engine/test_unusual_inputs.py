@@ -188,13 +188,17 @@ def test_a_template_may_name_the_dates_format() -> None:
     assert kv.prefill(PROMPT).report.reused_tokens
 
 
-def test_chunks_cannot_overlap_beside_guidance(make_engine: Make) -> None:
+def test_calls_of_ones_own_over_overlapping_chunks_need_a_model_without_guidance(
+    make_engine: Make,
+) -> None:
     engine = make_engine()
     engine.model.generation_config.guidance_scale = 1.5
     engine.precompute(CHUNKS)
-    with pytest.raises(ConfigError, match="guidance_scale"):
-        engine.generate(PROMPT, method="ape", max_new_tokens=4)
-    assert engine.generate(PROMPT, max_new_tokens=4).token_ids
+    prefilled = engine.prefill(PROMPT, method="ape")
+    with pytest.raises(ConfigError, match="guidance_scale"), prefilled.decoding():
+        pass
+    for method in ("ape", "query"):
+        assert len(engine.generate(PROMPT, method=method, max_new_tokens=4).token_ids) == 4
 
 
 def test_pieces_are_the_text_behind_many_special_tokens() -> None:

@@ -114,8 +114,11 @@ def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
         prompt = "\n\n".join(some_chunks(3)) + QUESTION
         assert engine.prefill(prompt, recompute_ratio=0.2).report.recomputed_tokens > 20
         engine.precompute(some_chunks(3), method="ape")
-        with pytest.raises(UnsupportedModelError, match="another"):
-            engine.generate(prompt, method="ape", max_new_tokens=3)
+        assert engine.generate(prompt, method="ape", max_new_tokens=3).token_ids
+        prefilled = engine.prefill(prompt, method="ape")
+        fed = torch.tensor([prefilled.token_ids[-1:]])
+        with pytest.raises(UnsupportedModelError, match="another"), prefilled.decoding():
+            engine.model(input_ids=fed, past_key_values=prefilled.cache)
         assert_exact(engine)
 
 

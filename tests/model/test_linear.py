@@ -79,7 +79,7 @@ def counted() -> Iterator[Products]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])  # without bias, with, and in one
-@pytest.mark.parametrize("shape", [(1, 2, WIDTH), (3, 7, WIDTH), (70, WIDTH)])
+@pytest.mark.parametrize("shape", [(1, 1, WIDTH), (1, 2, WIDTH), (3, 7, WIDTH), (70, WIDTH)])
 def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> None:
     model = tiny_model(family)
     rows = torch.randn(shape)
@@ -96,10 +96,6 @@ def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> Non
         for one in found:
             torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
         assert "forward" not in layer.__dict__
-
-
-def of_one_row(_: nn.Linear) -> torch.Tensor:
-    return torch.randn(1, 1, WIDTH)
 
 
 def of_none(_: nn.Linear) -> torch.Tensor:
@@ -121,9 +117,7 @@ def with_another_forward(layer: nn.Linear) -> torch.Tensor:
     return torch.randn(3, WIDTH)
 
 
-@pytest.mark.parametrize(
-    "make", [of_one_row, of_none, with_turned_weights, of_float64, with_another_forward]
-)
+@pytest.mark.parametrize("make", [of_none, with_turned_weights, of_float64, with_another_forward])
 def test_all_else_is_left_to_torch(make: Callable[[nn.Linear], torch.Tensor]) -> None:
     model = tiny_model()
     layer = model.get_submodule("model.layers.0.mlp.gate_proj")

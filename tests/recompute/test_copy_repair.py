@@ -14,6 +14,7 @@ from tiny import FAMILIES, some_chunks
 from ragkv import Prefilled, RagKV, ReuseConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
+from ragkv.prompt.history import TokenHistory
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.select import CopyLookup, Method, get_method
 from ragkv.splice.layout import Layout, Origin
@@ -78,11 +79,13 @@ def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
     stale = {int(j) for j in cached if j >= exact} - set(rows.tolist())
     known = dict(zip(cached.tolist(), scores.tolist(), strict=True))
     answer: list[int] = []
+    history = TokenHistory(ids)
     told = 0
     for token in rng.integers(0, 9, 12).tolist():
         answer.append(token)
+        history.append([token])
         expected = plain(ids.tolist(), answer, stale, known, lookup)
-        assert ahead.take(answer).tolist() == expected
+        assert ahead.take(history).tolist() == expected
         stale -= set(expected)
         told += len(expected)
     assert ahead.repaired == told

@@ -37,7 +37,7 @@ def show_figures(name: str, figures: DemoFigures) -> None:
             str(pair.ragkv.recomputed_tokens),
             f"{pair.full.ttft_s:.2f}",
             f"{pair.ragkv.ttft_s:.2f}",
-            f"{pair.speedup:.1f} x",
+            f"{pair.speedup:.1f}x",
             f"{pair.agreement:.0%}",
         )
     out.print()
@@ -56,7 +56,7 @@ def show_summary(result: DemoResult) -> None:
             str(len(figures.pairs)),
             f"{statistics.median(figures.ttft_full_s):.2f}",
             f"{statistics.median(figures.ttft_ragkv_s):.2f}",
-            f"{figures.speedup_median:.1f} x",
+            f"{figures.speedup_median:.1f}x",
             f"{figures.token_agreement:.0%}",
         )
     out.print()

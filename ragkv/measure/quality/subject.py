@@ -12,6 +12,7 @@ import numpy as np
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import draw
+from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.measure.data.examples import Example
@@ -21,6 +22,7 @@ from ragkv.measure.quality.code import code_of
 from ragkv.measure.quality.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv.measure.quality.records import EvalRecord, Ratio
 from ragkv.measure.quality.scores import score
+from ragkv.model.loaded import require_reusable
 from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
 
@@ -140,10 +142,11 @@ class Subject:
             overrides = self._overrides(method, ratio)
             return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
         ids = np.asarray(prefilled.token_ids, dtype=np.int32)
-        prefilled.cache.crop(len(ids) - 1 - prefilled.cache.get_seq_length())
-        with prefilled.decoding():
-            config = DecodeConfig(length)
-            drawn = draw(kv.loaded, ids, prefilled.cache, config)
+        prefilled.cache.crop(len(ids) - prefilled.cache.get_seq_length())
+        config = DecodeConfig(length)
+        steps = Steps(require_reusable(kv.loaded), ids, prefilled.cache, lambda: prefilled.logits)
+        with kv.turn():
+            drawn = draw(kv.loaded, ids, steps, config)
         pieces = TextPieces(kv.tokenizer, stops_of(kv.loaded, config))
         for token in drawn.token_ids:
             pieces.feed(token)

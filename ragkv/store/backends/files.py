@@ -86,7 +86,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def _write_all(file: int, parts: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write in few calls: what one call writes, Linux keeps in larger pages, read sooner."""
+    """Write in few calls: what one call writes, Linux caches in larger pages, which read faster."""
     views = [memoryview(part).cast("B") for part in parts]
     while views:
         written = _write(file, views[:_MOST_PARTS])

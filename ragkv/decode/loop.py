@@ -1,0 +1,103 @@
+"""The loop over an answer's steps, in place of the loop inside transformers' ``generate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import StoppingCriteriaList as Criteria
+from transformers.generation.streamers import BaseStreamer
+
+from ragkv.decode.draft import Drafts
+from ragkv.decode.steps import Steps
+
+
+class SeededSampling(LogitsProcessor):
+    """Draws each token with its own generator, and gives all others a score of -inf.
+
+    It has to be the last processor. torch's generators belong to the whole process, and other
+    threads draw from them. This one is a CPU generator: a seed draws the same on every device.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Take and return ``[1, vocab]`` scores."""
+        chances = torch.softmax(scores, dim=-1).cpu()
+        drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
+        return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Loop:
+    """Draws one answer as transformers' loop does, from steps over one or several tokens.
+
+    Every token is drawn from the model's scores after the tokens before it. Where it is the
+    draft's token, the step's next row continues from it, so drafts change the number of steps
+    alone: this is speculative sampling (arXiv 2302.01318) for drafts without probabilities.
+
+    Attributes
+    ----------
+    seeded
+        The last logits processor; None samples from torch's own generator, or takes the best.
+    count
+        Steps after the prompt's.
+    """
+
+    steps: Steps
+    drafts: Drafts
+    streamer: BaseStreamer
+    seeded: SeededSampling | None = None
+    count: int = 0
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Criteria,
+        generation_config: GenerationConfig,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Return ``[1, tokens]`` the prompt and the answer; called by ``generate``."""
+        del model  # the steps have it
+        last = [] if self.seeded is None else [self.seeded]
+        processors: Any = LogitsProcessorList([*logits_processor, *last])
+        history, draft = self.steps.history, list[int]()
+        with self.steps.running():
+            logits = self.steps.first()
+            while True:
+                for row, expected in enumerate([*draft, None]):
+                    scores = processors(input_ids, logits[row : row + 1].clone())
+                    token = _drawn(scores, sampling=bool(generation_config.do_sample))
+                    input_ids = torch.cat([input_ids, token], dim=-1)
+                    history.append([int(token)])
+                    self.streamer.put(token)  # type: ignore[no-untyped-call]
+                    ends = bool(stopping_criteria(input_ids, None).all())
+                    if ends or int(token) != expected:
+                        break
+                self.drafts.record(len(draft), row)
+                if ends:
+                    return input_ids
+                draft = self.drafts.propose(history, self._room(generation_config))
+                logits = self.steps.compute(draft)
+                self.count += 1
+
+    def _room(self, config: GenerationConfig) -> int:
+        """Return how many tokens may follow the last one in the next step.
+
+        No step computes tokens on both sides of the position at which the rotary table changes.
+        """
+        length, limit = len(self.steps.history), self.steps.position_limit
+        room = int(config.max_length) - length - 1
+        return room if limit is None or length > limit else min(room, limit - length)
+
+
+def _drawn(scores: torch.Tensor, *, sampling: bool) -> torch.Tensor:
+    """Return a token ``[1, 1]`` of ``[1, vocab]`` scores."""
+    if sampling:
+        return torch.multinomial(torch.softmax(scores, dim=-1), 1)
+    return scores.argmax(dim=-1, keepdim=True)
