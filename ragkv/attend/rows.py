@@ -182,10 +182,14 @@ def attend_under(
         )
     grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
     out: list[torch.Tensor] = []
-    for weights, values in zip(products(grouped, key[0]), value[0], strict=True):
-        weights.view(-1, *mask.shape)[..., plain:] += mask[:, plain:]
+    first = 0
+    for weights in products(grouped, key[0]):
+        if plain < mask.shape[1]:
+            weights.view(-1, *mask.shape)[..., plain:] += mask[:, plain:]
         torch.softmax(weights, dim=-1, out=weights)
-        out.extend(products(weights, values.t()[None]))
+        values = value[0, first : first + len(weights)]
+        out.extend(products(weights, values.transpose(1, 2)))
+        first += len(weights)
     return torch.cat(out).view(query.shape)
 
 

@@ -18,6 +18,9 @@ import torch
 Implementation = Literal["kernel", "onednn", "torch"]
 Operation = Literal["linear", "product", "attention"]
 
+_FEWEST_ROWS = 16
+"""Fewer rows of an attention's group times its keys are faster by torch, all groups at once."""
+
 _backends: Any = torch.backends
 _override: Implementation | None = None
 
@@ -73,21 +76,23 @@ def _runs_kernel(*tensors: torch.Tensor) -> bool:
 
 
 def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
+    product = _onednn()
     fits = (
-        rows.device.type == "cpu"
+        product is not None
+        and rows.device.type == "cpu"
         and rows.dtype == torch.float32
-        and _backends.mkldnn.enabled
-        and _onednn() is not None
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
-    if not fits or (operation != "linear" and not _reads_any_strides(_onednn())):
+    if not fits or (operation != "linear" and not _reads_any_strides(product)):
         return False
     if _override == "onednn":
         return True
-    # attention gains by AVX-512 alone
-    wide = operation != "attention" or _backends.cpu.get_cpu_capability() == "AVX512"
-    return wide and is_faster_by_onednn()
+    if not is_faster_by_onednn():
+        return False
+    if operation == "attention":  # gains by AVX-512 alone
+        return _backends.cpu.get_cpu_capability() == "AVX512"
+    return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
 
 
 @cache
@@ -99,6 +104,11 @@ def is_faster_by_onednn() -> bool:
 
 def _onednn() -> Any:
     """Return oneDNN's ``(rows, weight, bias, "none", [], "")``; None where torch has none."""
+    return _found_onednn() if torch._C._get_mkldnn_enabled() else None  # noqa: SLF001
+
+
+@cache
+def _found_onednn() -> Any:
     if not _backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
