@@ -272,7 +272,7 @@ class RagKV:
                 request,
                 plan,
                 drawn.first_token_at,
-                completion_tokens=len(drawn.token_ids),
+                drawn=drawn,
                 warnings=self._warnings_of(plan),
             )
         on_text(pieces.finish())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import LayeredKV
+from ragkv.decode.generate import Drawn
 from ragkv.engine.corpus import Sink
 from ragkv.engine.request import Request
 from ragkv.prompt.tokens import IntArray, Tokens
@@ -128,10 +130,10 @@ def report_of(
     plan: Plan,
     first_token_at: float,
     *,
-    completion_tokens: int = 0,
+    drawn: Drawn | None = None,
     warnings: Iterable[str] = (),
 ) -> ReuseReport:
-    """Account for every token, and for every second up to the first token."""
+    """Account for every token and every second, up to the first token or to ``drawn``'s last."""
     origin = plan.origin
     sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
     steps = request.clock.steps
@@ -153,7 +155,7 @@ def report_of(
         misses=(*plan.located.misses, *plan.spliced.misses),
         positions=origin.tobytes(),
         warnings=(*plan.spliced.warnings, *warnings),
-        completion_tokens=completion_tokens,
+        **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         trace=Trace(
             plan.located.text,
@@ -162,6 +164,19 @@ def report_of(
             attention=request.method.mass,
         ),
     )
+
+
+def _decoding(drawn: Drawn) -> dict[str, Any]:
+    """Return the report's fields on an answer."""
+    later, seconds = len(drawn.token_ids) - 1, drawn.last_token_at - drawn.first_token_at
+    return {
+        "completion_tokens": len(drawn.token_ids),
+        "decode_s": seconds,
+        "ms_per_token": 1e3 * seconds / max(1, later),
+        "tokens_per_step": later / max(1, drawn.steps),
+        "drafted_tokens": drawn.drafted,
+        "accepted_tokens": drawn.accepted,
+    }
 
 
 def _scores(plan: Plan) -> npt.NDArray[np.float32]:

@@ -91,7 +91,7 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     if not is_faster_by_onednn():
         return False
     if operation == "attention":  # gains by AVX-512 alone
-        return _backends.cpu.get_cpu_capability() == "AVX512"
+        return bool(_backends.cpu.get_cpu_capability() == "AVX512")
     return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
 
 

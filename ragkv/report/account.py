@@ -63,9 +63,17 @@ class ReuseReport:
         Seconds from the call to the first token's logits or text, everything inside.
     steps
         Seconds by step: wait, find, load, splice, select, recompute, first_token.
+    completion_tokens
+        Tokens of the answer, its end included.
+    decode_s, ms_per_token
+        Seconds from the first token to the last one, and milliseconds for each token after the
+        first; 0 for an answer of one token.
+    tokens_per_step
+        Tokens after the first over the model's calls that drew them.
+    drafted_tokens, accepted_tokens
+        Tokens that prompt lookup proposed, and those that the answer took.
     ahead_tokens
-        Chunk tokens that were computed again behind the first token, while the answer was
-        drawn; they are not among ``recomputed_tokens``.
+        Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
         (bytes of length ``prompt_tokens``).
@@ -92,14 +100,25 @@ class ReuseReport:
     positions: bytes = b""
     warnings: tuple[str, ...] = ()
     completion_tokens: int = 0
+    decode_s: float = 0.0
+    ms_per_token: float = 0.0
+    tokens_per_step: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     ahead_tokens: int = 0
     choice: str = ""
     trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the call to the last token."""
+        return self.ttft_s + self.decode_s
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
         out = asdict(replace(self, trace=None))
         del out["trace"]
+        out["total_s"] = self.total_s
         out["positions"] = "".join(map(str, self.positions))
         return out
 

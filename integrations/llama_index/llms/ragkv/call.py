@@ -17,6 +17,7 @@ _DECODE = (
     "top_k",
     "stop",
     "seed",
+    "prompt_lookup_num_tokens",
     "cache_implementation",
 )
 _WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
