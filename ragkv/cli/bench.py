@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +17,9 @@ from ragkv.measure.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
     from ragkv import RagKV
+    from ragkv.measure.speed.answer import AnswerBenchmark
+    from ragkv.measure.speed.peers.base import Opening
     from ragkv.measure.speed.result import Benchmark
-    from ragkv.measure.speed.run import Opening
-    from ragkv.measure.speed.ttft import TtftPlan
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
 
@@ -30,6 +31,23 @@ RandomWeights = Annotated[
         "qwen2.5-7b; the weights are drawn at random."
     ),
 ]
+
+
+Gguf = Annotated[
+    Path | None,
+    typer.Option(help="The model's file for llama.cpp.", show_default="the embedded model's own"),
+]
+VllmPython = Annotated[
+    Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
+]
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+
+
+class WeightsName(StrEnum):
+    """torchao's weight-only quantisations."""
+
+    INT8 = "int8"
+    INT4 = "int4"
 
 
 class PeerName(StrEnum):
@@ -53,22 +71,15 @@ def ttft(
     method: Annotated[str, typer.Option(help="Comma-separated methods.")] = "query",
     tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
     rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 5,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonPath = None,
     plot: options.Plot = None,
     chart: options.Chart = None,
     random_weights: RandomWeights = None,
     peer: Annotated[
         list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
     ] = None,
-    gguf: Annotated[
-        Path | None,
-        typer.Option(
-            help="The model's file for llama.cpp.", show_default="the embedded model's own"
-        ),
-    ] = None,
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
-    ] = None,
+    gguf: Gguf = None,
+    vllm_python: VllmPython = None,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -97,7 +108,8 @@ def ttft(
         seed=seed,
     )
     openings = [
-        _opening(name, plan, model, random_weights, gguf, vllm_python, dtype) for name in peer or ()
+        _opening(name, max(plan.tokens), model, random_weights, gguf, vllm_python, dtype)
+        for name in peer or ()
     ]
     with _engine(model, random_weights, device, dtype, seed) as kv:
         benchmark = bench_ttft(
@@ -107,6 +119,89 @@ def ttft(
             peers=openings,
             show_progress=True,
         )
+    _show(benchmark, plot)
+    if json_path is not None:
+        benchmark.save(json_path)
+
+
+@bench.command()
+def answer(
+    *,
+    model: ModelName = None,
+    tokens: Annotated[
+        str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")
+    ] = "1024,2048,4096",
+    answer_tokens: Annotated[
+        str, typer.Option(help="Comma-separated lengths of answers, in tokens.")
+    ] = "32,128,256",
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
+    ratio: Annotated[
+        str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
+    ] = "0.2",
+    method: Annotated[
+        str,
+        typer.Option(help="Comma-separated methods; full: ragkv's decoding after a full prefill."),
+    ] = "query,full",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Ask this file's questions instead: JSONL, see docs/evaluation.md."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 3,
+    lookup: Annotated[
+        bool, typer.Option("--lookup/--no-lookup", help="Draft tokens by prompt lookup.")
+    ] = True,
+    repair_ahead: Annotated[
+        bool, typer.Option(help="Recompute what the answer is about to copy.")
+    ] = False,
+    json_path: JsonPath = None,
+    plot: options.Plot = None,
+    chart: options.Chart = None,
+    random_weights: RandomWeights = None,
+    weights: Annotated[
+        WeightsName | None, typer.Option(help="Quantise the weights with torchao.")
+    ] = None,
+    peer: Annotated[
+        list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
+    ] = None,
+    gguf: Gguf = None,
+    vllm_python: VllmPython = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
+) -> None:
+    """Measure whole answers against transformers' own generate and other engines."""
+    options.check_folders(json_path, plot)
+    check_picture(plot)
+    from ragkv.measure.speed.answer import AnswerBenchmark, AnswerPlan, bench_answers
+
+    if chart is not None:
+        _show(AnswerBenchmark.load(chart), plot)
+        return
+    _check_model(model, random_weights)
+    if weights is not None and random_weights is not None:
+        raise ConfigError("give one of --weights and --random-weights")
+
+    from ragkv.measure.data.examples import read_data
+
+    plan = AnswerPlan(
+        tokens=_numbers("--tokens", tokens, int),
+        answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
+        chunk_tokens=chunk_tokens,
+        ratios=_numbers("--ratio", ratio, float),
+        methods=tuple(options.parts_of(method)),
+        rounds=rounds,
+        lookup=lookup,
+        repair_ahead=repair_ahead,
+        seed=seed,
+    )
+    asked = None if data is None else read_data(data)
+    longest = max(plan.tokens) + max(plan.answer_tokens)
+    openings = [
+        _opening(name, longest, model, random_weights, gguf, vllm_python, dtype)
+        for name in peer or ()
+    ]
+    with _engine(model, random_weights, device, dtype, seed, weights) as kv:
+        benchmark = bench_answers(kv.loaded, plan, data=asked, peers=openings, show_progress=True)
     _show(benchmark, plot)
     if json_path is not None:
         benchmark.save(json_path)
@@ -124,7 +219,7 @@ def ingest(
         Path | None,
         typer.Option(help="The store is made in it.", show_default="where temporary files go"),
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonPath = None,
     random_weights: RandomWeights = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -156,16 +251,27 @@ def _check_model(model: str | None, random_weights: str | None) -> None:
 
 
 def _engine(
-    model: str | None, shape: str | None, device: str | None, dtype: str | None, seed: int
+    model: str | None,
+    shape: str | None,
+    device: str | None,
+    dtype: str | None,
+    seed: int,
+    weights: WeightsName | None = None,
 ) -> RagKV:
-    """Load the model, or make one of a shape."""
+    """Load the model, quantised or not, or make one of a shape."""
     from ragkv import RagKV
     from ragkv.config import MEMORY
+    from ragkv.model.load import dtype_of
 
+    if weights is not None:
+        from ragkv.measure.speed.weights import quantised_model
+
+        with err.status(f"Quantising the weights to {weights.value} …"):
+            own, its = quantised_model(model, weights.value, dtype=dtype_of(dtype), device=device)
+        return RagKV(own, its, store=MEMORY)
     if shape is None:
         return RagKV(model, store=MEMORY, device=device, dtype=dtype)
     from ragkv.measure.speed.shapes import random_model
-    from ragkv.model.load import dtype_of
 
     with err.status(f"Drawing the weights of {shape} …"):
         made, tokenizer = random_model(
@@ -176,7 +282,7 @@ def _engine(
 
 def _opening(
     name: PeerName,
-    plan: TtftPlan,
+    longest: int,
     model: str | None,
     shape: str | None,
     gguf: Path | None,
@@ -191,7 +297,7 @@ def _opening(
     embedded = model in {None, DEFAULT_MODEL}
     if shape is not None:
         raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
-    longest, threads = max(plan.tokens), torch.get_num_threads()
+    threads = torch.get_num_threads()
     if name is PeerName.LLAMA_CPP:
         from ragkv.measure.speed.peers.llamacpp import LlamaCpp
 
@@ -210,14 +316,19 @@ def _opening(
     return lambda: other
 
 
-def _show(benchmark: Benchmark, plot: Path | None) -> None:
-    from ragkv.measure.speed.chart import chart
-    from ragkv.measure.speed.table import tables
+def _show(benchmark: Benchmark | AnswerBenchmark, plot: Path | None) -> None:
+    from ragkv.measure.speed.chart import answer_chart, chart
+    from ragkv.measure.speed.result import Benchmark
+    from ragkv.measure.speed.table import answer_tables, tables
 
-    for table in tables(benchmark):
+    if isinstance(benchmark, Benchmark):
+        found, draw = tables(benchmark), partial(chart, benchmark)
+    else:
+        found, draw = answer_tables(benchmark), partial(answer_chart, benchmark)
+    for table in found:
         out.print(table)
     if plot is not None:
-        save_chart(chart(benchmark), plot)
+        save_chart(draw(), plot)
         out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
 
 

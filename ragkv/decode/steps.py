@@ -61,16 +61,16 @@ class Steps:
         """Prepare the model for the steps in the block."""
         model: Any = self._loaded.model
         self._experts = experts_of(model)
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(fast_linear_layers(model))
-            stack.enter_context(model._optimize_model_for_decode())  # noqa: SLF001  as generate
+        with torch.no_grad(), model._optimize_model_for_decode(), ExitStack() as self._later:  # noqa: SLF001  as generate
             yield
 
     def first(self) -> torch.Tensor:
         """Return the logits after the prompt, ``[1, vocab]`` float32."""
         with experts_by(self._loaded.model, self._experts):
-            return self._first()[None]
+            logits = self._first()[None]
+        # a full prefill stays the model's own
+        self._later.enter_context(fast_linear_layers(self._loaded.model))
+        return logits
 
     def compute(self, draft: Sequence[int] = ()) -> torch.Tensor:
         """Compute the history's last token, and a draft of those after it.

@@ -248,7 +248,15 @@ def _weights_digest(model: PreTrainedModel) -> str:
     return hasher.hexdigest(length=16)
 
 
-def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview]:
+def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview | bytes]:
+    """Yield a weight's bytes; of a wrapper around other tensors (torchao's), theirs in turn."""
+    parts = getattr(tensor, "__tensor_flatten__", None)
+    if parts is not None:
+        for part in parts()[0]:
+            inner = getattr(tensor, part)
+            yield f"{type(tensor).__name__}.{part} {list(inner.shape)} {inner.dtype};".encode()
+            yield from _bytes_of(inner, f"{name}.{part}")
+        return
     try:
         raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
         for start in range(0, len(raw), _HASHED_AT_ONCE):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragkv.measure.picture import COLOURS, MARKERS, panels
+from ragkv.measure.speed.answer import AnswerBenchmark
 from ragkv.measure.speed.result import Benchmark, BenchRow
 
 if TYPE_CHECKING:
@@ -49,6 +50,44 @@ def chart(benchmark: Benchmark) -> Figure:
     axes.set_ylabel("speed-up of the first token over full prefill")
     bound = Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="arithmetic bound")
     figure.legend(handles=[*handles, bound], loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def answer_chart(benchmark: AnswerBenchmark) -> Figure:
+    """Draw seconds to the last token over the answer's length, a panel a prompt length.
+
+    Raises
+    ------
+    MissingDependencyError
+        matplotlib is not installed.
+    """
+    lengths = sorted({row.tokens for row in benchmark.rows})
+    title = f"{benchmark.model_name} on {benchmark.device}"
+    figure, all_axes = panels(title, (4.2 * len(lengths) + 1, 4.2), len(lengths))
+    handles: dict[str, Any] = {}
+    for tokens, axes in zip(lengths, all_axes, strict=True):
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for row in benchmark.rows:
+            if row.tokens == tokens:
+                name = row.method if row.method == "full" else f"{row.method} {row.ratio:g}"
+                point = row.answer_tokens, row.full_total_s
+                if point not in lines.setdefault("transformers", []):
+                    lines["transformers"].append(point)
+                lines.setdefault(f"ragkv, {name}", []).append((row.answer_tokens, row.total_s))
+        for peer in benchmark.peers:
+            if peer.tokens == tokens:
+                lines.setdefault(peer.name, []).append((peer.answer_tokens, peer.total_s))
+        styles = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
+        for (name, points), (colour, marker) in zip(sorted(lines.items()), styles, strict=False):
+            drawn = axes.plot(*zip(*sorted(points), strict=True), color=colour, marker=marker)
+            handles.setdefault(name, drawn[0])
+        axes.set_title(f"prompt of {tokens:,} tokens")
+        axes.set_xlabel("answer tokens")
+        axes.set_ylim(bottom=0)
+    all_axes[0].set_ylabel("seconds to the last token")
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False
+    )
     return figure
 
 

@@ -17,7 +17,7 @@ from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.measure.results import Saved
 from ragkv.measure.speed.costs import synchronise
-from ragkv.measure.speed.run import device_name
+from ragkv.measure.speed.machine import device_name
 from ragkv.measure.speed.traces import Text
 from ragkv.measure.speed.ttft import middle
 from ragkv.model.loaded import LoadedModel

@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from ragkv.measure.speed.answer import AnswerBenchmark, AnswerRow
 from ragkv.measure.speed.ingest import Ingestion
 from ragkv.measure.speed.result import Benchmark, BenchRow
 
@@ -96,8 +97,44 @@ def _peers(benchmark: Benchmark) -> Table:
     return out
 
 
-def _name(row: BenchRow) -> str:
-    return escape(f"{row.method} {row.ratio:g}")
+def _name(row: BenchRow | AnswerRow) -> str:
+    return escape(row.method if row.method == "full" else f"{row.method} {row.ratio:g}")
+
+
+def answer_tables(benchmark: AnswerBenchmark) -> list[Table]:
+    """Return the one table of ``ragkv bench answer``, peers in it."""
+    out = _table(
+        f"{benchmark.model_name} on {benchmark.device}",
+        f"Medians over {max(row.rounds for row in benchmark.rows)} rounds, transformers' generate "
+        "and ragkv in turn; grey: quartiles. Answers go on past an end of text.",
+        *("method", "prompt", "answer", "first s", "ms/tok", "tok/step", "total s", "speed-up"),
+        names=1,
+    )
+    lengths = list(dict.fromkeys((row.tokens, row.answer_tokens) for row in benchmark.rows))
+    for length in lengths:
+        own = [row for row in benchmark.rows if (row.tokens, row.answer_tokens) == length]
+        others = [peer for peer in benchmark.peers if (peer.tokens, peer.answer_tokens) == length]
+        sizes = [f"{number:,}" for number in length]
+        full = own[0]
+        times = full.full_ttft_s, full.full_ms_per_token, 1.0, full.full_total_s
+        out.add_row("transformers", *sizes, *_answer_times(*times), "1.0x")
+        for row in own:
+            low, high = row.quartiles
+            times = row.ttft_s, row.ms_per_token, row.tokens_per_step, row.total_s
+            quartiles = f"[bright_black]{low:.1f}-{high:.1f}[/]"
+            speedup = f"{row.speedup_total:.1f}x\n{quartiles}"
+            out.add_row(_name(row), *sizes, *_answer_times(*times), speedup)
+        for peer in others:
+            times = peer.ttft_s, peer.ms_per_token, 0.0, peer.total_s
+            behind = f"{full.full_total_s / peer.total_s:.1f}x"
+            out.add_row(escape(peer.name), *sizes, *_answer_times(*times), behind)
+        out.add_section()
+    return [out]
+
+
+def _answer_times(ttft: float, ms: float, per_step: float, total: float) -> tuple[str, ...]:
+    steps = f"{per_step:.2f}" if per_step else "-"
+    return f"{ttft:.3g}", f"{ms:.1f}", steps, f"{total:.3g}"
 
 
 def ingest_table(found: Ingestion) -> Table:

@@ -107,7 +107,7 @@ def make_traces(
     end = 0
     traces = []
     for number, tokens in enumerate(lengths, start=1):
-        room = tokens - len(_ids(kv, _prompt(kv, [])))
+        room = tokens - len(token_ids(kv, _prompt(kv, [])))
         whole, rest = divmod(max(0, room), chunk_tokens + 1)
         while len(chunks) < whole:
             piece, end = text.cut(end, chunk_tokens)
@@ -143,7 +143,7 @@ def _fit(
                 f"a prompt of {tokens} tokens has no room for a chunk: give more --tokens"
             )
         prompts = tuple(_prompt(kv, order) for order in _orders(chunks, rounds + 1, seed))
-        ids = tuple(_ids(kv, each) for each in prompts)
+        ids = tuple(token_ids(kv, each) for each in prompts)
         excess = max(map(len, ids)) - tokens
         if excess <= 0:
             sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))
@@ -171,7 +171,8 @@ def _prompt(kv: RagKV, chunks: list[str]) -> Prompt:
     return prompt(example, chat=bool(kv.tokenizer.chat_template))
 
 
-def _ids(kv: RagKV, text: Prompt) -> list[int]:
+def token_ids(kv: RagKV, text: Prompt) -> list[int]:
+    """Return a prompt's token ids."""
     ids: list[int] = tokenize(render(text, kv.tokenizer), kv.tokenizer).ids.tolist()
     return ids
 

@@ -79,9 +79,9 @@ def _vllm(python: Path, **kwargs) -> Vllm:
 def test_vllm_is_started_asked_and_ended(fake_python):
     with _vllm(fake_python()) as peer:
         process = peer._process
-        assert 0.05 <= peer.first_token_s(range(100)) < 5
+        assert 0.05 <= peer.answer(range(100), 1)[0] < 5
         with pytest.raises(PeerError, match="the prompt is too long"):
-            peer.first_token_s(range(200))
+            peer.answer(range(200), 1)
     assert process.poll() is not None
 
 
@@ -95,7 +95,7 @@ def test_vllm_is_started_asked_and_ended(fake_python):
 )
 def test_what_vllm_says_wrong_is_named(fake_python, mode, message):
     with _vllm(fake_python(mode)) as peer, pytest.raises(PeerError, match=message):
-        peer.first_token_s([1, 2, 3])
+        peer.answer([1, 2, 3], 1)
 
 
 def test_vllm_that_is_missing_or_dies(fake_python, tmp_path):
@@ -149,7 +149,7 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
     path = tmp_path / "model.gguf"
     path.touch()
     with LlamaCpp(path, max_tokens=100, threads=3) as peer:
-        assert 0 <= peer.first_token_s([5, 6, 7]) < 1
+        assert 0 <= peer.answer([5, 6, 7], 1)[0] < 1
     ((request, params),) = FakeServer.asked
     assert request["prompt"] == [5, 6, 7]
     assert (request["max_tokens"], request["cache_prompt"]) == (1, False)
@@ -157,7 +157,7 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
     assert params.n_ctx > 100
     monkeypatch.setattr(FakeServer, "answers", ({"error": {"message": "context size"}},))
     with LlamaCpp(path, max_tokens=1, threads=1) as peer, pytest.raises(PeerError, match="context size"):  # fmt: skip
-        peer.first_token_s([5])
+        peer.answer([5], 1)
 
 
 @pytest.mark.usefixtures("fake_xllamacpp")
@@ -184,9 +184,10 @@ def test_peers_get_the_prompts_that_ragkv_had():
     class Peer:
         name = "peer"
 
-        def first_token_s(self, ids):
+        def answer(self, ids, tokens):
+            assert tokens == 1
             seen.append(list(ids))
-            return 8.0
+            return 8.0, 8.0
 
     @contextmanager
     def opening():
@@ -224,4 +225,4 @@ def test_the_real_llama_cpp():
     except ModelNotFoundError:
         pytest.skip("the embedded model is not installed")
     with LlamaCpp(path, max_tokens=64, threads=1) as peer:
-        assert peer.first_token_s(list(range(1000, 1032))) > 0
+        assert peer.answer(list(range(1000, 1032)), 1)[0] > 0

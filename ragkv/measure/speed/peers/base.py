@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -16,15 +16,24 @@ class Peer(Protocol):
 
     name: str
 
-    def first_token_s(self, ids: Sequence[int]) -> float:
-        """Return the seconds from the request to the first token, for a prompt's token ids.
+    def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:
+        """Draw so many tokens after a prompt's token ids, greedily, past any end of text.
+
+        Returns
+        -------
+        tuple
+            Seconds from the request to the first token, and to the last one.
 
         Raises
         ------
         PeerError
-            The engine gave no token.
+            The engine gave fewer tokens.
         """
         ...
+
+
+Opening = Callable[[], AbstractContextManager[Peer]]
+"""Makes a peer that runs inside a ``with`` block."""
 
 
 def reference(settings: Sequence[Setting]) -> Setting:
@@ -45,8 +54,8 @@ def compare(
     with opening as peer:
         for one in measured:
             warm, *prompts = one.trace.ids
-            peer.first_token_s(warm)
-            seconds = [peer.first_token_s(ids) for ids in prompts]
+            peer.answer(warm, 1)
+            seconds = [peer.answer(ids, 1)[0] for ids in prompts]
             own = [sample.ragkv_s for sample in one.samples[against]]
             speedup, quartiles = middle([a / b for a, b in zip(seconds, own, strict=True)])
             found.append(

@@ -22,7 +22,7 @@ class LlamaCpp:
     model
         A GGUF file of the model.
     max_tokens
-        The longest prompt.
+        The longest prompt and answer.
     threads
         For prompts and for decoding.
 
@@ -73,7 +73,7 @@ class LlamaCpp:
     ) -> None:
         self._server = None
 
-    def first_token_s(self, ids: Sequence[int]) -> float:
+    def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:
         """See :class:`ragkv.measure.speed.peers.base.Peer`."""
         token_times: list[float] = []
         other: list[object] = []
@@ -87,7 +87,8 @@ class LlamaCpp:
 
         request = {
             "prompt": list(ids),
-            "max_tokens": 1,
+            "max_tokens": tokens,
+            "ignore_eos": True,
             "temperature": 0,
             "cache_prompt": False,
             "stream": True,
@@ -96,4 +97,4 @@ class LlamaCpp:
         self._server.handle_completions(request, on_piece)
         if not token_times:
             raise PeerError(f"llama.cpp gave no token: {other}")
-        return token_times[0] - started
+        return token_times[0] - started, time.perf_counter() - started

@@ -103,12 +103,12 @@ class Vllm:
     ) -> None:
         self._stop()
 
-    def first_token_s(self, ids: Sequence[int]) -> float:
+    def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:
         """See :class:`ragkv.measure.speed.peers.base.Peer`."""
         body = {
             "model": self._model,
             "prompt": list(ids),
-            "max_tokens": 1,
+            "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
@@ -122,14 +122,14 @@ class Vllm:
                 answer = connection.getresponse()
                 if answer.status != http.HTTPStatus.OK:
                     raise PeerError(f"vLLM refused a prompt: {answer.read()[:500]!r}")
-                for line in answer:
-                    if _is_token(line):
-                        return time.perf_counter() - started
+                times = [time.perf_counter() for line in answer if _is_token(line)]
             finally:
                 connection.close()
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"vLLM does not answer: {error!r}. {self._tail()}") from error
-        raise PeerError(f"vLLM gave no token. {self._tail()}")
+        if not times:
+            raise PeerError(f"vLLM gave no token. {self._tail()}")
+        return times[0] - started, time.perf_counter() - started
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         """Return when the server is healthy."""
