@@ -62,6 +62,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     cache_implementation: Literal["static"] | None = None
     """``"static"`` decodes over a cache of fixed shape: CUDA graphs on a GPU, and a second KV
     (see ragkv's DecodeConfig)."""
+    prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
+    """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError, time spent waiting for the
     model included."""
@@ -136,6 +138,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "top_p": settings.top_p,
             "top_k": settings.top_k,
             "cache_implementation": settings.cache_implementation,
+            "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens,
         }
         if isinstance(self.llm, ChunkReuse):
             own |= {"method": self.llm.method, "recompute_ratio": self.llm.recompute_ratio}
@@ -231,7 +234,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         """One call's settings: the fields, with the call's own on top."""
         given = {name: value for name, value in given.items() if name != "stream"}
         timeout = given.pop("timeout", self.timeout)
-        names = ("temperature", "max_tokens", "top_p", "top_k", "seed", "cache_implementation")
+        engine = ("seed", "cache_implementation", "prompt_lookup_num_tokens")
+        names = ("temperature", "max_tokens", "top_p", "top_k", *engine)
         own = {name: given.pop(name, getattr(self, name)) for name in names}
         limits = (own["max_tokens"], self.max_tokens)
         limit = next((limit for limit in limits if limit is not None), None)
@@ -243,8 +247,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "max_new_tokens": self._limit(messages) if limit is None else limit,
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "top_k": own["top_k"] or 0,
-            "seed": own["seed"],
-            "cache_implementation": own["cache_implementation"],
+            **{name: own[name] for name in engine},
             "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
             **self._overrides(given),
         }

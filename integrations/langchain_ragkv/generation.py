@@ -10,7 +10,15 @@ from transformers.pipelines.text_generation import ReturnType
 
 from ragkv.errors import ConfigError
 
-_ENGINE = {"max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k"}
+_ENGINE = {
+    "max_new_tokens",
+    "max_length",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "top_k",
+    "prompt_lookup_num_tokens",
+}
 _WITHOUT_EFFECT = {"pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
 _ONLY_WHEN_SAMPLING = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
 _TOP_K = 50
@@ -43,6 +51,8 @@ class PipelineSettings:
         Texts that end the answer *and are part of it*, as in transformers.
     cache_implementation
         ``"static"`` where the model's steps run over a static cache, else None.
+    prompt_lookup_num_tokens
+        Longest draft of prompt lookup decoding; None is ragkv's choice.
     decoding
         Keyword arguments of the tokenizer's ``decode``.
     unsupported
@@ -58,6 +68,7 @@ class PipelineSettings:
     full_text: bool
     decoding: dict[str, Any]
     cache_implementation: Literal["static"] | None
+    prompt_lookup_num_tokens: int | None
     unsupported: tuple[str, ...]
 
     def answer_limit(self, prompt_tokens: int) -> int:
@@ -107,6 +118,7 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
         full_text=after.get("return_type", ReturnType.FULL_TEXT) is ReturnType.FULL_TEXT,
         decoding={name: after[name] for name in _DECODING if name in after},
         cache_implementation="static" if wanted.get("cache_implementation") == "static" else None,
+        prompt_lookup_num_tokens=wanted.get("prompt_lookup_num_tokens"),
         unsupported=tuple(sorted(set(unsupported))),
     )
 

@@ -75,7 +75,7 @@ def test_at_ratio_1_the_answers_are_the_same(run_demo):
 
 
 def answer(ttft_s: float, *token_ids: int) -> Answer:
-    return Answer("text", token_ids, ttft_s, 10, 8, 2)
+    return Answer("text", token_ids, ttft_s, 2 * ttft_s, 10, 8, 2)
 
 
 @pytest.mark.parametrize(

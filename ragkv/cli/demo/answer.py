@@ -20,6 +20,7 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     ttft_s: float
+    total_s: float
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -31,6 +32,7 @@ class Answer:
             text=text,
             token_ids=tuple(tokenizer(text, add_special_tokens=False)["input_ids"]),
             ttft_s=report["ttft_s"],
+            total_s=report["total_s"],
             prompt_tokens=report["prompt_tokens"],
             reused_tokens=report["reused_tokens"],
             recomputed_tokens=report["recomputed_tokens"],
@@ -84,6 +86,12 @@ class DemoFigures:
         return [pair.ragkv.ttft_s for pair in self.pairs]
 
     @property
+    def totals_s(self) -> tuple[list[float], list[float]]:
+        """Seconds to the last token by full prefill and by ragkv, a question each."""
+        pairs = self.pairs
+        return [pair.full.total_s for pair in pairs], [pair.ragkv.total_s for pair in pairs]
+
+    @property
     def speedup_median(self) -> float:
         """Median over the questions' own speed-ups."""
         return statistics.median(pair.speedup for pair in self.pairs)
@@ -98,6 +106,8 @@ class DemoFigures:
         return {
             "ttft_full_s": self.ttft_full_s,
             "ttft_ragkv_s": self.ttft_ragkv_s,
+            "total_full_s": self.totals_s[0],
+            "total_ragkv_s": self.totals_s[1],
             "speedup_median": self.speedup_median,
             "token_agreement": self.token_agreement,
             "answers": [

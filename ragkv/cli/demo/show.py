@@ -20,7 +20,8 @@ def show_pair(number: int, pair: AnswerPair) -> None:
     out.print(f"\n[bold]{number:2} {escape(pair.question)}[/]", highlight=False)
     for name, answer in (("full", pair.full), ("ragkv", pair.ragkv)):
         text = escape(" ".join(answer.text.split()))
-        out.print(f"   [cyan]{name:<5} {answer.ttft_s:5.2f} s[/]  {text}", highlight=False)
+        times = f"{answer.ttft_s:5.2f} s, {answer.total_s:5.2f} s"
+        out.print(f"   [cyan]{name:<5} {times}[/]  {text}", highlight=False)
 
 
 def show_figures(name: str, figures: DemoFigures) -> None:
@@ -48,7 +49,8 @@ def show_summary(result: DemoResult) -> None:
     """Print the summary of each framework."""
     table = Table(title=f"{escape(result.model)}, {result.chunks} chunks: medians")
     table.add_column("framework")
-    for column in ("questions", "full s", "ragkv s", "speed-up", "first 16 tokens agree"):
+    columns = ("questions", "full s", "ragkv s", "speed-up", "whole answer s", "agree")
+    for column in columns:
         table.add_column(column, justify="right")
     for name, figures in result.frameworks.items():
         table.add_row(
@@ -57,12 +59,13 @@ def show_summary(result: DemoResult) -> None:
             f"{statistics.median(figures.ttft_full_s):.2f}",
             f"{statistics.median(figures.ttft_ragkv_s):.2f}",
             f"{figures.speedup_median:.1f}x",
+            " / ".join(f"{statistics.median(each):.2f}" for each in figures.totals_s),
             f"{figures.token_agreement:.0%}",
         )
     out.print()
     out.print(table)
     out.print(
-        "Times run from the call to the first token: finding, loading, choosing and recomputing "
-        "are inside.",
+        "Seconds run from the call to the first token, everything inside; whole answer: to the "
+        "last token, full prefill / ragkv. agree: the first 16 tokens.",
         style="dim",
     )

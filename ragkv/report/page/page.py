@@ -73,6 +73,7 @@ def _figures(report: ReuseReport) -> str:
     asked = report.recompute_ratio
     facts = [
         ("First token after", seconds(report.ttft_s), ""),
+        *_whole_answer(report),
         ("Prompt", count(report.prompt_tokens, "token"), ""),
         ("Cached", f"{cached:,}", f"{percent(cached / report.prompt_tokens)} of the prompt"),
         (
@@ -86,6 +87,14 @@ def _figures(report: ReuseReport) -> str:
         for name, value, note in facts
     )
     return f'<dl class="figures">{"".join(cells)}</dl>'
+
+
+def _whole_answer(report: ReuseReport) -> list[tuple[str, str, str]]:
+    if report.completion_tokens < 2:
+        return []
+    tokens = f"{count(report.completion_tokens, 'token')}, {report.ms_per_token:.0f}\u00a0ms each"
+    steps = f"; {report.tokens_per_step:.1f} a step" if report.accepted_tokens else ""
+    return [("Whole answer after", seconds(report.total_s), tokens + steps)]
 
 
 def _notes(report: ReuseReport) -> str:
