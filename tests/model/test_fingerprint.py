@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import SIZE, some_chunks, tiny_model, tiny_tokenizer
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, PreTrainedConfig
 
 from ragkv import RagKV
@@ -89,3 +91,32 @@ def test_a_whole_number_is_a_temperature(make_engine: Make) -> None:
         engine.generate("Words", temperature=2, **settings).token_ids
         == engine.generate("Words", temperature=2.0, **settings).token_ids
     )
+
+
+def test_weights_that_wrap_other_tensors_are_told_apart() -> None:
+    """As torchao's do: numbers and scales are tensors inside of one."""
+    digests = set()
+    for half in (None, 0, 1):
+        model = tiny_model()
+        layer = model.get_submodule("model.layers.0.mlp.gate_proj")
+        parts = [layer.weight.detach().clone() for _ in range(2)]
+        if half is not None:
+            parts[half][0, 0] += 1
+        layer.weight = torch.nn.Parameter(TwoTensor(*parts), requires_grad=False)
+        digests.add(fingerprint_of(model, tiny_tokenizer()).weights)
+    assert len(digests) == 3
+
+
+def test_torchaos_weights_are_reused_exactly(make_engine: Make) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    model = tiny_model()
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        chunks = some_chunks(3)
+        engine.precompute(chunks)
+        prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
+        full = engine.prefill(prompt, method="full").logits
+        ours = engine.prefill(prompt, recompute_ratio=1.0)
+        assert ours.report.recomputed_tokens > 100
+        torch.testing.assert_close(ours.logits, full, atol=1e-4, rtol=1e-4)
+        assert engine.fingerprint != make_engine().fingerprint

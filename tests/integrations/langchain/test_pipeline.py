@@ -283,3 +283,15 @@ def test_a_pipelines_static_cache_is_kept():
     hook.remove()
     with pytest.raises(ValidationError, match="cache_implementation"):
         swapped(pipe(cache_implementation="quantized"))
+
+
+def test_a_pipelines_prompt_lookup_is_kept():
+    chat = ChatRagKV(
+        llm=HuggingFacePipeline(pipeline=pipe(prompt_lookup_num_tokens=3)), kv=engine()
+    )
+    assert chat.prompt_lookup_num_tokens == 3
+    drafted = {}
+    for count in (0, 3):
+        message = chat.invoke([("human", prompt())], prompt_lookup_num_tokens=count, max_tokens=60)
+        drafted[count] = message.response_metadata["ragkv"]["drafted_tokens"]
+    assert drafted[0] == 0 < drafted[3]

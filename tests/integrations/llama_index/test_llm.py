@@ -469,3 +469,12 @@ def test_a_static_cache_is_one_of_the_generate_kwargs(kv):
     assert kv.model in _kept
     with pytest.raises(ConfigError, match="cache_implementation"):
         make(kv, generate_kwargs={"cache_implementation": "quantized"}).complete(PROMPT)
+
+
+def test_prompt_lookup_is_one_of_the_generate_kwargs(kv):
+    for count in (0, 5, None):
+        llm = make(kv, generate_kwargs={"prompt_lookup_num_tokens": count, "max_new_tokens": 60})
+        assert llm.complete(PROMPT).text
+        assert (llm.last_report.drafted_tokens == 0) == (count == 0)
+    with pytest.raises(ConfigError, match="prompt_lookup_num_tokens"):
+        make(kv, generate_kwargs={"prompt_lookup_num_tokens": -1}).complete(PROMPT)
