@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -88,15 +88,20 @@ class Steps:
         if not len(repaired) and not on_cpu and not isinstance(cache, OverlappedCache):
             return self._ordinary(ids[fed])
         rows = np.concatenate([repaired, fed])
-        with experts_by(self._loaded.model, self._experts):
+        with self._experts_for(len(rows)):
             return subset_forward(self._loaded, SubsetPass(ids, rows, cache, keep=len(fed)))
+
+    def _experts_for(self, rows: int) -> AbstractContextManager[None]:
+        """Compute several rows' experts as a prefill does, and one row's as a decoding step."""
+        if rows == 1:
+            return nullcontext()
+        return experts_by(self._loaded.model, self._experts)
 
     def _ordinary(self, fed: IntArray) -> torch.Tensor:
         # rows of a refused draft
         self._cache.crop(len(self.history) - 1 - self._cache.get_seq_length())
         tokens = torch.from_numpy(fed.astype(np.int64))[None].to(self._loaded.device)
-        experts = self._experts if len(fed) > 1 else experts_of(self._loaded.model)
-        with experts_by(self._loaded.model, experts):
+        with self._experts_for(len(fed)):
             out = self._loaded.model(
                 input_ids=tokens,
                 past_key_values=self._cache,
