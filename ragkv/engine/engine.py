@@ -195,7 +195,9 @@ class RagKV:
             with self._turn(clock):
                 plan, logits, cache = self._pipeline.prefill(request)
                 warnings = self._warnings_of(plan)
-                report = report_of(request, plan, time.perf_counter(), warnings=warnings)
+                dtype = self._loaded.dtype
+                now = time.perf_counter()
+                report = report_of(request, plan, now, dtype=dtype, warnings=warnings)
             self._follow_up(request, plan)
         return Prefilled(logits, plan.ids.tolist(), cache, report, self._loaded, plan.repair.copies)
 
@@ -272,6 +274,7 @@ class RagKV:
                 request,
                 plan,
                 drawn.first_token_at,
+                dtype=self._loaded.dtype,
                 drawn=drawn,
                 warnings=self._warnings_of(plan),
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import LayeredKV
@@ -130,6 +131,7 @@ def report_of(
     plan: Plan,
     first_token_at: float,
     *,
+    dtype: torch.dtype,
     drawn: Drawn | None = None,
     warnings: Iterable[str] = (),
 ) -> ReuseReport:
@@ -155,6 +157,7 @@ def report_of(
         misses=(*plan.located.misses, *plan.spliced.misses),
         positions=origin.tobytes(),
         warnings=(*plan.spliced.warnings, *warnings),
+        dtype=str(dtype).removeprefix("torch."),
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         trace=Trace(

@@ -72,6 +72,8 @@ class ReuseReport:
         Tokens after the first over the model's calls that drew them.
     drafted_tokens, accepted_tokens
         Tokens that prompt lookup proposed, and those that the answer took.
+    dtype
+        What keys, values and activations were computed in, such as ``float32``.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
     positions
@@ -105,6 +107,7 @@ class ReuseReport:
     tokens_per_step: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    dtype: str = ""
     ahead_tokens: int = 0
     choice: str = ""
     trace: Trace | None = field(default=None, repr=False, compare=False)

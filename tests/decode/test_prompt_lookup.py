@@ -260,6 +260,7 @@ def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
     assert 0 < found.accepted_tokens <= found.drafted_tokens
     assert found.tokens_per_step == pytest.approx(199 / (199 - found.accepted_tokens), abs=0.02)
     for report in (plain, found):
+        assert report.dtype == "float32"
         assert 0 < report.decode_s < 60
         assert report.ms_per_token == pytest.approx(1e3 * report.decode_s / 199)
     one = engine.generate(PROMPT, max_new_tokens=1).report
