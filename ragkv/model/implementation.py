@@ -1,9 +1,11 @@
-"""Which implementation computes: a GPU kernel, oneDNN or torch. The one place that decides.
+"""Which implementation computes: a GPU kernel, oneDNN, or torch. The one place that decides.
 
 A pass has few rows, and on AMD's processors torch's choice, MKL, then spends much of its time
 arranging the weights. oneDNN, which is in torch too, reads the weights as they lie: 1.1 times as
-fast for hundreds of rows, up to 1.4 times for fewer. docs/log.md has the measurements. Other
-processors have not been measured, and keep torch's choice.
+fast for hundreds of rows, up to 1.4 times for fewer. Two to four short rows, as in a step with
+a short draft, are faster still as MKL's product of the weights with the rows, transposed.
+docs/log.md has the measurements. Other processors have not been measured, and keep torch's
+choice.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from typing import Any, Literal
 
 import torch
 
-Implementation = Literal["kernel", "onednn", "torch"]
+Implementation = Literal["kernel", "onednn", "transposed", "torch"]
 Operation = Literal["linear", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group times its keys are faster by torch, all groups at once."""
+
+_TRANSPOSED_ROWS, _TRANSPOSED_WIDTH = range(2, 5), 1024
 
 _backends: Any = torch.backends
 _override: Implementation | None = None
@@ -42,7 +46,11 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
         return "kernel" if operation == "attention" and _runs_kernel(*tensors) else "torch"
     if _override is not None and _override != "onednn":
         return _override
-    return "onednn" if _runs_onednn(operation, first) else "torch"
+    if not _runs_onednn(operation, first):
+        return "torch"
+    if operation == "linear" and _override is None and _is_few_short(first):
+        return "transposed"
+    return "onednn"
 
 
 @contextmanager
@@ -59,12 +67,27 @@ def override_implementation(implementation: Implementation) -> Iterator[None]:
         _override = before
 
 
+def transposed_linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``(weight @ rows^T)^T + bias``, new memory: ``[…, n, in]``, ``[out, in]``."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    out = torch.mm(weight, flat.t()).t()
+    out = out.contiguous() if bias is None else out + bias
+    return out.reshape(*rows.shape[:-1], len(weight))
+
+
 def onednn_linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return ``rows @ weight^T + bias`` by oneDNN, new memory: ``[…, n, in]``, ``[out, in]``."""
     out: torch.Tensor = _onednn()(rows, weight, bias, "none", [], "")
     return out
+
+
+def _is_few_short(rows: torch.Tensor) -> bool:
+    width = rows.shape[-1]
+    return width <= _TRANSPOSED_WIDTH and rows.numel() // width in _TRANSPOSED_ROWS
 
 
 def _runs_kernel(*tensors: torch.Tensor) -> bool:

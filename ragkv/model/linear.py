@@ -1,4 +1,4 @@
-"""A model's linear layers during ragkv's passes, by oneDNN where that is faster."""
+"""A model's linear layers during ragkv's passes, by the fastest product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ragkv.model.implementation import implementation_for, onednn_linear
+from ragkv.model.implementation import implementation_for, onednn_linear, transposed_linear
 
 _changed: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
@@ -55,10 +55,10 @@ def _suits(layer: nn.Linear) -> bool:
 
 
 def _forward(layer: nn.Linear, thread: int, rows: torch.Tensor) -> torch.Tensor:
-    if (
-        rows.numel()
-        and threading.get_ident() == thread
-        and implementation_for("linear", rows) == "onednn"
-    ):
-        return onednn_linear(rows, layer.weight, layer.bias)
+    if threading.get_ident() == thread and rows.numel():
+        implementation = implementation_for("linear", rows)
+        if implementation == "onednn":
+            return onednn_linear(rows, layer.weight, layer.bias)
+        if implementation == "transposed":
+            return transposed_linear(rows, layer.weight, layer.bias)
     return nn.Linear.forward(layer, rows)

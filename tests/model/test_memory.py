@@ -78,7 +78,10 @@ def test_threads_never_share_memory() -> None:
     assert wrong == []
 
 
-def test_what_is_left_of_another_prompt_is_never_seen(make_engine: Callable[..., RagKV]) -> None:
+def test_what_is_left_of_another_prompt_is_never_seen(
+    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 256)
     kv = make_engine()
     kv.precompute([A, B])
     overrides = {"method": "query", "recompute_ratio": 0.2}
