@@ -72,9 +72,10 @@ def transposed_linear(
 ) -> torch.Tensor:
     """Return ``(weight @ rows^T)^T + bias``, new memory: ``[…, n, in]``, ``[out, in]``."""
     flat = rows.reshape(-1, rows.shape[-1])
-    out = torch.mm(weight, flat.t()).t()
-    out = out.contiguous() if bias is None else out + bias
-    return out.reshape(*rows.shape[:-1], len(weight))
+    out = torch.mm(weight, flat.t()).t().contiguous()
+    if bias is not None:
+        out += bias
+    return out.view(*rows.shape[:-1], len(weight))
 
 
 def onednn_linear(
