@@ -17,9 +17,8 @@ from ragkv.measure.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
     from ragkv import RagKV
-    from ragkv.measure.speed.answer import AnswerBenchmark
     from ragkv.measure.speed.peers.base import Opening
-    from ragkv.measure.speed.result import Benchmark
+    from ragkv.measure.speed.result import AnswerBenchmark, Benchmark
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast ragkv is on this machine.")
 
@@ -57,33 +56,39 @@ class PeerName(StrEnum):
     VLLM = "vllm"
 
 
+PromptTokens = Annotated[str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")]
+ChunkTokens = Annotated[int, typer.Option(help="Tokens of a chunk.")]
+Ratios = Annotated[
+    str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
+]
+Rounds = Annotated[int, typer.Option(help="Prompts of each length.")]
+Peers = Annotated[
+    list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
+]
+Seed = Annotated[int, typer.Option(help="Orders the chunks and draws weights.")]
+
+
 @bench.command()
 def ttft(
     *,
     model: ModelName = None,
-    tokens: Annotated[
-        str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")
-    ] = "1024,2048,4096,8192",
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
-    ratio: Annotated[
-        str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
-    ] = "0,0.1,0.2",
+    tokens: PromptTokens = "1024,2048,4096,8192",
+    chunk_tokens: ChunkTokens = 512,
+    ratio: Ratios = "0,0.1,0.2",
     method: Annotated[str, typer.Option(help="Comma-separated methods.")] = "query",
     tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
-    rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 5,
+    rounds: Rounds = 5,
     json_path: JsonPath = None,
     plot: options.Plot = None,
     chart: options.Chart = None,
     random_weights: RandomWeights = None,
-    peer: Annotated[
-        list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
-    ] = None,
+    peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
-    seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Measure time to first token against full prefill, the arithmetic bound and other engines."""
     options.check_folders(json_path, plot)
@@ -128,16 +133,12 @@ def ttft(
 def answer(
     *,
     model: ModelName = None,
-    tokens: Annotated[
-        str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")
-    ] = "1024,2048,4096",
+    tokens: PromptTokens = "1024,2048,4096",
     answer_tokens: Annotated[
         str, typer.Option(help="Comma-separated lengths of answers, in tokens.")
     ] = "32,128,256",
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
-    ratio: Annotated[
-        str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
-    ] = "0.2",
+    chunk_tokens: ChunkTokens = 512,
+    ratio: Ratios = "0.2",
     method: Annotated[
         str,
         typer.Option(help="Comma-separated methods; full: ragkv's decoding after a full prefill."),
@@ -146,7 +147,7 @@ def answer(
         Path | None,
         typer.Option(help="Ask this file's questions instead: JSONL, see docs/evaluation.md."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Prompts of each length.")] = 3,
+    rounds: Rounds = 3,
     lookup: Annotated[
         bool, typer.Option("--lookup/--no-lookup", help="Draft tokens by prompt lookup.")
     ] = True,
@@ -160,21 +161,19 @@ def answer(
     weights: Annotated[
         WeightsName | None, typer.Option(help="Quantise the weights with torchao.")
     ] = None,
-    peer: Annotated[
-        list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
-    ] = None,
+    peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
     device: options.Device = None,
     dtype: options.DType = None,
-    seed: Annotated[int, typer.Option(help="Orders the chunks and draws weights.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Measure whole answers against transformers' own generate and other engines."""
     options.check_folders(json_path, plot)
     check_picture(plot)
-    from ragkv.measure.speed.answer import AnswerBenchmark, AnswerPlan, bench_answers
-
     if chart is not None:
+        from ragkv.measure.speed.result import AnswerBenchmark
+
         _show(AnswerBenchmark.load(chart), plot)
         return
     _check_model(model, random_weights)
@@ -182,6 +181,7 @@ def answer(
         raise ConfigError("give one of --weights and --random-weights")
 
     from ragkv.measure.data.examples import read_data
+    from ragkv.measure.speed.answer import AnswerPlan, bench_answers
 
     plan = AnswerPlan(
         tokens=_numbers("--tokens", tokens, int),
@@ -212,7 +212,7 @@ def ingest(
     *,
     model: ModelName = None,
     chunks: Annotated[int, typer.Option(help="Chunks of each round.")] = 32,
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 512,
+    chunk_tokens: ChunkTokens = 512,
     rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 5,
     codec: Codec = "raw",
     folder: Annotated[

@@ -70,10 +70,10 @@ class Drawn:
     accepted: int = 0
 
 
-class _Listener(BaseStreamer):
+class Listener(BaseStreamer):
     """Times the tokens and forwards them."""
 
-    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+    def __init__(self, on_token: Callable[[int], None] | None = None) -> None:
         self.first_at = self.last_at = 0.0
         self._prompt_seen = False
         self._on_token = on_token
@@ -149,7 +149,7 @@ def draw(
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
-    listener = _Listener(on_token)
+    listener = Listener(on_token)
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:

@@ -67,8 +67,8 @@ class Loop:
         last = [] if self.seeded is None else [self.seeded]
         processors: Any = LogitsProcessorList([*logits_processor, *last])
         history, draft = self.steps.history, list[int]()
-        with self.steps.running():
-            logits = self.steps.first()
+        with self.steps.running() as first:
+            logits = first
             while True:
                 for row, expected in enumerate([*draft, None]):
                     scores = processors(input_ids, logits[row : row + 1].clone())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Steps:
         self.history = TokenHistory(ids)
         self._loaded, self._cache = loaded, cache
         self._first, self._copies = first, copies
+        self._experts = experts_of(loaded.model)
 
     @property
     def position_limit(self) -> int | None:
@@ -57,20 +58,19 @@ class Steps:
         return self._loaded.architecture.position_limit
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Prepare the model for the steps in the block."""
-        model: Any = self._loaded.model
-        self._experts = experts_of(model)
-        with torch.no_grad(), model._optimize_model_for_decode(), ExitStack() as self._later:  # noqa: SLF001  as generate
-            yield
+    def running(self) -> Iterator[torch.Tensor]:
+        """Compute the prompt, then prepare the model for the steps in the block.
 
-    def first(self) -> torch.Tensor:
-        """Return the logits after the prompt, ``[1, vocab]`` float32."""
-        with experts_by(self._loaded.model, self._experts):
-            logits = self._first()[None]
-        # a full prefill stays the model's own
-        self._later.enter_context(fast_linear_layers(self._loaded.model))
-        return logits
+        Yields
+        ------
+        torch.Tensor
+            ``[1, vocab]`` float32: the logits after the prompt.
+        """
+        model: Any = self._loaded.model
+        with torch.no_grad():
+            logits = self._first()[None]  # a full prefill stays the model's own
+            with model._optimize_model_for_decode(), fast_linear_layers(model):  # noqa: SLF001
+                yield logits
 
     def compute(self, draft: Sequence[int] = ()) -> torch.Tensor:
         """Compute the history's last token, and a draft of those after it.

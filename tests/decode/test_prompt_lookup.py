@@ -117,12 +117,8 @@ class Table:
         self.history = TokenHistory(np.array(prompt, dtype=np.int32))
 
     def running(self) -> Any:
-        """Nothing to prepare."""
-        return nullcontext()
-
-    def first(self) -> torch.Tensor:
-        """Return the logits after the prompt."""
-        return self.after(self.history.ids.tolist())[None]
+        """Give the logits after the prompt."""
+        return nullcontext(self.after(self.history.ids.tolist())[None])
 
     def compute(self, draft: Sequence[int]) -> torch.Tensor:
         """Return the logits after the last token and after each of the draft."""

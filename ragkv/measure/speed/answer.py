@@ -6,30 +6,27 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers.generation.streamers import BaseStreamer
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
+from ragkv.decode.generate import Listener
 from ragkv.errors import ConfigError
 from ragkv.measure.data.examples import DataSet
 from ragkv.measure.data.prompts import chunk_texts, prompt, template
-from ragkv.measure.results import Saved, reading
 from ragkv.measure.speed.costs import synchronise
 from ragkv.measure.speed.machine import device_name, setup_of
 from ragkv.measure.speed.peers.base import Opening
+from ragkv.measure.speed.result import FULL, AnswerBenchmark, AnswerPeerRow, AnswerRow
 from ragkv.measure.speed.traces import RequestTrace, make_traces, token_ids
-from ragkv.measure.speed.ttft import middle
+from ragkv.measure.speed.ttft import UNBOUNDED, middle, require_different
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.render import Prompt
 from ragkv.select import get_method
-
-FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +52,7 @@ class AnswerPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "answer_tokens", "ratios", "methods"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ConfigError(f"give one or more different {name}, not {list(values)}")
+        require_different(self, "tokens", "answer_tokens", "ratios", "methods")
         if min(*self.tokens, self.rounds) < 1 or min(self.answer_tokens) < 2:
             raise ConfigError("tokens and rounds must be 1 or more, answer_tokens 2 or more")
         for ratio in self.ratios:
@@ -71,90 +65,6 @@ class AnswerPlan:
         """Methods with their ratios, in the order of the options."""
         pairs = [(m, 1.0 if m == FULL else r) for m in self.methods for r in self.ratios]
         return list(dict.fromkeys(pairs))
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRow:
-    """One setting at one prompt and answer length: medians over rounds.
-
-    Attributes
-    ----------
-    tokens
-        Prompt tokens: as requested, or the data's median.
-    ttft_s, ms_per_token, total_s
-        Seconds from the call to the first token, milliseconds for each later one, and seconds
-        from the call to the last one.
-    tokens_per_step
-        Tokens after the first over the model's calls for them.
-    full_ttft_s, full_ms_per_token, full_total_s
-        The same of transformers' own ``generate`` on the same prompt, just before.
-    speedup_total, quartiles
-        Median and quartiles over rounds of ``full_total_s / total_s``.
-    """
-
-    tokens: int
-    answer_tokens: int
-    method: str
-    ratio: float
-    ttft_s: float
-    ms_per_token: float
-    total_s: float
-    tokens_per_step: float
-    full_ttft_s: float
-    full_ms_per_token: float
-    full_total_s: float
-    speedup_total: float
-    quartiles: tuple[float, float]
-    rounds: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPeerRow:
-    """Another engine on the same prompts, with answers of the same number of tokens.
-
-    ``speedup_total`` is its total over that of ragkv's first setting.
-    """
-
-    name: str
-    tokens: int
-    answer_tokens: int
-    ttft_s: float
-    ms_per_token: float
-    total_s: float
-    speedup_total: float
-    quartiles: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerBenchmark(Saved):
-    """All rows, with what they were measured on."""
-
-    device: str
-    rows: tuple[AnswerRow, ...]
-    peers: tuple[AnswerPeerRow, ...] = ()
-    setup: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: str | Path) -> AnswerBenchmark:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read or is not such a benchmark.
-        """
-        with reading(path, "{path} is not by `ragkv bench answer`: {error!r}") as saved:
-            rows, peers = (
-                [one | {"quartiles": tuple(one["quartiles"])} for one in saved[name]]
-                for name in ("rows", "peers")
-            )
-            return cls(
-                saved["model"],
-                saved["device"],
-                tuple(AnswerRow(**row) for row in rows),
-                tuple(AnswerPeerRow(**row) for row in peers),
-                saved["setup"],
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +102,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=1 << 50, device_bytes=0)
+    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
         if data is None:
@@ -322,25 +232,10 @@ def medians(timings: Sequence[Timing], count: int) -> tuple[float, float, float]
     )
 
 
-class _FirstToken(BaseStreamer):
-    """The clock at the first token."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt, then each token."""
-        del value
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Nothing to flush."""
-
-
 def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> Timing:
     """Answer greedily by transformers' own ``generate``, as one does without ragkv."""
     given = torch.tensor([ids], device=kv.model.device)
-    listener = _FirstToken()
+    listener = Listener()
     generate: Any = kv.model.generate
     synchronise(kv.loaded.device)
     started = time.perf_counter()
@@ -355,7 +250,7 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> Timing:
         temperature=None,
     )
     total = time.perf_counter() - started
-    return Timing(listener.times[1] - started, total)
+    return Timing(listener.first_at - started, total)
 
 
 @contextmanager

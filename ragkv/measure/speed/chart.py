@@ -6,8 +6,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ragkv.measure.picture import COLOURS, MARKERS, panels
-from ragkv.measure.speed.answer import AnswerBenchmark
-from ragkv.measure.speed.result import Benchmark, BenchRow
+from ragkv.measure.speed.result import AnswerBenchmark, Benchmark, BenchRow, setting_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +68,12 @@ def answer_chart(benchmark: AnswerBenchmark) -> Figure:
         lines: dict[str, list[tuple[int, float]]] = {}
         for row in benchmark.rows:
             if row.tokens == tokens:
-                name = row.method if row.method == "full" else f"{row.method} {row.ratio:g}"
                 point = row.answer_tokens, row.full_total_s
                 if point not in lines.setdefault("transformers", []):
                     lines["transformers"].append(point)
-                lines.setdefault(f"ragkv, {name}", []).append((row.answer_tokens, row.total_s))
+                lines.setdefault(f"ragkv, {setting_name(row)}", []).append(
+                    (row.answer_tokens, row.total_s)
+                )
         for peer in benchmark.peers:
             if peer.tokens == tokens:
                 lines.setdefault(peer.name, []).append((peer.answer_tokens, peer.total_s))
@@ -96,6 +96,6 @@ def _lines(benchmark: Benchmark) -> dict[str, list[BenchRow]]:
     several = len({row.tier for row in benchmark.rows}) > 1
     lines: dict[str, list[BenchRow]] = {}
     for row in benchmark.rows:
-        name = f"{row.method} {row.ratio:g}" + (f", {row.tier}" if several else "")
+        name = setting_name(row) + (f", {row.tier}" if several else "")
         lines.setdefault(name, []).append(row)
     return {name: sorted(rows, key=lambda row: row.tokens) for name, rows in lines.items()}

@@ -6,9 +6,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv.measure.speed.answer import AnswerBenchmark, AnswerRow
 from ragkv.measure.speed.ingest import Ingestion
-from ragkv.measure.speed.result import Benchmark, BenchRow
+from ragkv.measure.speed.result import (
+    AnswerBenchmark,
+    AnswerRow,
+    Benchmark,
+    BenchRow,
+    setting_name,
+)
 
 _CAPTION = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
@@ -98,7 +103,7 @@ def _peers(benchmark: Benchmark) -> Table:
 
 
 def _name(row: BenchRow | AnswerRow) -> str:
-    return escape(row.method if row.method == "full" else f"{row.method} {row.ratio:g}")
+    return escape(setting_name(row))
 
 
 def answer_tables(benchmark: AnswerBenchmark) -> list[Table]:

@@ -30,8 +30,16 @@ from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv.splice.layout import Origin
 
-_UNBOUNDED = 1 << 50
+UNBOUNDED = 1 << 50
 """Bytes: the memory tier keeps every chunk."""
+
+
+def require_different(plan: object, *names: str) -> None:
+    """Raise ConfigError for a plan's list that is empty or names something twice."""
+    for name in names:
+        values = getattr(plan, name)
+        if not values or len(set(values)) < len(values):
+            raise ConfigError(f"give one or more different {name}, not {list(values)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +73,7 @@ class TtftPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "ratios", "methods", "tiers"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ConfigError(f"give one or more different {name}, not {list(values)}")
+        require_different(self, "tokens", "ratios", "methods", "tiers")
         if min(self.tokens) < 1 or self.rounds < 1:
             raise ConfigError("tokens and rounds must be 1 or more")
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
@@ -162,7 +167,7 @@ class Bench:
         """Open an engine whose every request gets its chunks from the tier."""
         rate = copy_rate(self._loaded.device)
         with ExitStack() as stack:
-            store = StoreConfig(MEMORY, memory_bytes=_UNBOUNDED, device_bytes=0)
+            store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0)
             if tier == "disk":
                 folder = tempfile.TemporaryDirectory(prefix="ragkv-bench-")
                 rate = min(rate, read_rate(Path(stack.enter_context(folder))))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ragkv.errors import MissingDependencyError
-from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
+from ragkv.model.load import pretrained
 
 Weights = Literal["int8", "int4"]
 _GROUP = 32
@@ -31,24 +31,25 @@ def quantised_model(
     ------
     MissingDependencyError
         torchao is not installed.
+    ModelNotFoundError
+        There is no such model.
     """
     try:
         from torchao import quantization as torchao
         from transformers import TorchAoConfig
     except ImportError as error:
         raise MissingDependencyError("--weights needs torchao: pip install torchao") from error
-    source = default_model_folder() if name in {None, DEFAULT_MODEL} else name
     if weights == "int8":
         config = torchao.Int8WeightOnlyConfig()
     else:
         groups = torchao.PerGroup(_GROUP)
         kind: Any = torch
         config = torchao.IntxWeightOnlyConfig(weight_dtype=kind.int4, granularity=groups)
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(
-        source,
+    model = pretrained(
+        AutoModelForCausalLM,
+        name,
         dtype="auto" if dtype is None else dtype,
         quantization_config=TorchAoConfig(config),
         device_map=device or "cpu",
     )
-    return model.eval(), AutoTokenizer.from_pretrained(source)
+    return model.eval(), pretrained(AutoTokenizer, name)

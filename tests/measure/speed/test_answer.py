@@ -15,8 +15,9 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV
 from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.measure.data.examples import Chunk, DataSet, Example
-from ragkv.measure.speed.answer import AnswerBenchmark, AnswerPlan, bench_answers
+from ragkv.measure.speed.answer import AnswerPlan, bench_answers
 from ragkv.measure.speed.chart import answer_chart
+from ragkv.measure.speed.result import AnswerBenchmark
 from ragkv.measure.speed.table import answer_tables
 from ragkv.measure.speed.weights import quantised_model
 
