@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec
 
+from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
@@ -30,7 +31,7 @@ Given = ParamSpec("Given")
 
 
 class Background:
-    """Loads and encodes chunks in one thread.
+    """Loads and encodes chunks in one thread, and copies the rows of finished answers.
 
     Parameters
     ----------
@@ -38,8 +39,9 @@ class Background:
         Whether encoded chunks can be stored.
     """
 
-    def __init__(self, corpus: Corpus, *, writable: bool) -> None:
+    def __init__(self, corpus: Corpus, conversations: Conversations, *, writable: bool) -> None:
         self._corpus = corpus
+        self._conversations = conversations
         self._writable = writable
         self._named: dict[str, None] = {}
         self._last_named: Sequence[str] = ()
@@ -107,8 +109,10 @@ class Background:
         return (message,)
 
     def schedule_followups(self, request: Request, plan: Plan) -> None:
-        """Encode the chunks that the prompt missed; load those that were too slow to load."""
+        """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones."""
         located, config = plan.located, request.config
+        if request.method.continues:
+            self._submit(self._conversations.settle)
         sink_of = partial(self._corpus.sink_for, config, request.method)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())

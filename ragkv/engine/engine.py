@@ -93,7 +93,9 @@ class RagKV:
         if isinstance(loaded, ReusableModel):
             settings = store if isinstance(store, StoreConfig) else StoreConfig()
             self._reuse = Reuse.over(loaded, self._store, settings)
-            self._pipeline = Pipeline(self._reuse.corpus, self._reuse.auxiliaries.scorer)
+            self._pipeline = Pipeline(
+                self._reuse.corpus, self._reuse.auxiliaries.scorer, self._reuse.conversations
+            )
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:
@@ -380,6 +382,7 @@ class RagKV:
         if self._lifecycle.close():
             if self._reuse is not None:
                 self._reuse.background.close()
+                self._reuse.conversations.clear()
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()

@@ -88,7 +88,6 @@ class FullPrefill:
         on_token: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
-        del request
         steps, loaded = None, self._loaded
         if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
             cache = SplicedCache(
@@ -100,4 +99,10 @@ class FullPrefill:
                 spare=len(plan.ids) + spare_rows(decode.max_new_tokens),
             )
             steps = Steps(loaded, plan.ids, cache, lambda: full_prefill(loaded, plan.ids, cache)[0])
-        return plan, draw(loaded, plan.ids, steps, decode, on_token=on_token, cancelled=cancelled)
+        drawn = draw(loaded, plan.ids, steps, decode, on_token=on_token, cancelled=cancelled)
+        if steps is not None:
+            self._keep(request, plan, cache, drawn)
+        return plan, drawn
+
+    def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+        """Take the cache of a finished answer; nothing is done with it here."""
