@@ -97,7 +97,7 @@ class Background:
         with self._lock:
             named, self._last_named = self._last_named, ()
         prompt = plan.located.text
-        if plan.located.known != 0 or any(text in prompt for text in named):
+        if plan.located.known != () or any(text in prompt for text in named):
             return ()
         lines = [max(text.splitlines(), key=len).strip() for text in named if text]
         if not any(len(line) >= _DISTINCTIVE and line in prompt for line in lines):
@@ -139,5 +139,6 @@ class Background:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work and end the thread."""
+        """Finish the submitted work, end the thread, and forget the conversations."""
         self._thread.shutdown(wait=True)
+        self._conversations.clear()

@@ -18,8 +18,8 @@ from ragkv.store.prefixes.node import PrefixMatch
 from ragkv.store.prefixes.terms import RepairTerms
 from ragkv.store.prefixes.tree import AnsweredPrompt, PrefixTree
 
-_LEAST_TOKENS = 16
-"""Fewer tokens behind the sink, which is there anyway, are not worth a change of plan."""
+LEAST_TOKENS = 16
+"""Fewer tokens behind the sink, or the first chunk's entry, are not worth a change of plan."""
 
 
 class Conversations:
@@ -43,7 +43,7 @@ class Conversations:
         beyond = self.is_beyond(tokens)
         terms = _terms_of(request, sink)
         found = self._tree.match(tokens.ids, terms, _model_of(sink), root=beyond)
-        least = _LEAST_TOKENS + (0 if beyond else len(sink.ids))
+        least = LEAST_TOKENS + (0 if beyond else len(sink.ids))
         return found if found is not None and found.length >= least else None
 
     def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:

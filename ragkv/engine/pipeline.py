@@ -18,8 +18,10 @@ from ragkv.attend.forward import subset_as_first_call, subset_forward
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
-from ragkv.engine.conversations import Conversations
+from ragkv.engine.admission import Admission, Turn
+from ragkv.engine.conversations import LEAST_TOKENS, Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
@@ -49,7 +51,7 @@ Result = TypeVar("Result")
 
 
 class Pipeline(FullPrefill):
-    """Runs prompts over the chunks of one model. The caller holds the model's lock.
+    """Runs prompts over the chunks of one model, each in its turn.
 
     Parameters
     ----------
@@ -65,9 +67,10 @@ class Pipeline(FullPrefill):
         self,
         corpus: Corpus,
         auxiliary: Callable[[ReuseConfig], Auxiliary],
+        admission: Admission,
         conversations: Conversations | None = None,
     ) -> None:
-        super().__init__(corpus.loaded)
+        super().__init__(corpus.loaded, admission)
         self._corpus = corpus
         self._conversations = conversations or Conversations(corpus, None)
         self._model = corpus.loaded
@@ -76,43 +79,47 @@ class Pipeline(FullPrefill):
 
     # ---- the story
 
-    def run(self, request: Request, recompute: Callable[[Plan], Result]) -> Result:
+    def run(
+        self,
+        request: Request,
+        recompute: Callable[[Plan, Turn], Result],
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Result:
         """Plan the prompt, and return what ``recompute``, the last step, makes of the plan.
 
         Entries are verified layer by layer while the prompt is computed. When one turns out
         to be corrupt, it counts as a miss and the prompt is run again without it.
         """
         corrupt: dict[str, str] = {}
-        while True:
-            try:
-                with ExitStack() as reading:
-                    plan = self._with_room(partial(self._plan, request, corrupt, reading))
-                    return recompute(plan)
-            except CorruptEntryError as error:
-                corrupt[error.text] = error.reason
+        located = self._find_and_load(request, corrupt)
+        with self._turn(request, located, cancelled) as turn:
+            while True:
+                try:
+                    with self._reading(located):
+                        plan = self._with_room(partial(self._plan, request, located))
+                        return recompute(plan, turn)
+                except CorruptEntryError as error:
+                    corrupt[error.text] = error.reason
+                    located = self._find_and_load(request, corrupt)
 
-    def _plan(self, request: Request, corrupt: Mapping[str, str], reading: ExitStack) -> Plan:
-        located = self._find_and_load(request, corrupt, reading)
+    def _plan(self, request: Request, located: Located) -> Plan:
         spliced = self._splice(request, located)
         return self._select(request, spliced)
 
     # ---- its steps
 
-    def _find_and_load(
-        self, request: Request, corrupt: Mapping[str, str], reading: ExitStack
-    ) -> Located:
+    def _find_and_load(self, request: Request, corrupt: Mapping[str, str]) -> Located:
         """Find what can be reused: a former prompt's rows, and behind them known chunks.
 
         A conversation is continued; then an exact prefix is taken, unless the sink and the chunk
-        right behind it are a longer one (:meth:`_splice`); then entries, which are repaired. Both
-        are in memory, so only entries are compared with computing, by the speeds measured here.
+        right behind it are about as long a one (:meth:`_splice`); then entries, which are
+        repaired. A former prompt's rows are in memory, so only entries are compared with
+        computing, by the speeds measured here.
 
         Parameters
         ----------
         corrupt
             Texts whose entries cannot be used, with the reasons.
-        reading
-            Closed when the entries are no longer needed: ends the thread that reads ahead.
         """
         with request.clock.step("find"):
             prompt = self._tokenize(request)
@@ -122,10 +129,10 @@ class Pipeline(FullPrefill):
         with request.clock.step("load"):
             sink = self._corpus.sink_for(request.config, request.method)
             continued = self._conversations.find(request, prompt.tokens, sink)
-            located = replace(prompt, sink=sink, known=len(spans), continued=continued)
+            located = replace(prompt, sink=sink, known=tuple(spans), continued=continued)
             begin = located.continued_chars
-            inside = tuple(span for span in spans if span.start < begin)
-            spans = [span for span in spans if span.end > begin]
+            rivals = spans[: int(_has_rival(request, located))]
+            spans = [span for span in spans if span.end > begin or span in rivals]
             slower = set[str]()
             for span in spans if request.config.load == "auto" else ():
                 first, end = np.searchsorted(prompt.tokens.offsets[:, 0], (span.start, span.end))
@@ -141,12 +148,8 @@ class Pipeline(FullPrefill):
                 found = opened.get(span.text) or Found(None, corrupt.get(span.text, "slower"))
                 if found.entry is not None:
                     entries.append((found.entry, span.start, span.end))
-                else:
+                elif span.end > begin:
                     missed.append((span.text, found.reason))
-            lazy = [entry for entry, _, _ in entries if isinstance(entry, LazyKV)]
-            if lazy:
-                decoded = self._model.device.type == "cpu"
-                reading.callback(ReadAhead(lazy, decoded=decoded).stop)
         misses = [_miss(text, reason) for text, reason in missed]
         if self._conversations.is_beyond(prompt.tokens):
             misses += [_miss(entry.text, "positions") for entry, _, _ in entries]
@@ -158,8 +161,17 @@ class Pipeline(FullPrefill):
             # an expired chunk is renewed by precompute() alone
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
-            inside=inside,
         )
+
+    @contextmanager
+    def _reading(self, located: Located) -> Iterator[None]:
+        """Read lazy entries ahead in the block, in a thread."""
+        lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
+        with ExitStack() as reading:
+            if lazy:
+                decoded = self._model.device.type == "cpu"
+                reading.callback(ReadAhead(lazy, decoded=decoded).stop)
+            yield
 
     def _splice(self, request: Request, located: Located) -> Spliced:
         """Lay out the prompt and place the entries' rows in its cache."""
@@ -169,9 +181,9 @@ class Pipeline(FullPrefill):
         with request.clock.step("splice"):
             head = _NO_IDS if self._conversations.is_beyond(tokens) else sink.ids
             layout = lay_out(tokens, head, located.entries, continued)
-            if continued is not None and not continued.conversation:
+            if continued is not None and _has_rival(request, located):
                 plain = lay_out(tokens, head, located.entries)
-                layout = plain if plain.exact > continued.length else layout
+                layout = layout if plain.exact + LEAST_TOKENS <= continued.length else plain
             misses = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
@@ -224,17 +236,22 @@ class Pipeline(FullPrefill):
         request: Request,
         decode: DecodeConfig,
         plan: Plan,
+        turn: Turn,
         *,
-        on_token: Callable[[int], None],
+        listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         """Generate: the first step recomputes the plan's rows, later ones repair copies."""
         if plan.cache is None:
-            return super()._generate(request, decode, plan, on_token=on_token, cancelled=cancelled)
-        finish = partial(draw, self._model, plan.ids, on_token=on_token, cancelled=cancelled)
+            return super()._generate(
+                request, decode, plan, turn, listener=listener, cancelled=cancelled
+            )
+        finish = partial(draw, self._model, plan.ids, listener=listener, cancelled=cancelled)
         if decode.cache_implementation is None:
             first = partial(self._recompute, request, plan)
-            steps = Steps(self._model, plan.ids, plan.cache, first, plan.repair.copies)
+            copies = plan.repair.copies
+            prefilled = turn.prefilled
+            steps = Steps(self._model, plan.ids, plan.cache, first, copies, prefilled=prefilled)
             drawn = finish(steps, decode)
             self._keep(request, plan, plan.cache, drawn)
             return plan, drawn
@@ -285,6 +302,19 @@ class Pipeline(FullPrefill):
 
 def _miss(text: str, reason: str) -> Miss:
     return Miss(text[:_HEAD_CHARS], reason)
+
+
+def _has_rival(request: Request, located: Located) -> bool:
+    """Whether the first chunk's entry may be as good as the exact prefix that was found.
+
+    The prefix may be a little longer, by what was computed behind that chunk. But with the entry,
+    whose exact tokens count, the ratio recomputes as much as it does where nothing is kept.
+    """
+    continued, known = located.continued, located.known
+    if continued is None or continued.conversation or not known:
+        return False
+    end = int(np.searchsorted(located.tokens.offsets[:, 0], known[0].end))
+    return request.config.recompute_ratio != 1 and end + LEAST_TOKENS > continued.length
 
 
 def _unaligned(layout: Layout, located: Located) -> tuple[Miss, ...]:

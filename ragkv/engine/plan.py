@@ -42,33 +42,37 @@ class Located:
     sink
         The sink that they were encoded behind; None where no chunk was searched for.
     known
-        Number of known chunks in the prompt, usable or not; None where none was searched for.
+        The known chunks in the prompt, usable or not; None where none was searched for.
     misses
         The known chunks without a usable entry.
     to_encode, to_load
         Their texts: those to encode after the answer, and those to load into memory.
     continued
         A former prompt's rows that this one can begin with.
-    inside
-        The known chunks that begin there.
     """
 
     text: str
     tokens: Tokens
     entries: tuple[LocatedEntry, ...] = ()
     sink: Sink | None = None
-    known: int | None = None
+    known: tuple[Span, ...] | None = None
     misses: tuple[Miss, ...] = ()
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
     continued: PrefixMatch | None = None
-    inside: tuple[Span, ...] = ()
 
     @property
     def continued_chars(self) -> int:
         """Characters of the prompt that the continued rows cover."""
         length = 0 if self.continued is None else self.continued.length
         return int(self.tokens.offsets[:length, 1].max(initial=0))
+
+    @property
+    def cached_share(self) -> float:
+        """Cached over to-be-computed tokens, roughly: entries are not aligned yet."""
+        cached = 0 if self.continued is None else self.continued.length
+        cached += sum(len(entry.token_ids) for entry, _, _ in self.entries)
+        return cached / max(1, len(self.tokens) - cached)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +231,7 @@ def _uses_inside(plan: Plan) -> Iterator[ChunkUse]:
     if layout.continued is None:
         return
     source: Source = "conversation" if layout.continued.conversation else "prefix"
-    for span in plan.located.inside:
+    for span in plan.located.known or ():
         start = int(np.searchsorted(layout.offsets[:, 1], span.start, side="right"))
         end = int(np.searchsorted(layout.offsets[:, 0], span.end, side="left"))
         start, end = max(start, layout.sink), min(end, layout.continued.length)

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Self
 
 from ragkv.config import ReuseConfig, StoreConfig
+from ragkv.engine.admission import Admission
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.pipeline import Pipeline
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
@@ -41,6 +43,10 @@ class Reuse:
         conversations = Conversations(corpus, tree)
         background = Background(corpus, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)
+
+    def pipeline(self, admission: Admission) -> Pipeline:
+        """Return what runs prompts over these chunks."""
+        return Pipeline(self.corpus, self.auxiliaries.scorer, admission, self.conversations)
 
     def precompute(
         self,

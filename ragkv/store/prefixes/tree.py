@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -22,6 +23,8 @@ from ragkv.store.prefixes.node import (
 )
 from ragkv.store.prefixes.terms import RepairTerms
 from ragkv.store.tiers.policies import make_policy
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,8 +152,11 @@ class PrefixTree:
         while self._pending:
             answered = self._pending.popleft()
             if answered.model == model:
-                with torch.no_grad():
-                    self._insert(answered)
+                try:
+                    with torch.no_grad():
+                        self._insert(answered)
+                except MemoryError as error:  # a request never fails for want of memory here
+                    _log.warning("an answer's rows were not kept: %s", error)
 
     def _clear(self) -> None:
         for node in self._policy:
@@ -163,8 +169,8 @@ class PrefixTree:
             return
         at, length = 0, len(new.ids)
         if new.root not in self._roots:
-            nothing = copy_rows(new.rows, 0, 0)
-            self._roots[new.root] = PrefixNode(new.ids[:0], 0, nothing, None)
+            nothing = torch.empty(0)
+            self._roots[new.root] = PrefixNode(new.ids[:0], 0, (nothing, nothing), None)
         node = self._roots[new.root]
         if new.continued is not None and new.extends_repaired and new.continued.node.alive:
             node, at = new.continued.node, new.continued.matched
@@ -223,10 +229,11 @@ class PrefixTree:
         cut, parent = at - node.start, node.parent
         if parent is None or node.terms is not None:
             raise RuntimeError("neither the root nor a turn is ever split")
+        above, below = copy_rows(node.rows, 0, cut), copy_rows(node.rows, cut, len(node.ids))
         upper = PrefixNode(
             node.ids[:cut].copy(),
             node.start,
-            copy_rows(node.rows, 0, cut),
+            above,
             parent,
             _digest(parent, ids[:at], None),
             None,
@@ -237,8 +244,8 @@ class PrefixTree:
         for turn in upper.turns:
             turn.parent = upper
         parent.children[int(node.ids[0])] = upper
-        node.rows = copy_rows(node.rows, cut, len(node.ids))
-        node.ids, node.start, node.parent = node.ids[cut:].copy(), at, upper
+        node.rows, node.ids = below, node.ids[cut:].copy()
+        node.start, node.parent = at, upper
         node.turns = [turn for turn in node.turns if turn.start > at]
         node.prompts = {end for end in node.prompts if end > at}
         self._enter(upper)
