@@ -77,7 +77,7 @@ def splice(
     positions = torch.arange(begin, end, device=device)
     if overlap is not None:
         positions = overlap.at(positions)
-    tables = rotary.tables(architecture.rope_kinds, positions)
+    tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
     put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
     where = [part for piece in pieces for part in (piece.rows, piece.slots - begin)]
     *there, fresh = _indices([*where, layout.fresh], device)
@@ -96,8 +96,9 @@ def splice(
                     for into, kept in zip(target, (rows.keys, rows.values), strict=True):
                         here = kept[layers].to(device, non_blocking=device.type != "mps")
                         into[:, :, rows.start : rows.end] = here
-            behind = target[0][:, :, begin:], target[1][:, :, begin:]
-            put(moves, layers, behind, architecture.rope_kinds[layers], tables)
+            if moves:
+                behind = target[0][:, :, begin:], target[1][:, :, begin:]
+                put(moves, layers, behind, architecture.rope_kinds[layers], tables)
 
     cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache

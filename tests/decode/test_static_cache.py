@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
-from ragkv import DecodeConfig, RagKV
+from ragkv import DecodeConfig, RagKV, StoreConfig
 from ragkv.decode import static
 from ragkv.decode.generate import draw
 from ragkv.errors import ConfigError
@@ -71,7 +71,7 @@ def assert_shared_and_freed(engines: list[RagKV]) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_says_the_same(make: Make, family: str) -> None:
-    engine = make(family)
+    engine = make(family, store=StoreConfig(":memory:", prefix_bytes=0))
     for chunks, ratio in ((CHUNKS, 0.2), (CHUNKS[:1], 0.0), (CHUNKS[::-1], 1.0)):
         settings = {"recompute_ratio": ratio, "repair_ahead": False, "max_new_tokens": 24}
         expected = engine.generate(prompt_of(*chunks), **settings)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ragkv import Completion, RagKV
 from ragkv.attend.forward import SubsetPass
-from ragkv.config import BatchConfig
+from ragkv.config import BatchConfig, StoreConfig
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
 
@@ -83,7 +83,7 @@ def agree(found: Completion, alone: Completion) -> bool:
 def test_every_answer_is_the_one_it_gets_alone(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str
 ) -> None:
-    kv = endless(make_engine(family))
+    kv = endless(make_engine(family, store=StoreConfig(":memory:", prefix_bytes=0)))
     kv.precompute(CHUNKS, method=method)
     each: dict[str, Any] = {"method": method, "max_new_tokens": ANSWER, "logprobs": 5}
     settings = [
