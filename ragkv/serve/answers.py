@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ragkv.decode.listener import TokenLogprobs
 from ragkv.engine.stream import Completion, CompletionStream
 from ragkv.serve.refusal import RefusedError
 
@@ -25,7 +25,7 @@ class AnswerPart:
 
     index: int
     text: str
-    logprobs: Sequence[Any] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     completion: Completion | None = None
 
 
@@ -59,12 +59,12 @@ class Answers:
         seen = 0
         try:
             async for text in stream:
-                new = list(getattr(stream, "logprobs", ())[seen:])
+                new = stream.logprobs[seen:]
                 seen += len(new)
                 if text or new:
                     self._parts.put_nowait(AnswerPart(index, text, new))
             completion = stream.completion
-            rest = getattr(completion, "logprobs", ())[seen:]
+            rest = completion.logprobs[seen:]
             self._parts.put_nowait(AnswerPart(index, "", rest, completion))
         except Exception as error:  # noqa: BLE001  raised where the parts are read
             self._parts.put_nowait(error)

@@ -1,14 +1,12 @@
-"""What the server asks of an engine: the one place that knows the engine's arguments."""
+"""What the server asks of an engine, and reads from its reports."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ragkv.engine.engine import RagKV
-from ragkv.engine.stream import Completion, CompletionStream
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import tokenize
@@ -16,35 +14,6 @@ from ragkv.report.account import ReuseReport
 from ragkv.select import method_of
 from ragkv.serve.fields import ReuseFields
 from ragkv.serve.refusal import RefusedError
-
-NEWER = frozenset({"ignore_eos", "logprobs"})
-"""Arguments of ``stream`` that an older engine lacks."""
-
-
-def start(engine: RagKV, prompt: Prompt, settings: Mapping[str, Any]) -> CompletionStream:
-    """Begin an answer; ``settings`` are the arguments of :meth:`ragkv.RagKV.stream`."""
-    known = inspect.signature(RagKV.stream).parameters
-    given = dict(settings)
-    for name in NEWER - known.keys():
-        if given.pop(name, None) not in (None, False):
-            raise RefusedError(
-                *(400, f"This engine does not support {name}."),
-                param=name,
-                code="unsupported_parameter",
-            )
-    return engine.stream(prompt, **given)
-
-
-def finish_reason(completion: Completion, most_tokens: int) -> str:
-    """Return ``stop`` or ``length``."""
-    derived = "stop" if len(completion.token_ids) < most_tokens else "length"
-    return str(getattr(completion, "finish_reason", derived))
-
-
-def counts(engine: RagKV, under_way: int) -> tuple[int, int]:
-    """Return how many answers run and wait, of those under way."""
-    running = int(getattr(engine, "running", min(under_way, 1)))
-    return running, int(getattr(engine, "waiting", max(under_way - running, 0)))
 
 
 def cached_tokens(report: ReuseReport) -> int:
@@ -108,12 +77,6 @@ def token_ids(engine: RagKV, prompt: Prompt) -> list[int]:
 def warm_up(engine: RagKV) -> None:
     """Encode the default sink."""
     engine.contains("sink")
-
-
-def positions(engine: RagKV) -> int | None:
-    """Return how many tokens a prompt and its answer may have; None for no limit."""
-    limit = getattr(engine.model.config.get_text_config(), "max_position_embeddings", None)
-    return None if limit is None else int(limit)
 
 
 def public_name(engine: RagKV) -> str:

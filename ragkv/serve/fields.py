@@ -173,7 +173,9 @@ def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedEr
         del parts[-1]
     where = ".".join(parts)
     if kind == "extra_forbidden":
-        return RefusedError(400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter")
+        return RefusedError(
+            400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
+        )
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     return RefusedError(400, f"{where}: {message}.", param=where, code=code)
 
@@ -209,3 +211,15 @@ def _text_of(part: object) -> str:
     if not isinstance(text, str):
         raise RefusedError(400, "A text part needs a text.", param="messages", code="invalid_value")
     return text
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return messages as the engine reads them.
+
+    Raises
+    ------
+    RefusedError
+        400: one of them is no text.
+    """
+    body = parse(ChatFields, {"messages": messages})
+    return [{"role": each.role, "content": each.content} for each in body.messages]

@@ -75,10 +75,11 @@ def refusal_of(error: BaseException) -> RefusedError:
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():
             return RefusedError(503, "The server is stopping.", code="draining")
-    _log.error("a request failed", exc_info=error)
-    match error:
         case StoreFullError():
-            return RefusedError(507, "The store is full.", code="store_full")
+            refusal = RefusedError(507, "The store is full.", code="store_full")
         case StoreError():
-            return RefusedError(503, "The store cannot be used now.", code="store_unavailable")
-    return RefusedError(500, "The server failed; its log says how.", code="internal_error")
+            refusal = RefusedError(503, "The store cannot be used.", code="store_unavailable")
+        case _:
+            refusal = RefusedError(500, "The server failed; its log says how.")
+    _log.error("a request failed", exc_info=error)
+    return refusal
