@@ -47,7 +47,7 @@ def test_what_cannot_be_kept_is_refused_by_name(client, field, value):
 
 
 def test_what_changes_nothing_is_ignored(client):
-    fields = dict.fromkeys(IGNORED, {"some": "thing"})
+    fields = {name: {"some": "thing"} for name in IGNORED}
     fields |= {name: values[0] for name, values in NEUTRAL.items() if values}
     plain = client.post(CHAT, json=chat()).json()["choices"]
     assert client.post(CHAT, json=chat(**fields)).json()["choices"] == plain
