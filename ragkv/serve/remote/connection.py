@@ -152,7 +152,10 @@ class Connection:
                 continue
             if value.strip() == "[DONE]":
                 return
-            event = json.loads(value)
+            try:
+                event = json.loads(value)
+            except ValueError as error:
+                raise ServerError(f"{self.address} sends an event that is no JSON") from error
             if "error" in event:
                 raise error_of(event, None, self.address)
             yield event

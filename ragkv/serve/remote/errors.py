@@ -11,6 +11,7 @@ import httpx
 
 from ragkv.errors import ClosedError, ConfigError, PromptTooLongError, ServerError, StoreFullError
 
+_LATE = ("timeout", "gateway_timeout")
 _SETTINGS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
 
 
@@ -34,7 +35,7 @@ def error_of(body: object, status: int | None, address: str) -> Exception:
     code, message = error.get("code"), str(error.get("message") or "it gave no reason")
     if code == "context_length_exceeded":
         return PromptTooLongError(message)
-    if status == HTTPStatus.GATEWAY_TIMEOUT or code == "gateway_timeout":
+    if status == HTTPStatus.GATEWAY_TIMEOUT or code in _LATE:
         return TimeoutError(f"{address}: {message}")
     if code == "store_full":
         return StoreFullError(f"{address}: {message}")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from ragkv.errors import ClosedError
+
 if TYPE_CHECKING:
     from ragkv.engine.stream import Completion
 
@@ -38,7 +40,7 @@ class Arrivals:
         try:
             self.put(answer.exception())
         except CancelledError:
-            self.put(None)
+            self.put(ClosedError("the client was closed while this answer was under way"))
 
 
 class RemoteStream(Iterator[str], AsyncIterator[str]):
@@ -119,9 +121,10 @@ class RemoteStream(Iterator[str], AsyncIterator[str]):
         RuntimeError
             The stream has not been read to its end.
         """
-        if not self._ended or self._answer.cancelled():
-            raise RuntimeError("read the stream to its end first")
-        return self._answer.result()
+        with suppress(CancelledError, TimeoutError):
+            if self._ended and self._answer.exception(timeout=0) is None:
+                return self._answer.result()
+        raise RuntimeError("read the stream to its end first")
 
     def close(self, *, wait: bool = True) -> None:
         """End the generation: close the connection, without waiting for the server."""
