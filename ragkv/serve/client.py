@@ -13,7 +13,14 @@ import httpx
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, ServerError
 from ragkv.report.account import PrecomputeReport
-from ragkv.serve.remote.answer import Events, Prompt, body_of, path_of, reuse_fields
+from ragkv.serve.remote.answer import (
+    Events,
+    Prompt,
+    body_of,
+    path_of,
+    reuse_fields,
+    tokens_of,
+)
 from ragkv.serve.remote.chunks import Chunks
 from ragkv.serve.remote.connection import Connection, within
 from ragkv.serve.remote.stream import OnText, RemoteStream
@@ -21,10 +28,13 @@ from ragkv.serve.remote.stream import OnText, RemoteStream
 if TYPE_CHECKING:
     from ragkv.engine.stream import Completion
 
-__all__ = ["KEY_VARIABLE", "RemoteRagKV", "RemoteStream"]
+__all__ = ["KEY_VARIABLE", "TIMEOUT_S", "RemoteRagKV", "RemoteStream"]
 
 KEY_VARIABLE = "RAGKV_API_KEY"
 """Environment variable of the key, where none is given."""
+
+TIMEOUT_S = 600.0
+"""Seconds that a request may take, where nothing else is said."""
 
 _LOCAL = {
     "tokenizer": "count with tokenize(text)",
@@ -70,7 +80,7 @@ class RemoteRagKV:
         base_url: str,
         api_key: str | None = None,
         *,
-        timeout: float | None = 600.0,
+        timeout: float | None = TIMEOUT_S,
         max_retries: int = 2,
         model: str | None = None,
         reuse: ReuseConfig = ReuseConfig(),
@@ -138,7 +148,7 @@ class RemoteRagKV:
         self._chunks.prefetch(texts, reuse_fields(self.reuse, overrides))
 
     def wait(self) -> None:
-        """Return at once: :meth:`precompute` has waited, and the rest is the server's."""
+        """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""
 
     # ---- answering
 
@@ -197,9 +207,8 @@ class RemoteRagKV:
         return str(self._connection.call("POST", "/v1/sink", json={"template": given})["sink"])
 
     def tokenize(self, text: str) -> list[int]:
-        """Return a text's tokens by the model's own tokenizer, special tokens included."""
-        found = self._connection.call("POST", "/tokenize", json={"prompt": text})
-        return list(map(int, found["tokens"]))
+        """Return a text's tokens by the model's own tokenizer, without special tokens."""
+        return self._connection.submit(tokens_of(self._connection, text)).result()
 
     @property
     def version(self) -> Mapping[str, Any]:
@@ -298,6 +307,5 @@ async def _answer(
             async for event in arriving:
                 on_text(events.feed(event))
         if not events.token_ids and events.text:
-            found = await connection.request("POST", "/tokenize", json={"prompt": events.text})
-            events.token_ids = list(map(int, found["tokens"]))
+            events.token_ids = await tokens_of(connection, events.text)
     return events.completion()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, ServerError
 from ragkv.report.account import ReuseReport
+from ragkv.serve.remote.connection import Connection
 
 if TYPE_CHECKING:
     from ragkv.engine.stream import Completion
@@ -90,6 +91,15 @@ def _plain(name: str, value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise ConfigError(f"a server takes the name of a method, not {value!r}: put it there first")
+
+
+async def tokens_of(connection: Connection, text: str) -> list[int]:
+    """Return a text's tokens, within the loop; what a prompt of no text has is no part of them."""
+    none, found = [
+        (await connection.request("POST", "/tokenize", json={"prompt": each}))["tokens"]
+        for each in ("", text)
+    ]
+    return list(map(int, found[len(none) :] if found[: len(none)] == none else found))
 
 
 class Events:

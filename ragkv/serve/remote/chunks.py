@@ -41,7 +41,7 @@ class Chunks:
         total = PrecomputeReport()
         with tqdm(disable=not show_progress, unit="chunk", desc="precompute") as bar:
             for batch in batches:
-                job = self._job({"texts": batch, "wait": True, **fixed}, bar)
+                job = self._job({"texts": batch, "wait": False, **fixed}, bar)
                 total = _sum(
                     total, PrecomputeReport.from_dict(self._connection.submit(job).result())
                 )
@@ -66,8 +66,8 @@ class Chunks:
 
     def contains(self, text: str, reuse: Mapping[str, Any]) -> bool:
         """Return whether a chunk can be reused."""
-        sink = {"sink": reuse["sink"]} if "sink" in reuse else {}
-        found = self._connection.call("GET", _PATH, params={"text": text, **sink})
+        behind = {name: reuse[name] for name in ("sink", "method") if name in reuse}
+        found = self._connection.call("GET", _PATH, params={"text": text, **behind})
         return bool(found["text_known"])
 
     def delete(self, what: Mapping[str, str]) -> int:

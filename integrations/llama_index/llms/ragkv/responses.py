@@ -13,6 +13,9 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragkv import Completion, CompletionStream, ReuseReport
+from ragkv.serve.client import RemoteStream
+
+Begin = Callable[[], CompletionStream | RemoteStream]
 
 
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
@@ -41,7 +44,7 @@ def as_chat(response: CompletionResponse) -> ChatResponse:
 
 
 def responses(
-    begin: Callable[[], CompletionStream],
+    begin: Begin,
     keep: Callable[[ReuseReport], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> Generator[Any, None, None]:
@@ -64,7 +67,7 @@ def responses(
 
 
 async def aresponses(
-    begin: Callable[[], CompletionStream],
+    begin: Begin,
     keep: Callable[[ReuseReport], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> AsyncGenerator[Any, None]:
