@@ -17,7 +17,7 @@ def usage(completion: Completion) -> UsageMetadata:
     a prompt's own caches are not stored, chunks are encoded at ingestion or after the answer.
     """
     report = completion.report
-    output = len(completion.token_ids)
+    output = report.completion_tokens
     return UsageMetadata(
         input_tokens=report.prompt_tokens,
         output_tokens=output,

@@ -7,6 +7,7 @@ import json
 import pickle
 
 import pytest
+from listening import listening
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
@@ -20,7 +21,6 @@ from llama_index.llms.ragkv import (
     RagKVRetriever,
     RagKVTransform,
 )
-from listening import listening
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import ReuseConfig
@@ -69,7 +69,7 @@ def account(response):
 def ask(llm, monkeypatch):
     """Ingest, retrieve and answer, as an application does."""
     monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
-    nodes = [TextNode(text=text) for text in some_chunks()]
+    nodes = [TextNode(text=text, id_=text[:9]) for text in some_chunks()]
     RagKVTransform(llm=llm)(nodes)
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4))
     answers = []
@@ -119,7 +119,7 @@ def test_a_template_of_messages_gives_the_sink(make_engine, served):
     here = RagKVLLM(kv=make_engine(), is_chat_model=True, sink_from=TEMPLATE)
     there = served(is_chat_model=True, sink_from=TEMPLATE)
     assert there.sink == here.sink
-    assert there.sink.endswith('As {"a": ...}.\n')
+    assert there.sink.endswith("...}}.\n"), "LlamaIndex leaves braces as they are"
     with pytest.raises(ConfigError, match="context_str"):
         served(is_chat_model=True, sink_from=PromptTemplate("{query_str}"))
     with pytest.raises(ConfigError, match="chat template"):
@@ -149,7 +149,7 @@ def test_the_window_and_the_helper_are_the_models(kv, served):
 
 def test_a_retriever_prefetches_over_http(kv, served):
     llm = served()
-    nodes = [TextNode(text=text) for text in some_chunks()]
+    nodes = [TextNode(text=text, id_=text[:9]) for text in some_chunks()]
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4))
     retriever = RagKVRetriever(index.as_retriever(similarity_top_k=3), llm)
     assert len(retriever.retrieve(QUESTION)) == 3
@@ -162,7 +162,7 @@ def test_a_key_opens_its_namespace_and_stays_here(make_engine, monkeypatch):
     kv = make_engine(namespace="team")
     with listening(kv, keys={"open-sesame": "team"}) as url:
         llm = RagKVLLM(api_base=url, api_key="open-sesame", max_new_tokens=3, timeout=30)
-        nodes = [TextNode(text=text) for text in some_chunks()]
+        nodes = [TextNode(text=text, id_=text[:9]) for text in some_chunks()]
         step = RagKVTransform(llm=llm)
         written = llm.to_dict()
         shown = [repr(llm), repr(llm.source), json.dumps(written, default=str)]

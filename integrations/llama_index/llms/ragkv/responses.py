@@ -23,7 +23,7 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
     report = completion.report.to_dict()
     usage = {
         "prompt_tokens": completion.report.prompt_tokens,
-        "completion_tokens": len(completion.token_ids),
+        "completion_tokens": completion.report.completion_tokens,
     }
     raw = {"token_ids": list(completion.token_ids), "usage": usage, "report": report}
     return CompletionResponse(text=completion.text, delta=delta, additional_kwargs=report, raw=raw)
