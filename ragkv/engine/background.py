@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones."""
+"""An engine's work in the background: load named chunks, encode missed ones and turns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import ParamSpec
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.turns import Turns
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -41,6 +42,7 @@ class Background:
     def __init__(self, corpus: Corpus, *, writable: bool) -> None:
         self._corpus = corpus
         self._writable = writable
+        self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
         self._last_named: Sequence[str] = ()
         self._warned = False
@@ -106,16 +108,29 @@ class Background:
             _log.warning(message)
         return (message,)
 
-    def schedule_followups(self, request: Request, plan: Plan) -> None:
-        """Encode the chunks that the prompt missed; load those that were too slow to load."""
+    def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
+        """Encode the chunks that the prompt missed; load those that were too slow to load.
+
+        Where the configuration says so, the turn is remembered.
+        """
         located, config = plan.located, request.config
         sink_of = partial(self._corpus.sink_for, config, request.method)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
-        if missed and config.on_miss == "store" and self._writable:
+        if config.on_miss != "store" or not self._writable:
+            return
+        if missed:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
+        if (
+            config.remember_turns
+            and answer
+            and not isinstance(request.prompt, str)
+            and request.method.reuse == "chunks"
+        ):
+            turn = request.prompt, located.text, answer
+            self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
 
     def _submit(
         self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs

@@ -279,15 +279,15 @@ class RagKV:
                 warnings=self._warnings_of(plan),
             )
         on_text(pieces.finish())
-        self._follow_up(request, plan)
+        self._follow_up(request, plan, pieces.text())
         return Completion(pieces.text(), drawn.token_ids, report)
 
     def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
         return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
 
-    def _follow_up(self, request: Request, plan: Plan) -> None:
+    def _follow_up(self, request: Request, plan: Plan, answer: str = "") -> None:
         if self._reuse is not None:
-            self._reuse.background.schedule_followups(request, plan)
+            self._reuse.background.schedule_followups(request, plan, answer)
 
     # ---- the model's lock
 

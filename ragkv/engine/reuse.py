@@ -11,11 +11,12 @@ from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.corpus import Corpus
+from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import Store
+from ragkv.store.base import TURNS, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +46,9 @@ class Reuse:
         show_progress: bool,
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too."""
+        if document == TURNS:
+            raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
+        self.background.turns.release(chunks)
         corpora = [(self.corpus, self.corpus.sink_for(config, method))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
