@@ -10,6 +10,7 @@ from functools import partial
 from typing import ParamSpec
 
 from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.turns import Turns
@@ -39,8 +40,9 @@ class Background:
         Whether encoded chunks can be stored.
     """
 
-    def __init__(self, corpus: Corpus, *, writable: bool) -> None:
+    def __init__(self, corpus: Corpus, costs: PrefillCosts, *, writable: bool) -> None:
         self._corpus = corpus
+        self._costs = costs
         self._writable = writable
         self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
@@ -118,19 +120,21 @@ class Background:
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
-        if config.on_miss != "store" or not self._writable:
-            return
-        if missed:
+        stores = config.on_miss == "store" and self._writable
+        if missed and stores:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
-        if (
-            config.remember_turns
-            and answer
-            and not isinstance(request.prompt, str)
-            and request.method.reuse == "chunks"
-        ):
-            turn = request.prompt, located.text, answer
+        prompt = request.prompt
+        remembers = config.remember_turns and request.method.reuse == "chunks"
+        if remembers and stores and answer and not isinstance(prompt, str):
+            turn = prompt, located.text, answer
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measure what prefills cost, the first time that it is called and not known."""
+        if self._costs.take():
+            self._submit(self._costs.measure)
 
     def _submit(
         self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
@@ -150,5 +154,6 @@ class Background:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work and end the thread."""
+        """Finish the submitted work, measuring aside, and end the thread."""
+        self._costs.close()
         self._thread.shutdown(wait=True)

@@ -77,6 +77,8 @@ class Corpus:
         self._seen = 0
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
+        self.costs: Callable[[int, int], float] | None = None
+        """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
 
     def sink_for(self, config: ReuseConfig, method: Method) -> Sink:
         """Return the sink that a configuration and its method name."""

@@ -101,7 +101,7 @@ class RagKV:
         self._admission.configure(batch)
         self._pipeline = FullPrefill(loaded, self._admission)
         if isinstance(loaded, ReusableModel):
-            settings = store if isinstance(store, StoreConfig) else StoreConfig()
+            settings = store if isinstance(store, StoreConfig) else StoreConfig(store)
             self._reuse = Reuse.over(loaded, self._store, settings)
             scorer = self._reuse.auxiliaries.scorer
             self._pipeline = Pipeline(self._reuse.corpus, scorer, self._admission)

@@ -11,6 +11,7 @@ from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.costs import PrefillCosts
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
@@ -32,7 +33,8 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        background = Background(corpus, writable=not settings.read_only)
+        costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
+        background = Background(corpus, costs, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background)
 
     def precompute(
@@ -58,4 +60,5 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
+        self.background.measure_costs()
         return reports[0]
