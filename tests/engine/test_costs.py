@@ -128,6 +128,14 @@ def test_a_store_without_a_plain_folder_keeps_them_in_memory(
     assert files(tmp_path) == []
 
 
+def test_a_mere_rate_is_measured_again_the_next_time(make_engine: Make, tmp_path: Path) -> None:
+    """There was no time for more: ``BUDGET_S`` is 0 in all tests."""
+    costs = use(make_engine(store=str(tmp_path)))
+    assert isinstance(costs, CostTable)
+    assert costs.is_flat
+    assert files(tmp_path) == []
+
+
 def test_the_users_own_win(make_engine: Make, measured: list[object], tmp_path: Path) -> None:
     use(make_engine(store=str(tmp_path)))
 

@@ -54,6 +54,11 @@ class CostTable:
         """Return the table of a model whose every token costs the same."""
         return cls((0,), (0, 1), ((0.0, 1.0 / tokens_per_second),))
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a mere rate, as :meth:`at_rate` returns."""
+        return self.new == (0, 1)
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """Return the table that :meth:`to_dict` wrote; ConfigError where it is none."""
@@ -121,7 +126,7 @@ def measure_costs(
         Runs a point; the fastest counts.
     budget_s, pass_s
         Seconds that all passes may take, and a single one. What is expected to take longer is left
-        out; in the end the shortest pass alone gives a rate.
+        out, but for the shortest pass, which alone gives a rate.
     turn
         Entered around each pass: the model's lock.
     """
@@ -131,18 +136,17 @@ def measure_costs(
         new = [limit // 4, limit // 2]
     cached = [count for count in cached if count + new[-1] <= limit]
     prefills = _Prefills(loaded, cached[-1] + new[-1], budget_s, pass_s, turn)
-    least = new[0]
-    shortest = prefills.run(DynamicCache(), 0, least)  # and warms up
+    prefills.warm_up(new[0])
     rows: list[list[float]] = []
     for count in cached:
         row = prefills.row(count, new, repeats)
         if not rows:
             new = new[: len(row)]
-        if len(row) < max(2, len(new)):
+        if len(row) < len(new):
             break
         rows.append(row)
-    if not rows:
-        return CostTable.at_rate(least / shortest)
+    if len(new) == 1:
+        return CostTable.at_rate(new[0] / rows[0][0])
     return CostTable(tuple(cached[: len(rows)]), tuple(new), tuple(map(tuple, rows)))
 
 
@@ -164,6 +168,11 @@ class _Prefills:
         draw = torch.Generator().manual_seed(0)
         self._ids = torch.randint(vocabulary, (1, tokens), generator=draw).to(loaded.device)
 
+    def warm_up(self, new: int) -> None:
+        """Run a prefill outside of the budget: the first of a thread is slow."""
+        with self._turn():
+            self._timed(DynamicCache(), 0, new)
+
     def row(self, cached: int, new: Sequence[int], repeats: int) -> list[float]:
         """Return the seconds of each of ``new`` behind ``cached`` tokens; fewer, out of budget."""
         cache, filled, row = DynamicCache(), 0, list[float]()
@@ -171,22 +180,21 @@ class _Prefills:
             piece = min(new[-1], cached - filled)
             if not self._fits(piece):
                 return row
-            self.run(cache, filled, piece)
+            self._run(cache, filled, piece)
             filled += piece
         for count in new:
             seconds = math.inf
             for _ in range(repeats):
                 if not self._fits(count):
                     break
-                seconds = min(seconds, self.run(cache, cached, count))
+                seconds = min(seconds, self._run(cache, cached, count))
                 cache.crop(-count)
             if seconds == math.inf:
                 break
             row.append(seconds)
-        return row
+        return [min(row[at:]) for at in range(len(row))]  # fewer tokens never take longer
 
-    def run(self, cache: DynamicCache, cached: int, new: int) -> float:
-        """Return the seconds of one prefill of ``new`` tokens behind the ``cached`` ones."""
+    def _run(self, cache: DynamicCache, cached: int, new: int) -> float:
         with self._turn():
             seconds = self._timed(cache, cached, new)
         self._left -= seconds
@@ -194,6 +202,7 @@ class _Prefills:
         return seconds
 
     def _timed(self, cache: DynamicCache, cached: int, new: int) -> float:
+        """Return the seconds of one prefill of ``new`` tokens behind the ``cached`` ones."""
         ids = self._ids[:, cached : cached + new]
         started = time.perf_counter()
         out = self._loaded.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)

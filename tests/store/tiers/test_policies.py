@@ -224,7 +224,7 @@ def test_out_of_time_fewer_points_are_measured() -> None:
 
     one = measure_costs(loaded, (0, 512), (8, 32), repeats=1, turn=turn)
     assert one.cached == (0, 512)
-    assert len(entered) == 1 + 2 + 512 // 32 + 2
+    assert len(entered) == 1 + 2 + 512 // 32 + 2  # one warms up
 
 
 def test_costs_out_of_a_pass_s_length_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
