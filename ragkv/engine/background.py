@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones."""
+"""An engine's work in the background: load named chunks, encode missed ones and turns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import ParamSpec
 
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.turns import Turns
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -39,10 +41,19 @@ class Background:
         Whether encoded chunks can be stored.
     """
 
-    def __init__(self, corpus: Corpus, conversations: Conversations, *, writable: bool) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        costs: PrefillCosts,
+        conversations: Conversations,
+        *,
+        writable: bool,
+    ) -> None:
         self._corpus = corpus
+        self._costs = costs
         self._conversations = conversations
         self._writable = writable
+        self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
         self._last_named: Sequence[str] = ()
         self._warned = False
@@ -108,8 +119,11 @@ class Background:
             _log.warning(message)
         return (message,)
 
-    def schedule_followups(self, request: Request, plan: Plan) -> None:
-        """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones."""
+    def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
+        """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
+
+        Where the configuration says so, the turn is remembered.
+        """
         located, config = plan.located, request.config
         if request.method.continues:
             self._submit(self._conversations.settle)
@@ -117,9 +131,21 @@ class Background:
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
-        if missed and config.on_miss == "store" and self._writable:
+        stores = config.on_miss == "store" and self._writable
+        if missed and stores:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
+        prompt = request.prompt
+        remembers = config.remember_turns and request.method.reuse == "chunks"
+        if remembers and stores and answer and not isinstance(prompt, str):
+            turn = prompt, located.text, answer
+            self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measure what prefills cost, the first time that it is called and not known."""
+        if self._costs.take():
+            self._submit(self._costs.measure)
 
     def _submit(
         self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
@@ -139,6 +165,7 @@ class Background:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work, end the thread, and forget the conversations."""
+        """Finish the submitted work, measuring aside, end the thread, and forget conversations."""
+        self._costs.close()
         self._thread.shutdown(wait=True)
         self._conversations.clear()

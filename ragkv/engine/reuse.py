@@ -13,12 +13,14 @@ from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.pipeline import Pipeline
+from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import Store
+from ragkv.store.base import TURNS, Store
 from ragkv.store.prefixes.tree import PrefixTree
 
 _PREFIX_BYTES = 1 << 30
@@ -38,10 +40,11 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
+        costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
         budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
         tree = PrefixTree(budget, settings.costs) if budget else None
         conversations = Conversations(corpus, tree)
-        background = Background(corpus, conversations, writable=not settings.read_only)
+        background = Background(corpus, costs, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)
 
     def pipeline(self, admission: Admission) -> Pipeline:
@@ -59,6 +62,9 @@ class Reuse:
         show_progress: bool,
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too."""
+        if document == TURNS:
+            raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
+        self.background.turns.release(chunks)
         corpora = [(self.corpus, self.corpus.sink_for(config, method))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
@@ -68,4 +74,5 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
+        self.background.measure_costs()
         return reports[0]
