@@ -13,8 +13,8 @@ from ragkv.serve.client import RemoteRagKV
 def usage(completion: Completion) -> UsageMetadata:
     """Count tokens.
 
-    ``cache_read`` are the prompt's reused tokens, the sink's among them. ``cache_creation`` is 0:
-    a prompt's own caches are not stored, chunks are encoded at ingestion or after the answer.
+    ``cache_read`` are the prompt's reused tokens, those of the sink and of former turns among
+    them. ``cache_creation`` is 0: chunks are encoded, and turns kept, after the answer.
     """
     report = completion.report
     output = report.completion_tokens
@@ -22,9 +22,7 @@ def usage(completion: Completion) -> UsageMetadata:
         input_tokens=report.prompt_tokens,
         output_tokens=output,
         total_tokens=report.prompt_tokens + output,
-        input_token_details=InputTokenDetails(
-            cache_read=report.sink_tokens + report.reused_tokens, cache_creation=0
-        ),
+        input_token_details=InputTokenDetails(cache_read=report.cached_tokens, cache_creation=0),
     )
 
 

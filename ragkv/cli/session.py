@@ -111,10 +111,18 @@ def account(report: ReuseReport) -> str:
     """Say in one paragraph how long the answer took and where the prompt's tokens came from."""
     steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.steps.items())
     missed = f"; {len(report.misses)} chunks not stored yet" if report.misses else ""
+    kept = [
+        f"{tokens} {name}, "
+        for name, tokens in (
+            ("from the conversation", report.conversation_tokens),
+            ("from a former prompt", report.prefix_tokens),
+        )
+        if tokens
+    ]
     return (
         f"First token after {report.ttft_s:.2f} s ({steps}), {report.completion_tokens} tokens "
         f"after {report.total_s:.2f} s: {report.ms_per_token:.0f} ms and "
         f"{1 / max(report.tokens_per_step, 1):.2f} steps a token. Of {report.prompt_tokens} prompt "
-        f"tokens {report.sink_tokens} sink, {report.reused_tokens} reused, "
+        f"tokens {report.sink_tokens} sink, {''.join(kept)}{report.reused_tokens} reused, "
         f"{report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh{missed}."
     )

@@ -42,7 +42,7 @@ class Reuse:
         corpus = make(loaded)
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
         budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
-        tree = PrefixTree(budget, settings.costs) if budget else None
+        tree = PrefixTree(budget) if budget else None
         conversations = Conversations(corpus, tree)
         background = Background(corpus, costs, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)

@@ -126,6 +126,12 @@ class ReuseReport:
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed, by whatever kind of reuse."""
+        kept = self.conversation_tokens + self.prefix_tokens
+        return self.sink_tokens + kept + self.reused_tokens
+
+    @property
     def total_s(self) -> float:
         """Seconds from the call to the last token."""
         return self.ttft_s + self.decode_s

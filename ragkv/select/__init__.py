@@ -7,6 +7,7 @@ from ragkv.select.method import (
     Scene,
     Spread,
     get_method,
+    independent,
     method_names,
     method_of,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Sparse",
     "Spread",
     "get_method",
+    "independent",
     "method_names",
     "method_of",
 ]

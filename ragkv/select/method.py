@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Literal
 
@@ -238,3 +238,8 @@ def get_method(name: str | Named) -> Method:
     if not isinstance(method, Method):
         raise TypeError(f"ragkv/select/rules/{name}.py must define METHOD, a Method")
     return method
+
+
+def independent(name: str | Named) -> Method:
+    """Return the method as it is measured: no prompt begins with another one's rows."""
+    return replace(get_method(name), continues=False)

@@ -18,13 +18,15 @@ from ragkv.serve.refusal import RefusedError
 
 def cached_tokens(report: ReuseReport) -> int:
     """Return how many prompt tokens were reused, by whatever kind of reuse."""
-    return report.sink_tokens + report.reused_tokens
+    return report.cached_tokens
 
 
 def tokens_by_source(report: ReuseReport) -> dict[str, int]:
     """Return how many prompt tokens came from where."""
     return {
         "sink": report.sink_tokens,
+        "conversation": report.conversation_tokens,
+        "prefix": report.prefix_tokens,
         "reused": report.reused_tokens,
         "recomputed": report.recomputed_tokens,
         "fresh": report.fresh_tokens,

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
+from ragkv.cli.session import account
 from ragkv.report.account import Miss
 from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
@@ -93,6 +94,22 @@ def test_there_is_a_mark_for_every_token(engine):
         report.recomputed_tokens,
         report.fresh_tokens,
     ]
+
+
+def test_tokens_of_a_former_prompt_are_marked(engine):
+    chat = [{"role": "user", "content": "\n\n".join(some_chunks(4)) + "\n\nSo?"}]
+    ascii_report(engine)
+    plain = Reader(engine.prefill(chat).report.to_html())
+    assert (plain.marks("v"), plain.marks("x")) == (0, 0)
+    assert "kept from the former turns" not in plain.words
+    first = engine.generate(chat, max_new_tokens=3)
+    chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
+    report = engine.prefill(chat).report
+    read = Reader(report.to_html())
+    assert read.marks("v") == report.conversation_tokens > 400
+    assert "from the conversation" in read.words
+    assert "kept from the former turns" in read.words
+    assert f"{report.conversation_tokens} from the conversation" in account(report)
 
 
 def test_a_character_of_several_tokens_is_one_mark(page, answered):

@@ -97,6 +97,8 @@ def test_parts_cover_the_prompt_and_add_up(answered):
         report.reused_tokens,
         report.recomputed_tokens,
         report.fresh_tokens,
+        0,
+        0,
     ]
     chunks = [part for part in found if part.text]
     assert [part.text for part in chunks] == CHUNKS
@@ -111,7 +113,7 @@ def test_parts_cover_the_prompt_and_add_up(answered):
 def test_parts_of_a_prompt_without_chunks(engine):
     report = engine.prefill("Nothing is known of this.", method="full").report
     (part,) = parts(report, report.trace)
-    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.prompt_tokens))
+    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.prompt_tokens, 0, 0))
 
 
 def test_ranks_and_levels_against_a_slow_count():

@@ -29,7 +29,7 @@ def test_a_chat_answer_is_the_engines(warm, kv):
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": 6,
         "total_tokens": report.prompt_tokens + 6,
-        "prompt_tokens_details": {"cached_tokens": report.sink_tokens + report.reused_tokens},
+        "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
     }
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert answer["object"] == "chat.completion"

@@ -30,7 +30,7 @@ from ragkv.measure.quality.run import check_chunks, grid
 from ragkv.measure.quality.scores import score
 from ragkv.measure.quality.subject import FULL, Setting
 from ragkv.measure.results import Saved
-from ragkv.select import get_method
+from ragkv.select import get_method, independent
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -174,7 +174,8 @@ def _measured(
     length = TASKS[example.task].length(example.id)
     full = reference(engines[RAW], engines[RAW].prefill(asked, method=FULL, sink=sink))
     for method, ratio in settings:
-        overrides: dict[str, Any] = {"method": method, "recompute_ratio": ratio, "sink": sink}
+        given = independent(method)
+        overrides: dict[str, Any] = {"method": given, "recompute_ratio": ratio, "sink": sink}
         raw = None
         for name, engine in engines.items():
             stored = engine.precompute(texts, sink=sink, method=method)

@@ -23,7 +23,7 @@ from ragkv.measure.quality.fidelity import Fidelity, Reference, fidelity, refere
 from ragkv.measure.quality.records import EvalRecord, Ratio
 from ragkv.measure.quality.scores import score
 from ragkv.model.loaded import require_reusable
-from ragkv.select import Method, get_method
+from ragkv.select import Method, get_method, independent
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Subject:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
 
     def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
-        return {"method": method, "recompute_ratio": ratio, "sink": self._sink}
+        return {"method": independent(method), "recompute_ratio": ratio, "sink": self._sink}
 
     def _share(self, method: str | Method, prefilled: Prefilled) -> float:
         """Share of chunk tokens computed; of all of them where a method caches only some.

@@ -104,7 +104,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, costs=ALIKE)
+    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, costs=ALIKE, prefix_bytes=0)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
         if data is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ragkv.report.page.parts import ORIGINS, TOPS
+from ragkv.report.page.parts import ORIGINS, SHOWN, TOPS
 from ragkv.report.page.prompt import CLASSES, prompt
 from ragkv.report.page.words import count, head, percent, safe, seconds
 
@@ -37,7 +37,11 @@ _MEANING = {
     "reused": "kept as cached with its chunk",
     "recomputed": "cached, and computed again here",
     "fresh": "not cached: the query, and the text between chunks",
+    "conversation": "kept from the former turns, which this prompt continues",
+    "prefix": "kept from a former prompt that begins with the same text",
 }
+_RARE = ("conversation", "prefix")
+"""Origins that the legend has only where the prompt has them."""
 _STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
 """Steps that the style sheet has a colour for."""
 _SEEN, _LABELLED = 0.002, 0.15
@@ -70,16 +74,17 @@ def _head(report: ReuseReport, name: str, model: str, answer: str) -> str:
 
 def _figures(report: ReuseReport) -> str:
     cached = report.reused_tokens + report.recomputed_tokens
+    known = cached + report.conversation_tokens + report.prefix_tokens
     asked = report.recompute_ratio
     facts = [
         ("First token after", seconds(report.ttft_s), ""),
         *_whole_answer(report),
         ("Prompt", count(report.prompt_tokens, "token"), ""),
-        ("Cached", f"{cached:,}", f"{percent(cached / report.prompt_tokens)} of the prompt"),
+        ("Cached", f"{known:,}", f"{percent(known / report.prompt_tokens)} of the prompt"),
         (
             "Recomputed",
             percent(report.effective_ratio) if cached else "\u2013",
-            f"of the cached; requested: {asked if isinstance(asked, str) else percent(asked)}",
+            f"of chunks' cached; requested: {asked if isinstance(asked, str) else percent(asked)}",
         ),
     ]
     cells = (
@@ -134,9 +139,14 @@ def _legend(report: ReuseReport, trace: Trace) -> str:
         report.reused_tokens,
         report.recomputed_tokens,
         report.fresh_tokens,
+        report.conversation_tokens,
+        report.prefix_tokens,
     )
     bar, rows = [], []
-    for name, number, kind in zip(ORIGINS, counts, CLASSES, strict=True):
+    for origin in SHOWN:
+        name, number, kind = ORIGINS[origin], counts[origin], CLASSES[origin]
+        if not number and name in _RARE:
+            continue
         if number:
             bar.append(f'<i class="{kind}" style="flex-grow:{number}"></i>')
         rows.append(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ragkv.report.account import ReuseReport
+    from ragkv.report.account import ReuseReport, Source
     from ragkv.report.trace import Trace
 
-ORIGINS = ("sink", "reused", "recomputed", "fresh")
+ORIGINS = ("sink", "reused", "recomputed", "fresh", "conversation", "prefix")
 """Names of the numbers in ``ReuseReport.positions``."""
+
+SHOWN = (0, 4, 5, 1, 2, 3)
+"""The origins by how much of a token was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Part:
         tokens, or, where scores are no attention, its tokens' mean score.
     rank
         The chunk's place by score, from 1.
+    source
+        Where a chunk's rows come from.
     """
 
     title: str
@@ -44,11 +49,12 @@ class Part:
     text: str = ""
     score: float | None = None
     rank: int = 0
+    source: Source = "entry"
 
     @property
     def recomputed(self) -> float:
         """The share of its cached tokens that was recomputed, 0 to 1."""
-        _, reused, recomputed, _ = self.counts
+        reused, recomputed = self.counts[1:3]
         return recomputed / max(1, reused + recomputed)
 
 
@@ -59,19 +65,17 @@ def parts(report: ReuseReport, trace: Trace) -> list[Part]:
     ranks = [1 + sum(other > score for other in scores) for score in scores]
     found: list[Part] = []
 
-    def add(
-        title: str, end: int, text: str = "", score: float | None = None, rank: int = 0
-    ) -> None:
+    def add(title: str, end: int, **of_chunk: Any) -> None:
         start = found[-1].end if found else 0
         if end > start:
             counts = np.bincount(origin[start:end], minlength=len(ORIGINS)).tolist()
-            found.append(Part(title, start, end, tuple(counts), text, score, rank))
+            found.append(Part(title, start, end, tuple(counts), **of_chunk))
 
     add("Sink", report.sink_tokens)
     for number, use in enumerate(report.chunks):
         add("Between chunks" if number else "Before the chunks", use.start)
-        scored = (scores[number], ranks[number]) if scores else (None, 0)
-        add(f"Chunk {number + 1}", use.end, use.text, *scored)
+        scored = {"score": scores[number], "rank": ranks[number]} if scores else {}
+        add(f"Chunk {number + 1}", use.end, text=use.text, source=use.source, **scored)
     add("After the chunks" if report.chunks else "Prompt", len(origin))
     return found
 

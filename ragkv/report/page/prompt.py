@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragkv.report.page.parts import ORIGINS, Part, Standing, parts, standing
+from ragkv.report.page.parts import ORIGINS, SHOWN, Part, Standing, parts, standing
 from ragkv.report.page.words import count, head, percent, safe
 
 if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport
     from ragkv.report.trace import Trace
 
-CLASSES = "srcf"
-"""The style sheet's names of the origins."""
+CLASSES = "srcfvx"
+"""The style sheet's names of the origins, in the order of :data:`ORIGINS`."""
 
 
 def prompt(report: ReuseReport, trace: Trace) -> str:
@@ -44,6 +44,8 @@ def prompt(report: ReuseReport, trace: Trace) -> str:
 
 
 def _facts(part: Part, chunks: int, *, attention: bool) -> str:
+    if part.source != "entry":
+        return f"<span>from the {part.source}</span>"
     facts = [_meter("recomputed", part.recomputed, "c")]
     if part.score is not None:
         place = f"{part.rank} of {chunks}"
@@ -74,7 +76,7 @@ def _marks(report: ReuseReport, trace: Trace, pieces: list[str]) -> list[str]:
     out = [""] * len(pieces)
     for first, end in _groups(trace, pieces):
         piece = "".join(pieces[first:end])
-        classes = [CLASSES[max(report.positions[first:end])]]
+        classes = [CLASSES[max(report.positions[first:end], key=SHOWN.index)]]
         if not piece:
             classes.append("e")
         elif "\n" in piece and not piece.strip():

@@ -22,6 +22,7 @@ from ragkv.store.prefixes.node import (
     copy_rows,
 )
 from ragkv.store.prefixes.terms import RepairTerms
+from ragkv.store.tiers.costs import ALIKE
 from ragkv.store.tiers.policies import make_policy
 
 _log = logging.getLogger(__name__)
@@ -79,11 +80,11 @@ class PrefixTree:
     budget
         Bytes. Nothing is kept of a prompt that is larger.
     costs
-        Seconds of computing ``(cached, new)`` tokens, by which PGDSF ranks the nodes; None
-        counts every token alike. Only leaves are evicted.
+        Seconds of computing ``(cached, new)`` tokens, by which PGDSF ranks the nodes. Only leaves
+        are evicted.
     """
 
-    def __init__(self, budget: int, costs: Callable[[int, int], float] | None = None) -> None:
+    def __init__(self, budget: int, costs: Callable[[int, int], float] = ALIKE) -> None:
         self.budget = budget
         self._costs = costs
         self._lock = threading.Lock()
@@ -136,6 +137,13 @@ class PrefixTree:
         """Copy the rows of the prompts that were added."""
         with self._lock:
             self._settle(model)
+
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:
+        """Rank all nodes by costs that are known only now."""
+        with self._lock:
+            if costs is not self._costs:
+                self._costs = costs
+                self._policy.reprice(costs)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -254,8 +262,7 @@ class PrefixTree:
 
     def _enter(self, node: PrefixNode) -> None:
         tokens = len(node.ids)
-        seconds = float(tokens) if self._costs is None else self._costs(node.start, tokens)
-        self._policy.insert(node, node.nbytes, seconds, tokens)
+        self._policy.insert(node, node.nbytes, self._costs(node.start, tokens), tokens)
 
     def _trim(self, spared: PrefixNode) -> None:
         """Evict leaves of least worth until the budget is kept, none that ``spared`` continues."""

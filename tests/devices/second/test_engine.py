@@ -79,6 +79,28 @@ def test_steps_over_a_static_cache(make_engine: Make, family: str) -> None:
     assert tokens[0] == tokens[1] == tokens[2]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) -> None:
+    """Rows of former turns wait in the host's memory, and new chunks are placed behind them."""
+    answers = []
+    for device in ("cpu", DEVICE):
+        engine, chat = make_engine(family, device=device), PROMPT
+        late = " ".join(CHUNKS[0].split()[::-1])
+        engine.precompute([*CHUNKS, late])
+        for question in (late, "Why?", ""):
+            answer = engine.generate(chat, recompute_ratio=ratio, max_new_tokens=8)
+            engine.wait()
+            answers.append((answer.token_ids, answer.report.positions))
+            chat = [
+                *chat,
+                {"role": "assistant", "content": answer.text.lstrip()},
+                {"role": "user", "content": question},
+            ]
+        assert answer.report.conversation_tokens > 400
+    assert answers[:3] == answers[3:]
+
+
 TIERS = {
     "device": {},
     "memory": {"device_bytes": 0},

@@ -155,7 +155,7 @@ def test_ttft_is_taken_in_turn_or_once(make_engine, monkeypatch):
     prefill = kv.prefill
 
     def spy(text, **overrides):
-        calls.append(overrides["method"])
+        calls.append(overrides["method"].name)
         return prefill(text, **overrides)
 
     monkeypatch.setattr(kv, "prefill", spy)
