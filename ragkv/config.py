@@ -284,6 +284,10 @@ class StoreConfig:
     encrypt
         Encrypt everything at rest, with the key in the environment variable
         ``RAGKV_STORE_KEY``; ``ragkv store key`` makes one.
+    prefix_bytes
+        Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
+        answers, which a prompt that begins with the same tokens continues. ``None`` is 1 GiB, 0
+        keeps nothing.
     """
 
     path: str | Path | None = None
@@ -296,16 +300,16 @@ class StoreConfig:
     evict: bool = False
     codec: str = "raw"
     encrypt: bool = False
+    prefix_bytes: int | None = None
 
     def __post_init__(self) -> None:
         wrong = self.path is not None and not isinstance(self.path, str | Path)
         if wrong or "\0" in str(self.path):
             raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
         _check_number("memory_bytes", self.memory_bytes, 0, 2**60)
-        if self.disk_bytes is not None:
-            _check_number("disk_bytes", self.disk_bytes, 1, 2**60)
-        if self.device_bytes is not None:
-            _check_number("device_bytes", self.device_bytes, 0, 2**60)
+        for name, least in (("disk_bytes", 1), ("device_bytes", 0), ("prefix_bytes", 0)):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), least, 2**60)
         for name in ("read_only", "evict", "encrypt"):
             _check_bool(name, getattr(self, name))
         _check_text("policy", self.policy)

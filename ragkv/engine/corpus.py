@@ -110,6 +110,11 @@ class Corpus:
                     del self._sinks[next(iter(self._sinks))]
         return sink
 
+    @property
+    def is_lossless(self) -> bool:
+        """Whether an entry's rows are, bit by bit, those that were encoded."""
+        return self._codec.startswith("raw")
+
     def usable_fingerprint(self) -> Fingerprint:
         """Return :attr:`fingerprint`; raise for a model whose caches would be invalid."""
         if self.loaded.model.training:

@@ -21,7 +21,6 @@ from ragkv.engine.admission import Admission
 from ragkv.engine.corpus import check_document
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
-from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_texts
 from ragkv.engine.reuse import Reuse
@@ -103,8 +102,7 @@ class RagKV:
         if isinstance(loaded, ReusableModel):
             settings = store if isinstance(store, StoreConfig) else StoreConfig(store)
             self._reuse = Reuse.over(loaded, self._store, settings)
-            scorer = self._reuse.auxiliaries.scorer
-            self._pipeline = Pipeline(self._reuse.corpus, scorer, self._admission)
+            self._pipeline = self._reuse.pipeline(self._admission)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:

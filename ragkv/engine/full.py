@@ -130,7 +130,6 @@ class FullPrefill:
         listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
-        del request
         steps, loaded = None, self._loaded
         if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
             cache = SplicedCache(
@@ -143,7 +142,13 @@ class FullPrefill:
             )
             first = partial(_into, loaded, plan.ids, cache)
             steps = Steps(loaded, plan.ids, cache, first, prefilled=turn.prefilled)
-        return plan, draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
+        drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
+        if steps is not None:
+            self._keep(request, plan, cache, drawn)
+        return plan, drawn
+
+    def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+        """Take the cache of a finished answer; nothing is done with it here."""
 
 
 def _never() -> bool:
