@@ -196,6 +196,13 @@ class Corpus:
         if tokens >= LEAST_TOKENS:
             self.prefill_rate.add(tokens, seconds)
 
+    def seconds(self, cached: int, new: int) -> float:
+        """Return the seconds of computing ``new`` tokens behind ``cached`` ones.
+
+        Tokens count alike until :attr:`costs` are known.
+        """
+        return float(new) if self.costs is None else self.costs(cached, new)
+
     def contains(self, text: str, sink: Sink) -> bool:
         """Whether the chunk is stored for this model behind this sink."""
         return self.store.contains(_chunk(text), sink.fingerprint)

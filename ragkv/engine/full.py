@@ -16,9 +16,9 @@ from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
-from ragkv.engine.admission import Admission, Turn
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.request import Request
+from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.render import render
@@ -31,9 +31,9 @@ Result = TypeVar("Result")
 class FullPrefill:
     """Runs prompts by full prefill, each in its turn."""
 
-    def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
+    def __init__(self, loaded: LoadedModel, requests: RequestQueue) -> None:
         self._loaded = loaded
-        self._admission = admission
+        self._requests = requests
 
     def run(
         self,
@@ -89,7 +89,7 @@ class FullPrefill:
         with ExitStack() as stack:
             with waiting:
                 turn = stack.enter_context(
-                    self._admission.turn(
+                    self._requests.turn(
                         loaded,
                         cached_share=located.cached_share,
                         tokens=tokens + spare_rows(request.answer_tokens),

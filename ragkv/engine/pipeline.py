@@ -20,12 +20,12 @@ from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
-from ragkv.engine.admission import Admission, Turn
 from ragkv.engine.conversations import LEAST_TOKENS, Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
+from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
@@ -67,10 +67,10 @@ class Pipeline(FullPrefill):
         self,
         corpus: Corpus,
         auxiliary: Callable[[ReuseConfig], Auxiliary],
-        admission: Admission,
+        requests: RequestQueue,
         conversations: Conversations | None = None,
     ) -> None:
-        super().__init__(corpus.loaded, admission)
+        super().__init__(corpus.loaded, requests)
         self._corpus = corpus
         self._conversations = conversations or Conversations(corpus, None)
         self._model = corpus.loaded

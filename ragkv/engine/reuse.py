@@ -8,13 +8,13 @@ from functools import partial
 from typing import Self
 
 from ragkv.config import ReuseConfig, StoreConfig
-from ragkv.engine.admission import Admission
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
@@ -42,14 +42,14 @@ class Reuse:
         corpus = make(loaded)
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
         budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
-        tree = PrefixTree(budget, settings.costs) if budget else None
+        tree = PrefixTree(budget, corpus.seconds) if budget else None
         conversations = Conversations(corpus, tree)
         background = Background(corpus, costs, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)
 
-    def pipeline(self, admission: Admission) -> Pipeline:
+    def pipeline(self, requests: RequestQueue) -> Pipeline:
         """Return what runs prompts over these chunks."""
-        return Pipeline(self.corpus, self.auxiliaries.scorer, admission, self.conversations)
+        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, self.conversations)
 
     def precompute(
         self,

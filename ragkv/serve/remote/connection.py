@@ -24,7 +24,7 @@ _CONNECT_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.5, 60.0
 T = TypeVar("T")
 
 
-class Loop:
+class LoopThread:
     """An event loop in a thread, with a client whose connections live in it."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -88,7 +88,7 @@ class Connection:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = transport
         self._starting = threading.Lock()
-        self._loop: Loop | None = None
+        self._loop: LoopThread | None = None
         self._closed = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -185,7 +185,7 @@ class Connection:
             await asyncio.sleep(pause)
         raise AssertionError  # count() does not end
 
-    def _running(self) -> Loop:
+    def _running(self) -> LoopThread:
         with self._starting:
             if self._closed:
                 raise closed(self.address)
@@ -197,7 +197,7 @@ class Connection:
                     limits=httpx.Limits(max_connections=None),
                     transport=self._transport,
                 )
-                self._loop = Loop(client)
+                self._loop = LoopThread(client)
                 weakref.finalize(self, self._loop.stop)
             return self._loop
 
