@@ -101,6 +101,11 @@ class PrefixTree:
         """Return the number of nodes."""
         return len(self._policy)
 
+    def reprice(self) -> None:
+        """Rank the nodes anew, when the costs have changed."""
+        with self._lock:
+            self._policy.reprice(self._seconds)
+
     # ---- for requests
 
     def match(
@@ -254,8 +259,12 @@ class PrefixTree:
 
     def _enter(self, node: PrefixNode) -> None:
         tokens = len(node.ids)
-        seconds = float(tokens) if self._costs is None else self._costs(node.start, tokens)
-        self._policy.insert(node, node.nbytes, seconds, tokens)
+        self._policy.insert(node, node.nbytes, self._seconds(node, tokens), tokens)
+
+    def _seconds(self, node: Hashable, tokens: int) -> float:
+        if self._costs is None or not isinstance(node, PrefixNode):
+            return float(tokens)
+        return self._costs(node.start, tokens)
 
     def _trim(self, spared: PrefixNode) -> None:
         """Evict leaves of least worth until the budget is kept, none that ``spared`` continues."""
