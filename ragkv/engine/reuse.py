@@ -40,9 +40,9 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
         budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
-        tree = PrefixTree(budget) if budget else None
+        tree = PrefixTree(budget, corpus.seconds) if budget else None
+        costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
         conversations = Conversations(corpus, tree)
         background = Background(corpus, costs, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)
