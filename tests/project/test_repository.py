@@ -239,6 +239,8 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
     assert {path.rpartition(".")[2] for path in classes} == public | {
         "AutoRatio",
         "Method",
+        "RemoteRagKV",
+        "RemoteStream",
         "Scene",
     }
     for path in classes:

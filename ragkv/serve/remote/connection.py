@@ -24,7 +24,7 @@ _CONNECT_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.5, 60.0
 T = TypeVar("T")
 
 
-class Loop:
+class ClientLoop:
     """An event loop in a thread, with a client whose connections live in it."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -87,8 +87,8 @@ class Connection:
         self._max_retries = max_retries
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = transport
-        self._starting = threading.Lock()
-        self._loop: Loop | None = None
+        self._changing = threading.Lock()
+        self._loop: ClientLoop | None = None
         self._closed = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -100,7 +100,8 @@ class Connection:
             After :meth:`close`.
         """
         try:
-            return self._running().submit(work)
+            with self._changing:  # what is submitted before close() is cancelled by it
+                return self._running().submit(work)
         except BaseException:
             work.close()
             raise
@@ -163,7 +164,8 @@ class Connection:
 
     async def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return a response of status 2xx, whose body is not read yet."""
-        client = self._running().client
+        with self._changing:
+            client = self._running().client
         for attempt in count():
             pause: float | None = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
             try:
@@ -185,25 +187,24 @@ class Connection:
             await asyncio.sleep(pause)
         raise AssertionError  # count() does not end
 
-    def _running(self) -> Loop:
-        with self._starting:
-            if self._closed:
-                raise closed(self.address)
-            if self._loop is None or self._loop.process != os.getpid():  # forked
-                client = httpx.AsyncClient(
-                    base_url=self.address,
-                    headers=self._headers,
-                    timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                    limits=httpx.Limits(max_connections=None),
-                    transport=self._transport,
-                )
-                self._loop = Loop(client)
-                weakref.finalize(self, self._loop.stop)
-            return self._loop
+    def _running(self) -> ClientLoop:
+        if self._closed:
+            raise closed(self.address)
+        if self._loop is None or self._loop.process != os.getpid():  # forked
+            client = httpx.AsyncClient(
+                base_url=self.address,
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                limits=httpx.Limits(max_connections=None),
+                transport=self._transport,
+            )
+            self._loop = ClientLoop(client)
+            weakref.finalize(self, self._loop.stop)
+        return self._loop
 
     def close(self) -> None:
         """Cancel what is under way and close the connections; later calls raise ClosedError."""
-        with self._starting:
+        with self._changing:
             self._closed = True
             loop, self._loop = self._loop, None
         if loop is not None:
