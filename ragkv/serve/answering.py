@@ -16,7 +16,7 @@ from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of, text_of_ids
 from ragkv.serve.events import EventStream
-from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse
+from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse, prompts_in
 from ragkv.serve.forms import ChatForm, Form, TextForm
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, service_of
@@ -59,16 +59,15 @@ async def completions(request: Request, engine: Engine) -> Response:
     """Complete texts, each given as such or as token ids."""
     service = service_of(request)
     body = parse(CompletionFields, await read_json(request, service.settings))
-    prompts = await service.in_thread(_prompts, body.prompt, engine)
+    prompts = await service.in_thread(prompts_in, body.prompt)
+    service.check_answers(body.n * len(prompts))
+    texts = await service.in_thread(_texts, prompts, engine)
     most = body.max_tokens or COMPLETION_TOKENS
-    return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
+    return await _answer(request, engine, Asked(body, texts, most, body.logprobs, TextForm()))
 
 
-def _prompts(prompt: str | list[Any], engine: RagKV) -> list[str]:
-    if isinstance(prompt, str):
-        return [prompt]
-    each = [prompt] if isinstance(prompt[0], int) else prompt
-    return [one if isinstance(one, str) else text_of_ids(engine, one) for one in each]
+def _texts(prompts: Sequence[str | list[int]], engine: RagKV) -> list[str]:
+    return [each if isinstance(each, str) else text_of_ids(engine, each) for each in prompts]
 
 
 async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
@@ -76,18 +75,15 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
     fields = asked.fields
     service.require_model(fields.model)
     count = fields.n * len(asked.prompts)
-    if count > service.settings.max_choices:
-        raise RefusedError(
-            *(400, f"At most {service.settings.max_choices} answers at once."),
-            param="n",
-            code="too_large",
-        )
+    service.check_answers(count)
     if fields.ragkv.report and not service.settings.reports:
         raise RefusedError(
             *(400, "This server sends no reports."),
             param="ragkv.report",
             code="unsupported_parameter",
         )
+    for prompt in asked.prompts:
+        service.check_prompt(prompt)
     service.check_chunks(fields.ragkv.retrieved, "ragkv.retrieved")
     service.check_chunks([fields.ragkv.sink or ""], "ragkv.sink")
     overrides = overrides_of(engine, fields.ragkv)
@@ -106,7 +102,7 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
         await _unless_left(request, _collect(answers, writer))
     except ClientLeft:
         answers.close()
-        service.metrics.record_abort(count)
+        service.metrics.record_abort(writer.unfinished)
         return Response(status_code=499)
     except BaseException:
         answers.close()

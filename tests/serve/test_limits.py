@@ -129,10 +129,9 @@ def test_an_answer_ends_when_its_client_leaves(listen, stream):
     leave = threading.Event()
 
     def ask() -> None:
-        with httpx.Client() as client:
-            with client.stream("POST", server.url + TEXT, json={**LONG, "stream": True}) as answer:
-                next(answer.iter_raw())
-                leave.wait(30)
+        with httpx.stream("POST", server.url + TEXT, json={**LONG, "stream": True}) as answer:
+            next(answer.iter_raw())
+            leave.wait(30)
 
     if stream:
         thread = threading.Thread(target=ask)

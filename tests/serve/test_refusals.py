@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import get_type_hints
 
 import pytest
@@ -13,8 +14,10 @@ from served import CHAT, TEXT, chat, refused
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.serve.app import make_app
+from ragkv.serve.chunks import ChunkFields
 from ragkv.serve.config import ServeConfig
-from ragkv.serve.fields import IGNORED, NEUTRAL, ChatFields, CompletionFields
+from ragkv.serve.fields import IGNORED, NEUTRAL, ChatFields, CompletionFields, parse, prompts_in
+from ragkv.serve.refusal import RefusedError
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_what_cannot_be_kept_is_refused_by_name(client, field, value):
 
 
 def test_what_changes_nothing_is_ignored(client):
-    fields = dict.fromkeys(IGNORED, {"some": "thing"})
+    fields = {name: {"some": "thing"} for name in IGNORED}
     fields |= {name: values[0] for name, values in NEUTRAL.items() if values}
     plain = client.post(CHAT, json=chat()).json()["choices"]
     assert client.post(CHAT, json=chat(**fields)).json()["choices"] == plain
@@ -135,6 +138,37 @@ def test_messages_that_are_no_text_are_refused(client, message):
 )
 def test_prompts_that_are_none(client, prompt):
     refused(client.post(TEXT, json={"prompt": prompt, "max_tokens": 2}), 400)
+
+
+def test_millions_of_wrong_values_are_one_error():
+    """Each error of a validation costs more than the value."""
+    many = [5, *["a"] * 300_000]
+    started = time.process_time()
+    for kind, body in (
+        (CompletionFields, {"prompt": "a", "stop": many}),
+        (ChatFields, {"messages": many}),
+        (ChunkFields, {"texts": many}),
+    ):
+        with pytest.raises(RefusedError):
+            parse(kind, body)
+    with pytest.raises(RefusedError):
+        prompts_in(many)
+    assert time.process_time() - started < 1
+
+
+def test_a_prompt_that_is_too_long_by_far_is_not_tokenised(client, kv, monkeypatch):
+    monkeypatch.setattr(kv, "stream", None)
+    prompt = "word " * 200_000
+    messages = [{"role": "user", "content": prompt}]
+    for path, body in ((TEXT, {"prompt": prompt}), (CHAT, {"messages": messages})):
+        refused(client.post(path, json=body), 400, code="context_length_exceeded")
+        refused(client.post("/tokenize", json=body), 400, code="context_length_exceeded")
+
+
+def test_too_many_prompts_or_tokens_are_not_decoded(client, kv, monkeypatch):
+    monkeypatch.setattr(type(kv.tokenizer), "decode", None)
+    refused(client.post(TEXT, json={"prompt": [[5]] * 17}), 400, code="too_large")
+    refused(client.post(TEXT, json={"prompt": [5] * 4097}), 400, code="context_length_exceeded")
 
 
 @pytest.mark.parametrize("stream", [False, True])
