@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Completion": "ragkv.engine.stream",
     "CompletionStream": "ragkv.engine.stream",
-    "DecodeConfig": "ragkv.config",
-    "Grouping": "ragkv.config",
+    "DecodeConfig": "ragkv.config.decode",
+    "Grouping": "ragkv.config.reuse",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",
     "RagKV": "ragkv.engine.engine",
-    "ReuseConfig": "ragkv.config",
+    "ReuseConfig": "ragkv.config.reuse",
     "ReuseReport": "ragkv.report.account",
-    "StoreConfig": "ragkv.config",
+    "StoreConfig": "ragkv.config.store",
 }
 
 __all__ = [

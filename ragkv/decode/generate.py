@@ -31,6 +31,7 @@ from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.static import compile_config_for, decoding_cache, limit_to_positions
 from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
+from ragkv.model.architecture import config_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -194,8 +195,6 @@ def _reset_fields(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | 
     out: dict[str, str | None] = {
         name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None
     }
-    if config.ignore_eos and not config.stop_token_ids:
-        out["eos_token_id"] = None
     if config.cache_implementation is not None and not isinstance(loaded, ReusableModel):
         out["cache_implementation"] = config.cache_implementation
     return out
@@ -222,9 +221,10 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         base.compile_config = compile_config_for(loaded, base.compile_config)
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    own = [] if config.ignore_eos else ends
-    base.eos_token_id = [*own, *config.stop_token_ids] or None
-    if base.pad_token_id is None and ends:
-        base.pad_token_id = ends[0]
+    if config.ignore_eos and ends:  # None would be filled in again: an id that no token has
+        ends = [config_of(loaded.model).vocab_size]
+    base.eos_token_id = [*ends, *config.stop_token_ids] or None
+    if base.pad_token_id is None and eos is not None:
+        base.pad_token_id = eos[0] if isinstance(eos, list) else eos
     config_out: GenerationConfig = base
     return config_out

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec
 
+from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
@@ -32,7 +33,7 @@ Given = ParamSpec("Given")
 
 
 class Background:
-    """Loads and encodes chunks in one thread.
+    """Loads and encodes chunks in one thread, and copies the rows of finished answers.
 
     Parameters
     ----------
@@ -40,9 +41,17 @@ class Background:
         Whether encoded chunks can be stored.
     """
 
-    def __init__(self, corpus: Corpus, costs: PrefillCosts, *, writable: bool) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        costs: PrefillCosts,
+        conversations: Conversations,
+        *,
+        writable: bool,
+    ) -> None:
         self._corpus = corpus
         self._costs = costs
+        self._conversations = conversations
         self._writable = writable
         self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
@@ -99,7 +108,7 @@ class Background:
         with self._lock:
             named, self._last_named = self._last_named, ()
         prompt = plan.located.text
-        if plan.located.known != 0 or any(text in prompt for text in named):
+        if plan.located.known != () or any(text in prompt for text in named):
             return ()
         lines = [max(text.splitlines(), key=len).strip() for text in named if text]
         if not any(len(line) >= _DISTINCTIVE and line in prompt for line in lines):
@@ -111,11 +120,13 @@ class Background:
         return (message,)
 
     def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
-        """Encode the chunks that the prompt missed; load those that were too slow to load.
+        """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
         Where the configuration says so, the turn is remembered.
         """
         located, config = plan.located, request.config
+        if request.method.continues:
+            self._submit(self._conversations.settle)
         sink_of = partial(self._corpus.sink_for, config, request.method)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
@@ -154,6 +165,7 @@ class Background:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work, measuring aside, and end the thread."""
+        """Finish the submitted work, measuring aside, end the thread, and forget conversations."""
         self._costs.close()
         self._thread.shutdown(wait=True)
+        self._conversations.clear()

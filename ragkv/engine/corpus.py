@@ -110,6 +110,11 @@ class Corpus:
                     del self._sinks[next(iter(self._sinks))]
         return sink
 
+    @property
+    def is_lossless(self) -> bool:
+        """Whether an entry's rows are, bit by bit, those that were encoded."""
+        return self._codec.startswith("raw")
+
     def usable_fingerprint(self) -> Fingerprint:
         """Return :attr:`fingerprint`; raise for a model whose caches would be invalid."""
         if self.loaded.model.training:
@@ -190,6 +195,13 @@ class Corpus:
         """Record the seconds of computing some tokens; small numbers are ignored."""
         if tokens >= LEAST_TOKENS:
             self.prefill_rate.add(tokens, seconds)
+
+    def seconds(self, cached: int, new: int) -> float:
+        """Return the seconds of computing ``new`` tokens behind ``cached`` ones.
+
+        Tokens count alike until :attr:`costs` are known.
+        """
+        return float(new) if self.costs is None else self.costs(cached, new)
 
     def contains(self, text: str, sink: Sink) -> bool:
         """Whether the chunk is stored for this model behind this sink."""

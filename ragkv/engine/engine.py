@@ -17,13 +17,12 @@ from ragkv.decode import static as static_cache
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
-from ragkv.engine.admission import Admission
 from ragkv.engine.corpus import check_document
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
-from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_texts
+from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
@@ -97,14 +96,13 @@ class RagKV:
         self._lock = lock_of(loaded.model)
         self._store = open_store(store, namespace, device=loaded.device)
         self._reuse: Reuse | None = None
-        self._admission = self._lock.shared(Admission)
-        self._admission.configure(batch)
-        self._pipeline = FullPrefill(loaded, self._admission)
+        self._requests = self._lock.shared(RequestQueue)
+        self._requests.configure(batch)
+        self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
             settings = store if isinstance(store, StoreConfig) else StoreConfig(store)
             self._reuse = Reuse.over(loaded, self._store, settings)
-            scorer = self._reuse.auxiliaries.scorer
-            self._pipeline = Pipeline(self._reuse.corpus, scorer, self._admission)
+            self._pipeline = self._reuse.pipeline(self._requests)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:
@@ -233,11 +231,10 @@ class RagKV:
         ReuseConfig, for this call alone. Several threads may call at once: their answers are
         drawn together.
         """
-        clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup, static = prompt_lookup_num_tokens, cache_implementation
         decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
-        request = self._request(prompt, overrides, decode, clock)
+        request = self._request(prompt, overrides, decode)
         with self._lifecycle:
             return self._complete(request, decode)
 
@@ -259,11 +256,10 @@ class RagKV:
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
-        clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup, static = prompt_lookup_num_tokens, cache_implementation
         decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
-        request = self._request(prompt, overrides, decode, clock)
+        request = self._request(prompt, overrides, decode)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
@@ -281,21 +277,15 @@ class RagKV:
         listener = Listener(
             lambda token: on_text(pieces.feed(token)), logprobs=logprobs, top=decode.logprobs
         )
-        plan, drawn = self._pipeline.generate(
-            request, decode, listener=listener, cancelled=cancelled
-        )
-        report = report_of(
-            request,
-            plan,
-            drawn.first_token_at,
-            dtype=self._loaded.dtype,
-            drawn=drawn,
-            warnings=self._warnings_of(plan),
-        )
+        given: dict[str, Any] = {"listener": listener, "cancelled": cancelled}
+        plan, drawn = self._pipeline.generate(request, decode, **given)
+        about: dict[str, Any] = {"drawn": drawn, "warnings": self._warnings_of(plan)}
+        first, dtype = drawn.first_token_at, self._loaded.dtype
+        report = report_of(request, plan, first, dtype=dtype, **about)
         on_text(pieces.finish())
-        answer = pieces.text(), drawn.token_ids
-        self._follow_up(request, plan, answer[0])
-        return Completion(*answer, report, drawn.finish_reason, drawn.logprobs)
+        text, ids = pieces.text(), drawn.token_ids
+        self._follow_up(request, plan, text)
+        return Completion(text, ids, report, drawn.finish_reason, drawn.logprobs)
 
     def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
         return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
@@ -317,12 +307,12 @@ class RagKV:
     @property
     def running(self) -> int:
         """Number of requests over this model that have begun and not ended."""
-        return self._admission.running
+        return self._requests.running
 
     @property
     def waiting(self) -> int:
         """Number of requests over this model that wait for their turn."""
-        return self._admission.waiting
+        return self._requests.waiting
 
     # ---- what is configured
 
@@ -337,9 +327,8 @@ class RagKV:
             check_calibration(config, self._loaded.name, self._reuse.corpus.fingerprint)
         return config, method
 
-    def _request(
-        self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig, clock: Clock
-    ) -> Request:
+    def _request(self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig) -> Request:
+        clock = Clock()
         config, method = self._configured(overrides)
         config = static_cache.without_copy_repair(config, method, decode)
         return Request(prompt, config, method, clock, decode.max_new_tokens)

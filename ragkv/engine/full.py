@@ -16,9 +16,9 @@ from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
-from ragkv.engine.admission import Admission, Turn
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.request import Request
+from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.render import render
@@ -31,9 +31,9 @@ Result = TypeVar("Result")
 class FullPrefill:
     """Runs prompts by full prefill, each in its turn."""
 
-    def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
+    def __init__(self, loaded: LoadedModel, requests: RequestQueue) -> None:
         self._loaded = loaded
-        self._admission = admission
+        self._requests = requests
 
     def run(
         self,
@@ -89,7 +89,7 @@ class FullPrefill:
         with ExitStack() as stack:
             with waiting:
                 turn = stack.enter_context(
-                    self._admission.turn(
+                    self._requests.turn(
                         loaded,
                         cached_share=located.cached_share,
                         tokens=tokens + spare_rows(request.answer_tokens),
@@ -130,7 +130,6 @@ class FullPrefill:
         listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
-        del request
         steps, loaded = None, self._loaded
         if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
             cache = SplicedCache(
@@ -143,7 +142,13 @@ class FullPrefill:
             )
             first = partial(_into, loaded, plan.ids, cache)
             steps = Steps(loaded, plan.ids, cache, first, prefilled=turn.prefilled)
-        return plan, draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
+        drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
+        if steps is not None:
+            self._keep(request, plan, cache, drawn)
+        return plan, drawn
+
+    def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+        """Take the cache of a finished answer; nothing is done with it here."""
 
 
 def _never() -> bool:

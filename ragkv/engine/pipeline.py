@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,17 +20,19 @@ from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
-from ragkv.engine.admission import Admission, Turn
-from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.conversations import LEAST_TOKENS, Conversations
+from ragkv.engine.corpus import Corpus
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
+from ragkv.engine.requests import RequestQueue, Turn
+from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import choose, takes_all
-from ragkv.splice.buffer import spare_rows
+from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
@@ -38,6 +41,7 @@ from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 
 _log = logging.getLogger(__name__)
 _HEAD_CHARS = 80
+_NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
     "tokens agree): answers are closer to full prefill if sink= (or sink_from=) is given the "
@@ -55,16 +59,20 @@ class Pipeline(FullPrefill):
         The model's chunks.
     auxiliary
         Returns the auxiliary model of a configuration.
+    conversations
+        What former prompts left; None keeps nothing.
     """
 
     def __init__(
         self,
         corpus: Corpus,
         auxiliary: Callable[[ReuseConfig], Auxiliary],
-        admission: Admission,
+        requests: RequestQueue,
+        conversations: Conversations | None = None,
     ) -> None:
-        super().__init__(corpus.loaded, admission)
+        super().__init__(corpus.loaded, requests)
         self._corpus = corpus
+        self._conversations = conversations or Conversations(corpus, None)
         self._model = corpus.loaded
         self._auxiliary = auxiliary
         self._warned = False
@@ -101,7 +109,12 @@ class Pipeline(FullPrefill):
     # ---- its steps
 
     def _find_and_load(self, request: Request, corrupt: Mapping[str, str]) -> Located:
-        """Find the known chunks in the prompt and open their entries.
+        """Find what can be reused: a former prompt's rows, and behind them known chunks.
+
+        A conversation is continued; then an exact prefix is taken, unless the sink and the chunk
+        right behind it are about as long a one (:meth:`_splice`); then entries, which are
+        repaired. A former prompt's rows are in memory, so only entries are compared with
+        computing, by the speeds measured here.
 
         Parameters
         ----------
@@ -115,6 +128,11 @@ class Pipeline(FullPrefill):
             spans = self._corpus.find(prompt.text)
         with request.clock.step("load"):
             sink = self._corpus.sink_for(request.config, request.method)
+            continued = self._conversations.find(request, prompt.tokens, sink)
+            located = replace(prompt, sink=sink, known=tuple(spans), continued=continued)
+            begin = located.continued_chars
+            rivals = spans[: int(_has_rival(request, located))]
+            spans = [span for span in spans if span.end > begin or span in rivals]
             slower = set[str]()
             for span in spans if request.config.load == "auto" else ():
                 first, end = np.searchsorted(prompt.tokens.offsets[:, 0], (span.start, span.end))
@@ -130,19 +148,15 @@ class Pipeline(FullPrefill):
                 found = opened.get(span.text) or Found(None, corrupt.get(span.text, "slower"))
                 if found.entry is not None:
                     entries.append((found.entry, span.start, span.end))
-                else:
+                elif span.end > begin:
                     missed.append((span.text, found.reason))
         misses = [_miss(text, reason) for text, reason in missed]
-        limit = self._model.architecture.position_limit
-        if limit is not None and len(prompt.tokens) > limit:
+        if self._conversations.is_beyond(prompt.tokens):
             misses += [_miss(entry.text, "positions") for entry, _, _ in entries]
             entries = []
-        return Located(
-            prompt.text,
-            prompt.tokens,
-            tuple(entries),
-            sink,
-            known=len(spans),
+        return replace(
+            located,
+            entries=tuple(entries),
             misses=tuple(misses),
             # an expired chunk is renewed by precompute() alone
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
@@ -161,15 +175,19 @@ class Pipeline(FullPrefill):
 
     def _splice(self, request: Request, located: Located) -> Spliced:
         """Lay out the prompt and place the entries' rows in its cache."""
-        sink = located.sink
-        if sink is None or not located.entries:
+        sink, tokens, continued = located.sink, located.tokens, located.continued
+        if sink is None or not (located.entries or continued):
             return Spliced.nothing(located)
         with request.clock.step("splice"):
-            layout = lay_out(located.tokens, sink.ids, located.entries)
+            head = _NO_IDS if self._conversations.is_beyond(tokens) else sink.ids
+            layout = lay_out(tokens, head, located.entries, continued)
+            if continued is not None and _has_rival(request, located):
+                plain = lay_out(tokens, head, located.entries)
+                layout = layout if plain.exact + LEAST_TOKENS <= continued.length else plain
             misses = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
-            if not layout.sink and not layout.placed:
+            if not layout.exact and not layout.placed:
                 return Spliced(located, layout, misses=misses)
             overlap = None
             parallel = request.method.parallel
@@ -183,7 +201,7 @@ class Pipeline(FullPrefill):
                 overlap,
                 step=partial(request.clock.step, "splice"),
             )
-            return Spliced(located, layout, cache, misses, self._head_warnings(layout, sink))
+            return Spliced(located, layout, cache, misses, self._head_warnings(layout, head))
 
     def _select(self, request: Request, spliced: Spliced) -> Plan:
         """Choose the tokens to recompute."""
@@ -234,7 +252,9 @@ class Pipeline(FullPrefill):
             copies = plan.repair.copies
             prefilled = turn.prefilled
             steps = Steps(self._model, plan.ids, plan.cache, first, copies, prefilled=prefilled)
-            return plan, finish(steps, decode)
+            drawn = finish(steps, decode)
+            self._keep(request, plan, plan.cache, drawn)
+            return plan, drawn
         plan.cache.crop(-1)  # the prompt's last token is fed by generate's first call
         with subset_as_first_call(
             self._model, plan.subset, partial(self._recomputing, request, plan)
@@ -254,6 +274,10 @@ class Pipeline(FullPrefill):
             yield
         self._corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
 
+    def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+        """Keep the prompt's and the answer's rows for prompts that begin with them."""
+        self._conversations.keep(request, plan, cache, drawn)
+
     # ---- details
 
     def _with_room(self, make: Callable[[], Result]) -> Result:
@@ -265,11 +289,11 @@ class Pipeline(FullPrefill):
                 raise
         return make()
 
-    def _head_warnings(self, layout: Layout, sink: Sink) -> tuple[str, ...]:
+    def _head_warnings(self, layout: Layout, sink_ids: IntArray) -> tuple[str, ...]:
         """Return a warning where the prompt's head is not the sink; log it once."""
-        if layout.sink == len(sink.ids):
+        if layout.sink == len(sink_ids):
             return ()
-        message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink.ids))
+        message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink_ids))
         if not self._warned:
             self._warned = True
             _log.warning(message)
@@ -280,14 +304,30 @@ def _miss(text: str, reason: str) -> Miss:
     return Miss(text[:_HEAD_CHARS], reason)
 
 
+def _has_rival(request: Request, located: Located) -> bool:
+    """Whether the first chunk's entry may be as good as the exact prefix that was found.
+
+    The prefix may be a little longer, by what was computed behind that chunk. But with the entry,
+    whose exact tokens count, the ratio recomputes as much as it does where nothing is kept.
+    """
+    continued, known = located.continued, located.known
+    if continued is None or continued.conversation or not known:
+        return False
+    end = int(np.searchsorted(located.tokens.offsets[:, 0], known[0].end))
+    return request.config.recompute_ratio != 1 and end + LEAST_TOKENS > continued.length
+
+
 def _unaligned(layout: Layout, located: Located) -> tuple[Miss, ...]:
     """Count the entries of which no token is the prompt's; encoding them again does not help."""
     used: set[int] = {id(piece.entry) for piece in layout.placed}
     in_sink = located.tokens.offsets[: layout.sink, 1].max(initial=0)
+    continued = 0 if layout.continued is None else located.continued_chars
 
-    def is_unused(entry: LayeredKV, end: int) -> bool:
-        return id(entry) not in used and end > in_sink
+    def is_unused(entry: LayeredKV, start: int, end: int) -> bool:
+        return id(entry) not in used and end > in_sink and start >= continued
 
     return tuple(
-        _miss(entry.text, "unaligned") for entry, _, end in located.entries if is_unused(entry, end)
+        _miss(entry.text, "unaligned")
+        for entry, start, end in located.entries
+        if is_unused(entry, start, end)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ from ragkv.chunk.kv import LayeredKV
 from ragkv.decode.generate import Drawn
 from ragkv.engine.corpus import Sink
 from ragkv.engine.request import Request
+from ragkv.prompt.find import Span
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import ChunkUse, Miss, ReuseReport
+from ragkv.report.account import ChunkUse, Miss, ReuseReport, Source
 from ragkv.report.trace import Trace
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
+from ragkv.store.prefixes.node import PrefixMatch
 
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
@@ -40,26 +42,36 @@ class Located:
     sink
         The sink that they were encoded behind; None where no chunk was searched for.
     known
-        Number of known chunks in the prompt, usable or not; None where none was searched for.
+        The known chunks in the prompt, usable or not; None where none was searched for.
     misses
         The known chunks without a usable entry.
     to_encode, to_load
         Their texts: those to encode after the answer, and those to load into memory.
+    continued
+        A former prompt's rows that this one can begin with.
     """
 
     text: str
     tokens: Tokens
     entries: tuple[LocatedEntry, ...] = ()
     sink: Sink | None = None
-    known: int | None = None
+    known: tuple[Span, ...] | None = None
     misses: tuple[Miss, ...] = ()
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
+    continued: PrefixMatch | None = None
+
+    @property
+    def continued_chars(self) -> int:
+        """Characters of the prompt that the continued rows cover."""
+        length = 0 if self.continued is None else self.continued.length
+        return int(self.tokens.offsets[:length, 1].max(initial=0))
 
     @property
     def cached_share(self) -> float:
         """Cached over to-be-computed tokens, roughly: entries are not aligned yet."""
-        cached = sum(len(entry.token_ids) for entry, _, _ in self.entries)
+        cached = 0 if self.continued is None else self.continued.length
+        cached += sum(len(entry.token_ids) for entry, _, _ in self.entries)
         return cached / max(1, len(self.tokens) - cached)
 
 
@@ -143,7 +155,8 @@ def report_of(
 ) -> ReuseReport:
     """Account for every token and every second, up to the first token or to ``drawn``'s last."""
     origin = plan.origin
-    sink, reused, recomputed, fresh = np.bincount(origin, minlength=4).tolist()
+    counts = np.bincount(origin, minlength=len(Origin)).tolist()
+    sink, reused, recomputed, fresh, conversation, prefix = counts
     steps = request.clock.steps
     ttft = first_token_at - request.clock.started
     copies = plan.repair.copies
@@ -154,6 +167,8 @@ def report_of(
         reused_tokens=reused,
         recomputed_tokens=recomputed,
         fresh_tokens=fresh,
+        conversation_tokens=conversation,
+        prefix_tokens=prefix,
         recompute_ratio=request.config.recompute_ratio,
         effective_ratio=recomputed / max(1, reused + recomputed),
         choice=plan.choice.reason,
@@ -197,7 +212,7 @@ def _scores(plan: Plan) -> npt.NDArray[np.float32]:
 
 
 def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-    return tuple(
+    placed = (
         ChunkUse(
             piece.entry.text,
             piece.start,
@@ -207,3 +222,18 @@ def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
         )
         for piece in plan.spliced.layout.placed
     )
+    return (*_uses_inside(plan), *placed)
+
+
+def _uses_inside(plan: Plan) -> Iterator[ChunkUse]:
+    """Yield the chunks, or heads of chunks, whose rows are a former prompt's."""
+    layout = plan.spliced.layout
+    if layout.continued is None:
+        return
+    source: Source = "conversation" if layout.continued.conversation else "prefix"
+    for span in plan.located.known or ():
+        start = int(np.searchsorted(layout.offsets[:, 1], span.start, side="right"))
+        end = int(np.searchsorted(layout.offsets[:, 0], span.end, side="left"))
+        start, end = max(start, layout.sink), min(end, layout.continued.length)
+        if start < end:
+            yield ChunkUse(span.text, start, end, end - start, 0, source)

@@ -10,23 +10,30 @@ from typing import Self
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
+from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.costs import PrefillCosts
+from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
 from ragkv.store.base import TURNS, Store
+from ragkv.store.prefixes.tree import PrefixTree
+
+_PREFIX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks, those of its auxiliary models, and the work in the background."""
+    """The model's chunks, its conversations, its auxiliary models, and work in the background."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
     background: Background
+    conversations: Conversations
 
     @classmethod
     def over(cls, loaded: ReusableModel, store: Store, settings: StoreConfig) -> Self:
@@ -34,8 +41,15 @@ class Reuse:
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
-        background = Background(corpus, costs, writable=not settings.read_only)
-        return cls(corpus, Auxiliaries(corpus, make), background)
+        budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
+        tree = PrefixTree(budget, corpus.seconds) if budget else None
+        conversations = Conversations(corpus, tree)
+        background = Background(corpus, costs, conversations, writable=not settings.read_only)
+        return cls(corpus, Auxiliaries(corpus, make), background, conversations)
+
+    def pipeline(self, requests: RequestQueue) -> Pipeline:
+        """Return what runs prompts over these chunks."""
+        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, self.conversations)
 
     def precompute(
         self,

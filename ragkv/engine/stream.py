@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from ragkv.decode.generate import FinishReason
 from ragkv.decode.listener import TokenLogprobs
 from ragkv.decode.overlapped import overlapping
-from ragkv.engine.admission import Cancelled
+from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
 from ragkv.model.loaded import LoadedModel
 from ragkv.model.lock import lock_of

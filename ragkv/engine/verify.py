@@ -12,11 +12,11 @@ import torch
 
 from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.full import full_prefill
-from ragkv.engine.admission import Admission
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.model.architecture import config_of, is_verified
 from ragkv.model.load import without_reuse
@@ -117,7 +117,7 @@ class _Check:
         store = open_store(MEMORY, device=loaded.device)
         lock = lock_of(loaded.model)
         corpus = Corpus(loaded, store, lock)
-        self._pipeline = Pipeline(corpus, _no_auxiliary, lock.shared(Admission))
+        self._pipeline = Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
         config = ReuseConfig()
         corpus.encode(chunks, corpus.sink_for(config, method_of(config)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ragkv.errors import ConfigError
 from ragkv.report.trace import Trace
@@ -25,12 +25,17 @@ class Miss:
     reason: str
 
 
+Source = Literal["entry", "conversation", "prefix"]
+"""Where a chunk's rows come from: its stored entry, or a former prompt that this one continues."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkUse:
     """One chunk of the prompt: its position, and what was done with its tokens.
 
     ``start`` and ``end`` are token positions in the prompt; ``reused`` and
-    ``recomputed`` count its cached tokens, the rest of the span is fresh.
+    ``recomputed`` count its cached tokens, the rest of the span is fresh. A chunk that a former
+    prompt ends in counts as two.
     """
 
     text: str
@@ -38,20 +43,25 @@ class ChunkUse:
     end: int
     reused: int
     recomputed: int
+    source: Source = "entry"
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseReport:
     """Where every prompt token came from and what each step cost.
 
-    ``prompt_tokens = sink_tokens + reused_tokens + recomputed_tokens + fresh_tokens``.
+    ``prompt_tokens = sink_tokens + conversation_tokens + prefix_tokens + reused_tokens +
+    recomputed_tokens + fresh_tokens``.
 
     Attributes
     ----------
     sink_tokens
         Tokens whose KV is the shared sink's.
+    conversation_tokens, prefix_tokens
+        Tokens behind the sink whose KV is a former prompt's and its answer's: of one that this
+        prompt continues whole, or of one that begins with the same tokens and is exact there.
     reused_tokens
-        Chunk tokens whose cached KV was kept.
+        Chunk tokens whose cached KV, from their entries, was kept.
     recomputed_tokens
         Chunk tokens that were cached and computed again.
     fresh_tokens
@@ -78,8 +88,8 @@ class ReuseReport:
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
     positions
-        Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh
-        (bytes of length ``prompt_tokens``).
+        Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
+        conversation, 5 prefix (bytes of length ``prompt_tokens``).
     warnings
         Warnings for the user, logged once per engine: such as a prompt whose
         head is not the sink.
@@ -111,6 +121,8 @@ class ReuseReport:
     dtype: str = ""
     ahead_tokens: int = 0
     choice: str = ""
+    conversation_tokens: int = 0
+    prefix_tokens: int = 0
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -156,6 +156,10 @@ class Method:
     parallel
         Parallel chunks: all begin at one position, and none sees another. Nothing is
         recomputed below ratio 1. None places them one after another.
+    continues
+        Whether a prompt may take the rows of a former prompt that it begins with, and its own are
+        kept for later ones (:mod:`ragkv.store.prefixes`). Not for baselines, ``prefix`` among
+        them: what is measured of a prompt must not depend on the prompts before it.
     """
 
     name: str
@@ -171,6 +175,7 @@ class Method:
     sparse: Sparse | None = None
     lookup: CopyLookup | None = None
     parallel: Parallel | None = None
+    continues: bool = False
 
     @property
     def pieces(self) -> dict[str, object]:
@@ -184,6 +189,11 @@ class Method:
             raise ConfigError(
                 "parallel chunks do not see each other, so recomputing their tokens changes "
                 "nothing: omit score or parallel"
+            )
+        if self.continues and (self.parallel is not None or self.reuse != "chunks"):
+            raise ConfigError(
+                "a former prompt is continued only where chunks follow one another: omit "
+                "continues, or parallel and reuse"
             )
 
 

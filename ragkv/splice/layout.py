@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ragkv.chunk.kv import LayeredKV
 from ragkv.prompt.tokens import IntArray, Tokens
+from ragkv.store.prefixes.node import PrefixMatch
 
 
 class Origin(IntEnum):
@@ -20,6 +21,8 @@ class Origin(IntEnum):
     CACHED = 1
     RECOMPUTED = 2
     FRESH = 3
+    CONVERSATION = 4
+    PREFIX = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +57,12 @@ class Layout:
     origin
         ``[tokens]`` uint8, an :class:`Origin` each.
     exact
-        Cached rows before this position are those of a full prefill already: the sink's,
-        and those of the first chunk as far as it follows right behind the whole sink.
+        Cached rows before this position stand as they are. They are those of a full prefill: the
+        sink's, and those of the first chunk as far as it follows right behind the whole sink; or
+        those of ``continued``.
+    continued
+        The former prompt's rows that the first positions take, the sink's among them; no chunk
+        is placed there.
     """
 
     ids: IntArray
@@ -64,6 +71,7 @@ class Layout:
     placed: tuple[Placed, ...]
     origin: npt.NDArray[np.uint8]
     exact: int = 0
+    continued: PrefixMatch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -86,11 +94,16 @@ class Layout:
     @property
     def query_start(self) -> int:
         """First position after the last chunk; in a prompt that ends with it, the last token."""
-        return min(self.placed[-1].end, len(self) - 1) if self.placed else self.sink
+        if self.placed:
+            return min(self.placed[-1].end, len(self) - 1)
+        return self.sink if self.continued is None else self.continued.length
 
 
 def lay_out(
-    tokens: Tokens, sink_ids: IntArray, found: Sequence[tuple[LayeredKV, int, int]]
+    tokens: Tokens,
+    sink_ids: IntArray,
+    found: Sequence[tuple[LayeredKV, int, int]],
+    continued: PrefixMatch | None = None,
 ) -> Layout:
     """Align entries with the prompt's tokens.
 
@@ -103,22 +116,28 @@ def lay_out(
     found
         ``(entry, start, end)`` in prompt order: the characters of the prompt where
         the entry's text, or its head, stands.
+    continued
+        A former prompt's rows, longer than the sink: entries are placed behind it.
 
     The prompt's last token is always fresh: its hidden state gives the first logits.
     """
     origin = np.full(len(tokens), Origin.FRESH, dtype=np.uint8)
     sink = min(_common_prefix(tokens.ids, sink_ids), len(tokens) - 1)
+    begin = sink
+    if continued is not None:
+        begin = continued.length
+        origin[:begin] = Origin.CONVERSATION if continued.conversation else Origin.PREFIX
     origin[:sink] = Origin.SINK
     placed = []
     for entry, start, end in found:
-        piece = _align(tokens, entry, start, end, sink)
+        piece = _align(tokens, entry, start, end, begin)
         if piece is not None:
             origin[piece.slots] = Origin.CACHED
             placed.append(piece)
-    exact = sink
-    if placed and sink == len(sink_ids):
+    exact = begin
+    if placed and continued is None and sink == len(sink_ids):
         exact += _run(placed[0], sink)
-    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, exact)
+    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, exact, continued)
 
 
 def _run(piece: Placed, first: int) -> int:
@@ -135,11 +154,11 @@ def _common_prefix(a: IntArray, b: IntArray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, sink: int) -> Placed | None:
-    """Match tokens that cover the same characters and have the same id."""
+def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, begin: int) -> Placed | None:
+    """Match tokens from ``begin`` on that cover the same characters and have the same id."""
     first = int(np.searchsorted(tokens.offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(tokens.offsets[:, 0], end, side="left"))
-    first = max(first, sink)
+    first = max(first, begin)
     span = tokens.offsets[first:last].astype(np.int64) - start
     _, here, there = np.intersect1d(
         _keys(span), _keys(entry.offsets.astype(np.int64)), assume_unique=True, return_indices=True

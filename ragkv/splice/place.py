@@ -18,6 +18,7 @@ from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.on_device import put_on_device
 from ragkv.splice.overlap import Overlap, OverlappedCache
+from ragkv.store.prefixes.node import PrefixRows
 
 _LAYERS_AT_ONCE = 4
 """More of them wait longer, fewer need more calls."""
@@ -34,16 +35,18 @@ def splice(
     *,
     step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> SplicedCache:
-    """Return a cache into which the sink's and the chunks' rows are placed, some layers at a time.
+    """Return a cache into which the cached rows are placed, some layers at a time.
 
     Layers are placed just before one of them is first used: lazy entries load while the layers
     before are computed (Cache-Craft, section 4). Other rows are zero until the subset pass
-    computes them. Keys are unrotated in entries, and rotated once at their positions.
+    computes them. Keys are unrotated in entries, and rotated once at their positions. Rows of a
+    continued prompt are copied bit by bit: they stand where they stood.
 
     Parameters
     ----------
     sink
-        The shared sink's rows, encoded from position 0; None where there is none.
+        The shared sink's rows, encoded from position 0; None where there is none. A continued
+        prompt has them already.
     spare
         Rows to keep free for generated tokens.
     overlap
@@ -63,18 +66,20 @@ def splice(
         spare=spare,
         workspace=loaded.workspace,
     )
-    pieces = list(layout.placed)
-    if sink is not None and layout.sink:
+    pieces, former, begin = list(layout.placed), tuple[PrefixRows, ...](), 0
+    if layout.continued is not None:
+        former, begin = layout.continued.parts, layout.continued.length
+    elif sink is not None and layout.sink:
         head = np.arange(layout.sink)
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
-    end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=0)
+    end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=begin)
     device = loaded.device
-    positions = torch.arange(end, device=device)
+    positions = torch.arange(begin, end, device=device)
     if overlap is not None:
         positions = overlap.at(positions)
     tables = rotary.tables(architecture.rope_kinds, positions)
     put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
-    where = [part for piece in pieces for part in (piece.rows, piece.slots)]
+    where = [part for piece in pieces for part in (piece.rows, piece.slots - begin)]
     *there, fresh = _indices([*where, layout.fresh], device)
     moves = list(zip((piece.entry for piece in pieces), there[::2], there[1::2], strict=True))
     copies = side_stream(device)
@@ -87,7 +92,12 @@ def splice(
                 for part in target:
                     _clear(part, fresh)
                     _clear(part, slice(len(layout), None))
-            put(moves, layers, target, architecture.rope_kinds[layers], tables)
+                for rows in former:
+                    for into, kept in zip(target, (rows.keys, rows.values), strict=True):
+                        here = kept[layers].to(device, non_blocking=device.type != "mps")
+                        into[:, :, rows.start : rows.end] = here
+            behind = target[0][:, :, begin:], target[1][:, :, begin:]
+            put(moves, layers, behind, architecture.rope_kinds[layers], tables)
 
     cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache

@@ -18,6 +18,13 @@ from ragkv.store.tiers.costs import CostTable
 
 Make = Callable[..., RagKV]
 FOUND = CostTable((0,), (16, 64), ((0.25, 0.5),))
+MEASURE = costs.PrefillCosts.measure
+
+
+@pytest.fixture(autouse=True)
+def _in_short(_nothing_measured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs.PrefillCosts, "measure", MEASURE)
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
 
 
 @pytest.fixture
@@ -129,7 +136,7 @@ def test_a_store_without_a_plain_folder_keeps_them_in_memory(
 
 
 def test_a_mere_rate_is_measured_again_the_next_time(make_engine: Make, tmp_path: Path) -> None:
-    """There was no time for more: ``BUDGET_S`` is 0 in all tests."""
+    """There was no time for more: ``BUDGET_S`` is 0 here."""
     costs = use(make_engine(store=str(tmp_path)))
     assert isinstance(costs, CostTable)
     assert costs.is_flat

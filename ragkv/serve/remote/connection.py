@@ -24,7 +24,7 @@ _CONNECT_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.5, 60.0
 T = TypeVar("T")
 
 
-class ClientLoop:
+class LoopThread:
     """An event loop in a thread, with a client whose connections live in it."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -88,7 +88,7 @@ class Connection:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = transport
         self._changing = threading.Lock()
-        self._loop: ClientLoop | None = None
+        self._loop: LoopThread | None = None
         self._closed = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -187,7 +187,7 @@ class Connection:
             await asyncio.sleep(pause)
         raise AssertionError  # count() does not end
 
-    def _running(self) -> ClientLoop:
+    def _running(self) -> LoopThread:
         if self._closed:
             raise closed(self.address)
         if self._loop is None or self._loop.process != os.getpid():  # forked
@@ -198,7 +198,7 @@ class Connection:
                 limits=httpx.Limits(max_connections=None),
                 transport=self._transport,
             )
-            self._loop = ClientLoop(client)
+            self._loop = LoopThread(client)
             weakref.finalize(self, self._loop.stop)
         return self._loop
 

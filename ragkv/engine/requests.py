@@ -36,7 +36,7 @@ class Turn:
         Requests that came later and began earlier.
     """
 
-    admission: Admission
+    requests: RequestQueue
     cached_share: float
     nbytes: int
     overtaken: int = 0
@@ -52,11 +52,11 @@ class Turn:
         self._prefill.close()
         if self.has_model:
             self.has_model = False
-            self.admission.lock.release()
-            self.admission.end_prefill(self)
+            self.requests.lock.release()
+            self.requests.end_prefill(self)
 
 
-class Admission:
+class RequestQueue:
     """The requests of one model: those that wait, the one whose prompt is computed, the others."""
 
     def __init__(self, lock: ModelLock) -> None:

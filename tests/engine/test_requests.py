@@ -12,7 +12,7 @@ from tiny import ask, some_chunks, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.config import BatchConfig
-from ragkv.engine.admission import Admission, Cancelled
+from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.lock import ModelLock
 
@@ -25,8 +25,8 @@ class Requests:
     """Requests in threads, whose prompts are computed and whose answers end when a test says so."""
 
     def __init__(self, loaded: Any, config: BatchConfig) -> None:
-        self.admission = Admission(ModelLock())
-        self.admission.configure(config)
+        self.requests = RequestQueue(ModelLock())
+        self.requests.configure(config)
         self.begun: list[str] = []
         self.changed = threading.Condition()
         self._loaded = loaded
@@ -36,15 +36,15 @@ class Requests:
 
     def ask(self, name: str, **settings: Any) -> None:
         self._ends[name], self._prefilled[name] = threading.Event(), threading.Event()
-        before = self.admission.waiting + self.admission.running
+        before = self.requests.waiting + self.requests.running
         thread = threading.Thread(target=self._work, args=(name, settings), daemon=True)
         thread.start()
         self._threads.append(thread)
-        while self.admission.waiting + self.admission.running == before and thread.is_alive():
+        while self.requests.waiting + self.requests.running == before and thread.is_alive():
             threading.Event().wait(0.005)
 
     def _work(self, name: str, settings: dict[str, Any]) -> None:
-        with self.admission.turn(self._loaded, **settings) as turn:
+        with self.requests.turn(self._loaded, **settings) as turn:
             with self.changed:
                 self.begun.append(name)
                 self.changed.notify_all()
@@ -70,7 +70,7 @@ class Requests:
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()
-        assert self.admission.running == self.admission.waiting == 0
+        assert self.requests.running == self.requests.waiting == 0
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_one_prompt_is_computed_at_a_time(requests: Callable[..., Requests]) -> 
     made.ask("a")
     made.ask("b")
     assert made.begins("a")
-    assert (made.admission.running, made.admission.waiting) == (1, 1)
+    assert (made.requests.running, made.requests.waiting) == (1, 1)
     made.prefilled("a")
     assert made.begins("a", "b")
-    assert made.admission.running == 2
+    assert made.requests.running == 2
     made.join()
 
 
@@ -97,7 +97,7 @@ def test_so_many_run_at_once(requests: Callable[..., Requests]) -> None:
         made.ask(name)
         made.prefilled(name)
     assert made.begins("a", "b")
-    assert made.admission.waiting == 1
+    assert made.requests.waiting == 1
     made.end("a")
     assert made.begins("a", "b", "c")
     made.join()
@@ -113,7 +113,7 @@ def test_what_does_not_fit_waits_but_never_for_ever(
     made.ask("large", tokens=50)
     made.prefilled("small")
     assert made.begins("small")
-    assert made.admission.waiting == 1
+    assert made.requests.waiting == 1
     made.end("small")
     assert made.begins("small", "large")
     made.ask("larger than the budget", tokens=1000)
@@ -149,7 +149,7 @@ def test_a_cancelled_request_leaves_the_queue(
         held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with made.admission.lock:
+            with made.requests.lock:
                 held.set()
                 done.wait(20)
 
@@ -159,14 +159,14 @@ def test_a_cancelled_request_leaves_the_queue(
 
     def waits() -> None:
         try:
-            with made.admission.turn(made._loaded, cancelled=cancelled.is_set):
+            with made.requests.turn(made._loaded, cancelled=cancelled.is_set):
                 found.append("began")
         except Cancelled:
             found.append("cancelled")
 
     thread = threading.Thread(target=waits, daemon=True)
     thread.start()
-    while made.admission.waiting + made.admission.running == 0:
+    while made.requests.waiting + made.requests.running == 0:
         threading.Event().wait(0.005)
     cancelled.set()
     thread.join(10)
@@ -203,10 +203,10 @@ def test_batch_must_be_a_config(make_engine: Make) -> None:
 def test_engines_over_one_model_share_the_queue(make_engine: Make) -> None:
     kv = make_engine(batch=BatchConfig(max_running=3))
     with RagKV(kv.loaded, store=":memory:", namespace="other") as other:
-        assert other._admission is kv._admission
-        assert kv._admission._config.max_running == 3
+        assert other._requests is kv._requests
+        assert kv._requests._config.max_running == 3
         with RagKV(kv.loaded, store=":memory:", batch=BatchConfig(max_running=1)):
-            assert kv._admission._config.max_running == 1
+            assert kv._requests._config.max_running == 1
 
 
 # ---- what answers say of their end, and of their tokens

@@ -1,0 +1,21 @@
+"""The settings: frozen dataclasses, validated when they are made."""
+
+from ragkv.config.batch import BatchConfig
+from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
+from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
+from ragkv.config.store import CODECS, MEMORY, StoreConfig
+
+__all__ = [
+    "CODECS",
+    "LEAST_TEMPERATURE",
+    "MEMORY",
+    "MOST_LOGPROBS",
+    "PROFILE_FORMAT",
+    "AutoRatio",
+    "BatchConfig",
+    "DecodeConfig",
+    "Grouping",
+    "Named",
+    "ReuseConfig",
+    "StoreConfig",
+]

@@ -1,0 +1,117 @@
+"""How tokens are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from ragkv.config.checks import check_number, check_whole
+from ragkv.errors import ConfigError
+
+LEAST_TEMPERATURE = 1e-20
+"""Scores divided by less may be infinite in float32."""
+
+MOST_LOGPROBS = 20
+"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+
+PROFILE_FORMAT = 1
+"""Version of the profiles that ``ragkv calibrate`` writes."""
+
+MOST_LOGPROBS = 20
+"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+
+PROFILE_FORMAT = 1
+"""Version of the profiles that ``ragkv calibrate`` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How tokens are drawn; handed to transformers' ``generate``.
+
+    Parameters
+    ----------
+    max_new_tokens
+        At most this many tokens are generated.
+    temperature
+        0 is greedy decoding.
+    top_p
+        Nucleus sampling: smallest set of tokens with this probability mass.
+    stop
+        Texts at which generation ends; the answer does not contain them.
+    seed
+        Makes sampling repeatable; ``None`` draws from torch's global state.
+    top_k
+        Sample among this many most probable tokens; 0 is all.
+    stop_token_ids
+        Tokens that end the answer, in addition to the model's end-of-sequence tokens.
+    prompt_lookup_num_tokens
+        Longest draft of prompt lookup decoding, in tokens: what stood behind an earlier
+        occurrence of the last tokens is verified in the step that computes them. Drafts change
+        the speed of an answer, not its tokens. ``None`` is ragkv's choice, 0 none. Without
+        effect on a static cache.
+    cache_implementation
+        ``"static"`` decodes over a cache of fixed shape, whose steps transformers compiles: on
+        a GPU, into CUDA graphs. It is a second KV of up to twice the longest prompt and answer,
+        and copies are not repaired. ``None`` decodes over the prompt's buffer.
+    ignore_eos
+        Whether the answer goes on past the model's end-of-sequence tokens.
+    logprobs
+        Record each token's log-probability, and those of this many most probable ones, by the
+        model's own scores, before temperature. ``None`` records nothing.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: str | Sequence[str] = ()
+    seed: int | None = None
+    top_k: int = 0
+    stop_token_ids: Sequence[int] = ()
+    prompt_lookup_num_tokens: int | None = None
+    cache_implementation: Literal["static"] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(f"temperature {self.temperature:g} divides by next to 0; 0 is greedy")
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        if not isinstance(self.stop, Sequence) or not all(
+            isinstance(text, str) and text and _is_readable(text) for text in self.stops
+        ):
+            raise ConfigError(f"stop must be non-empty strings, not {self.stop!r}")
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0, 2**63 - 1)
+        check_whole("top_k", self.top_k, 0, 2**31)
+        wrong = isinstance(self.stop_token_ids, str | bytes)
+        if wrong or not isinstance(self.stop_token_ids, Iterable):
+            raise ConfigError(f"stop_token_ids must be a list, not {self.stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            check_whole("a stop token", token, 0, 2**31)
+        if self.prompt_lookup_num_tokens is not None:
+            check_whole("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens, 0, 2**31)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        if self.logprobs is not None:
+            check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        if self.cache_implementation not in (None, "static"):
+            raise ConfigError(
+                f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"
+            )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, whichever way it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _is_readable(text: str) -> bool:
+    """Whether a text has no lone surrogate, which no tokenizer can produce."""
+    with suppress(UnicodeEncodeError):
+        return bool(text.encode())
+    return False

@@ -1,0 +1,120 @@
+"""Where chunk caches are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ragkv.config.checks import check_bool, check_choice, check_number, check_text
+from ragkv.errors import ConfigError, MissingDependencyError
+
+MEMORY = ":memory:"
+"""Store location in memory alone, with nothing on disk."""
+
+CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
+"""How entries can be stored, see docs/store-format.md."""
+
+LEAST_TEMPERATURE = 1e-20
+"""Scores divided by less may be infinite in float32."""
+
+MOST_LOGPROBS = 20
+"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+
+PROFILE_FORMAT = 1
+"""Version of the profiles that ``ragkv calibrate`` writes."""
+
+CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
+"""How entries can be stored, see docs/store-format.md."""
+
+LEAST_TEMPERATURE = 1e-20
+"""Scores divided by less may be infinite in float32."""
+
+MOST_LOGPROBS = 20
+"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+
+PROFILE_FORMAT = 1
+"""Version of the profiles that ``ragkv calibrate`` writes."""
+
+
+def _check_codec(codec: object) -> None:
+    check_choice("codec", codec, CODECS)
+    if str(codec).endswith("+zstd") and find_spec("zstandard") is None:
+        raise MissingDependencyError(f"codec {codec} needs zstandard: pip install 'ragkv[zstd]'")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where chunk caches are stored.
+
+    Parameters
+    ----------
+    path
+        Folder of the store, or ``":memory:"``. ``None`` is the user's cache folder.
+    memory_bytes
+        Budget of the memory tier in front of the disk, in bytes.
+    disk_bytes
+        Budget of the disk tier in bytes; ``None`` means no limit.
+    device_bytes
+        Budget of the tier on the model's device, in bytes. ``None`` is 1 GiB, and no such tier
+        for a model on the CPU.
+    policy
+        Which entry a full tier evicts first, see
+        :func:`ragkv.store.tiers.policies.policy_names`.
+    costs
+        Seconds of computing ``(cached, new)`` tokens, for cost-aware policies: a
+        :class:`ragkv.store.tiers.costs.CostTable`. ``None`` measures them once (docs/tiers.md).
+    evict
+        Evict on disk, too: when ``disk_bytes`` are used up, the chunks of least worth are
+        deleted for new ones. False keeps acknowledged chunks and raises StoreFullError.
+    read_only
+        Serve from the store without writing to it.
+    codec
+        How entries are stored: ``raw`` bit by bit, ``int8`` or ``int4`` in a half or a quarter
+        of 16-bit numbers; each with ``+zstd`` compressed as well. Entries of other codecs are
+        not used.
+    encrypt
+        Encrypt everything at rest, with the key in the environment variable
+        ``RAGKV_STORE_KEY``; ``ragkv store key`` makes one.
+    prefix_bytes
+        Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
+        answers, which a prompt that begins with the same tokens continues. ``None`` is 1 GiB, 0
+        keeps nothing.
+    """
+
+    path: str | Path | None = None
+    memory_bytes: int = 2 << 30
+    disk_bytes: int | None = None
+    read_only: bool = False
+    device_bytes: int | None = None
+    policy: str = "pgdsf"
+    costs: Callable[[int, int], float] | None = None
+    evict: bool = False
+    codec: str = "raw"
+    encrypt: bool = False
+    prefix_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        wrong = self.path is not None and not isinstance(self.path, str | Path)
+        if wrong or "\0" in str(self.path):
+            raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
+        check_number("memory_bytes", self.memory_bytes, 0, 2**60)
+        for name, least in (("disk_bytes", 1), ("device_bytes", 0), ("prefix_bytes", 0)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least, 2**60)
+        for name in ("read_only", "evict", "encrypt"):
+            check_bool(name, getattr(self, name))
+        check_text("policy", self.policy)
+        if self.costs is not None and not callable(self.costs):
+            raise ConfigError(f"costs must be a CostTable or a function, not {self.costs!r}")
+        if self.encrypt and self.path == MEMORY:
+            raise ConfigError("a store in memory is never at rest: omit encrypt=True")
+        if self.evict and (self.disk_bytes is None or self.read_only):
+            raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
+        _check_codec(self.codec)
+        if self.path == MEMORY and self.codec != "raw":
+            raise ConfigError(
+                f"codec {self.codec} with {MEMORY}: entries in memory are not encoded; give a "
+                "folder or a server, or omit the codec"
+            )
