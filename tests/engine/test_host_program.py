@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
+from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import fingerprint_of
 from ragkv.select import method_names
@@ -49,7 +50,8 @@ def test_torchs_default_dtype_changes_nothing(
 
 def test_autocast_changes_nothing(make_engine: Make) -> None:
     expected = drawn(make_engine(), "query")
-    engine = make_engine()
+    # the prefill below must not continue the answers before it
+    engine = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
     with torch.autocast("cpu", torch.bfloat16):
         assert drawn(engine, "query") == expected
         assert torch.is_autocast_enabled("cpu")

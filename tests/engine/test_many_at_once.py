@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from threads import each_in_a_thread
 from tiny import FAMILIES, LONGROPE, SIZE, ask, some_chunks, tiny_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ragkv import Completion, RagKV
+from ragkv import Completion, RagKV, StoreConfig
 from ragkv.attend.forward import SubsetPass
-from ragkv.config import BatchConfig
+from ragkv.config import MEMORY, BatchConfig
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
 
@@ -43,6 +44,12 @@ def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     with monkeypatch.context() as patch:
         patch.setattr(module, "joint_forward", counting)
         yield counts
+
+
+@pytest.fixture
+def make_engine(make_engine: Make) -> Make:
+    """Return engines that continue no former prompt: each answer is computed anew."""
+    return partial(make_engine, store=StoreConfig(MEMORY, prefix_bytes=0))
 
 
 def endless(kv: RagKV) -> RagKV:
@@ -176,7 +183,7 @@ def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
                 parameter.normal_(0, 0.15)
     tokens = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
     prompts = [tiny_tokenizer().decode(tokens[:length]) for length in (150, 225, 300)]
-    with RagKV(model, tiny_tokenizer(), store=":memory:") as kv:
+    with RagKV(model, tiny_tokenizer(), store=StoreConfig(MEMORY, prefix_bytes=0)) as kv:
         endless(kv)
         alone = [kv.generate(prompt, max_new_tokens=60).token_ids for prompt in prompts]
         found: dict[int, list[int]] = {}
