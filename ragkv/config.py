@@ -21,6 +21,9 @@ CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 LEAST_TEMPERATURE = 1e-20
 """Scores divided by less may be infinite in float32."""
 
+MOST_LOGPROBS = 20
+"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+
 PROFILE_FORMAT = 1
 """Version of the profiles that ``ragkv calibrate`` writes."""
 
@@ -310,6 +313,38 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """How one model serves many callers at once. Engines over one model share it.
+
+    Parameters
+    ----------
+    max_running
+        Answers that run at once; further requests wait.
+    kv_bytes
+        Budget of their keys and values, in bytes: a request that does not fit beside those that
+        run waits. ``None`` is a quarter of the memory of the model's device.
+    max_step_ms
+        About how long an answer's next token waits for the prompts of others, in milliseconds:
+        longer by one layer of a prompt, and by the step itself.
+    max_overtaken
+        Waiting requests are served by the share of their prompt that is cached, the highest
+        first; none is overtaken more often than this (RAGCache, section 5.3).
+    """
+
+    max_running: int = 16
+    kv_bytes: int | None = None
+    max_step_ms: float = 200.0
+    max_overtaken: int = 8
+
+    def __post_init__(self) -> None:
+        _check_whole("max_running", self.max_running, 1, 4096)
+        if self.kv_bytes is not None:
+            _check_number("kv_bytes", self.kv_bytes, 1, 2**60)
+        _check_number("max_step_ms", self.max_step_ms, 0, 3_600_000)
+        _check_whole("max_overtaken", self.max_overtaken, 0, 2**31)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How tokens are drawn; handed to transformers' ``generate``.
 
@@ -338,6 +373,11 @@ class DecodeConfig:
         ``"static"`` decodes over a cache of fixed shape, whose steps transformers compiles: on
         a GPU, into CUDA graphs. It is a second KV of up to twice the longest prompt and answer,
         and copies are not repaired. ``None`` decodes over the prompt's buffer.
+    ignore_eos
+        Whether the answer goes on past the model's end-of-sequence tokens.
+    logprobs
+        Record each token's log-probability, and those of this many most probable ones, by the
+        model's own scores, before temperature. ``None`` records nothing.
     """
 
     max_new_tokens: int = 256
@@ -349,6 +389,8 @@ class DecodeConfig:
     stop_token_ids: Sequence[int] = ()
     prompt_lookup_num_tokens: int | None = None
     cache_implementation: Literal["static"] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -371,6 +413,10 @@ class DecodeConfig:
             _check_whole("a stop token", token, 0, 2**31)
         if self.prompt_lookup_num_tokens is not None:
             _check_whole("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens, 0, 2**31)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.cache_implementation not in (None, "static"):
             raise ConfigError(
                 f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"

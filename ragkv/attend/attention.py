@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,13 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ragkv.attend.interface import ordinary_attention, register_over, run_pass, running_pass
+from ragkv.attend.interface import (
+    is_innermost,
+    ordinary_attention,
+    register_over,
+    run_pass,
+    running_pass,
+)
 from ragkv.attend.observe import LayerCall, Observer
 from ragkv.attend.overlap import attend_overlapping
 from ragkv.attend.rows import Rows, attend
@@ -20,6 +25,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.attend.sparse import SparseRows
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
+from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.overlap import Overlap
 
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
@@ -43,6 +49,22 @@ class Pass:
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JointPass:
+    """Passes over several prompts as one: the rows of each follow those of the one before.
+
+    ``caches`` are the prompts'; their layers have the fresh rows when attention begins.
+    """
+
+    passes: Sequence[Pass]
+    caches: Sequence[SplicedCache]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The layers' windows, the same for all."""
+        return self.passes[0].windows
+
+
 def _attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -51,7 +73,7 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     *,
     before: str | None,
-    ragkv_pass: Pass | None = None,
+    ragkv_pass: Pass | JointPass | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend for a pass, whose rows' positions replace masks; or as without ragkv."""
@@ -72,22 +94,47 @@ def _attention_function(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
             f"model's configuration says {window}: mend its config.sliding_window."
         )
-    if ragkv_pass.observer is not None:
-        positions, masks = ragkv_pass.rows.positions, ragkv_pass.masks
+    if isinstance(ragkv_pass, JointPass):
+        parts = torch.split(query, [len(one.rows) for one in ragkv_pass.passes], dim=2)
+        out = torch.cat(
+            [
+                _attend(one, layer, part, cache.layers[layer].seen, scaling, score_rule)
+                for one, cache, part in zip(
+                    ragkv_pass.passes, ragkv_pass.caches, parts, strict=True
+                )
+            ],
+            dim=2,
+        )
+    else:
+        out = _attend(ragkv_pass, layer, query, (key, value), scaling, score_rule)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    one: Pass,
+    layer: int,
+    query: torch.Tensor,
+    seen: tuple[torch.Tensor, torch.Tensor],
+    scaling: float,
+    score_rule: ScoreRule | None,
+) -> torch.Tensor:
+    """Return the attention of a pass's rows to keys and values, ``[1, heads, rows, head_dim]``."""
+    (key, value), rows, window = seen, one.rows, one.windows[layer]
+    if one.observer is not None:
+        positions, masks = rows.positions, one.masks
         call = LayerCall(layer, query, key, value, positions, window, scaling, score_rule, masks)
-        ragkv_pass.observer(call)
+        one.observer(call)
         if call.is_computed:
-            return call.attended().transpose(1, 2).contiguous(), None
-    rows, overlap, sparse = ragkv_pass.rows, ragkv_pass.overlap, ragkv_pass.sparse
-    unused = 0
-    if ragkv_pass.last_row_ends and layer == len(ragkv_pass.windows) - 1:
+            return call.attended()
+    sparse, unused = one.sparse, 0
+    if one.last_row_ends and layer == len(one.windows) - 1:
         unused = len(rows) - 1
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
-    if overlap is not None:
+    if one.overlap is not None:
         out = attend_overlapping(
             *(query, key, value, rows.positions),
-            overlap=overlap,
+            overlap=one.overlap,
             window=window,
             scaling=scaling,
             score_rule=score_rule,
@@ -96,13 +143,11 @@ def _attention_function(
         out = sparse.attend(query, key, value, scaling, score_rule=score_rule)
     else:
         out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)
-    if unused:
-        out = functional.pad(out, (0, 0, unused, 0))
-    return out.transpose(1, 2).contiguous(), None
+    return functional.pad(out, (0, 0, unused, 0)) if unused else out
 
 
 @contextmanager
-def subset_attention(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
+def subset_attention(model: PreTrainedModel, one: Pass | JointPass | None = None) -> Iterator[None]:
     """Switch the model to ragkv's attention, and back when the block ends.
 
     The model's lock must be held. Other threads' calls stay ordinary. Those of this thread are
@@ -119,23 +164,22 @@ def subset_attention(model: PreTrainedModel, one: Pass | None = None) -> Iterato
 
 
 @contextmanager
-def last_row_ends(model: PreTrainedModel) -> Iterator[None]:
-    """Run the last layer's feed-forward for the last row alone, the one that needs logits.
+def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
+    """Run the last layer's feed-forward for a pass's last row alone, the one that needs logits.
 
     With ``Pass(last_row_ends=True)``, that layer computes keys and values for all rows, and
-    everything else for one.
+    everything else for one. Other calls are unchanged, in other threads and in this one.
     """
     feed_forward = getattr(backbone_of(model).layers[-1], "mlp", None)
     if feed_forward is None:
         yield
         return
-    here = threading.get_ident()
 
     def last_row(
         _: torch.nn.Module, given: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...] | None:
         """Cut ``[1, rows, hidden]`` to its last row; the other rows' sums are never read."""
-        if threading.get_ident() != here:  # another thread's call
+        if not is_innermost(one):
             return None
         return given[0][:, -1:], *given[1:]
 

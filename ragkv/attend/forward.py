@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.attention import Pass, last_row_ends, subset_attention
+from ragkv.attend.attention import JointPass, Pass, last_row_ends, subset_attention
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.attend.sparse import SparseRows
@@ -20,6 +20,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.streams import to_device
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
+from ragkv.splice.joint import JointCache
 from ragkv.splice.overlap import OverlappedCache
 
 
@@ -69,10 +70,68 @@ def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 
 
 @torch.no_grad()
+def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
+    """Compute a pass whose rows are the prompt's last ones by an ordinary call of the model.
+
+    On a GPU it launches less than a subset pass. Returns as :func:`subset_forward` does.
+    """
+    cache, count = subset.cache, len(subset.rows)
+    # rows of a refused draft
+    cache.crop(len(subset.ids) - count - cache.get_seq_length())
+    out = loaded.model(
+        input_ids=_chosen(loaded, subset)[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=subset.keep,
+    )
+    return torch.as_tensor(out.logits[0, -subset.keep :].float())
+
+
+@torch.no_grad()
 def observed_forward(loaded: ReusableModel, subset: SubsetPass) -> None:
     """Run the pass for its observer; the logits are dropped."""
     with suppress(StopPass), subset_call(loaded, subset) as arguments:
         loaded.model(**arguments)
+
+
+@torch.no_grad()
+def joint_forward(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+    """Compute rows of several prompts in one pass, each over its own cache.
+
+    Linear layers run over all rows together, attention over each prompt's.
+
+    Parameters
+    ----------
+    subsets
+        Passes over different caches, without observers. All rows stand on one side of the
+        model's position limit.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The logits after each one's last rows, ``[keep, vocab]`` float32.
+    """
+    if len(subsets) == 1:
+        return [subset_forward(loaded, subsets[0])]
+    passes = [_described(loaded, subset, last_row_ends=False) for subset in subsets]
+    joint = JointPass(passes, [subset.cache for subset in subsets])
+    ends = np.cumsum([len(one.rows) for one in passes])
+    kept = [np.arange(end - subset.keep, end) for end, subset in zip(ends, subsets, strict=True)]
+    with ExitStack() as stack:
+        for subset, one in zip(subsets, passes, strict=True):
+            stack.enter_context(_writing(subset, one))
+        stack.enter_context(subset_attention(loaded.model, joint))
+        stack.enter_context(fast_linear_layers(loaded.model))
+        out = loaded.model(
+            input_ids=torch.cat([_chosen(loaded, subset) for subset in subsets])[None],
+            position_ids=torch.cat([_rotations(one) for one in passes])[None],
+            past_key_values=JointCache(joint.caches),
+            use_cache=True,
+            logits_to_keep=to_device(np.concatenate(kept), loaded.device),
+            ragkv_pass=joint,
+        )
+    logits: torch.Tensor = out.logits[0].float()
+    return list(torch.split(logits, [subset.keep for subset in subsets]))
 
 
 @contextmanager
@@ -156,32 +215,51 @@ def replace_calls(
 def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str, Any]]:
     """Prepare model and cache for a pass; yield the call's keyword arguments."""
     cache, model = subset.cache, loaded.model
-    rows = Rows.on(loaded.device, subset.rows)
-    chosen = to_device(subset.ids[subset.rows].astype(np.int64), loaded.device)
-    overlap = cache.overlap if isinstance(cache, OverlappedCache) else None
-    positions = rows.positions if overlap is None else overlap.at(rows.positions)
-    described = Pass(
-        rows,
+    described = _described(loaded, subset, last_row_ends=subset.keep == 1)
+    with (
+        _writing(subset, described),
+        subset_attention(model, described),
+        last_row_ends(model, described) if described.last_row_ends else nullcontext(),
+        fast_linear_layers(model),
+    ):
+        yield {
+            "input_ids": _chosen(loaded, subset)[None],
+            "position_ids": _rotations(described)[None],
+            "past_key_values": cache,
+            "use_cache": True,
+            "logits_to_keep": subset.keep,
+            "ragkv_pass": described,
+        }
+
+
+def _described(loaded: ReusableModel, subset: SubsetPass, *, last_row_ends: bool) -> Pass:
+    return Pass(
+        Rows.on(loaded.device, subset.rows),
         loaded.architecture.windows,
         subset.observer,
-        overlap,
+        subset.cache.overlap if isinstance(subset.cache, OverlappedCache) else None,
         subset.sparse,
-        last_row_ends=subset.keep == 1,
+        last_row_ends=last_row_ends,
     )
-    cache.write_at(rows.positions, subset.drift, length=len(subset.ids))
+
+
+def _chosen(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
+    """Return the rows' token ids, ``[rows]`` int64."""
+    return to_device(subset.ids[subset.rows].astype(np.int64), loaded.device)
+
+
+def _rotations(described: Pass) -> torch.Tensor:
+    """Return the positions that the rows' keys are rotated by, ``[rows]`` int64."""
+    rows, overlap = described.rows.positions, described.overlap
+    return rows if overlap is None else overlap.at(rows)
+
+
+@contextmanager
+def _writing(subset: SubsetPass, described: Pass) -> Iterator[None]:
+    """Let the pass in the block overwrite its rows in the cache."""
+    cache = subset.cache
+    cache.write_at(described.rows.positions, subset.drift, length=len(subset.ids))
     try:
-        with (
-            subset_attention(model, described),
-            last_row_ends(model) if described.last_row_ends else nullcontext(),
-            fast_linear_layers(model),
-        ):
-            yield {
-                "input_ids": chosen[None],
-                "position_ids": positions[None],
-                "past_key_values": cache,
-                "use_cache": True,
-                "logits_to_keep": subset.keep,
-                "ragkv_pass": described,
-            }
+        yield
     finally:
         cache.write_at(None)

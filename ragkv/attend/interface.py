@@ -71,6 +71,11 @@ def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
         _running.passes.pop()
 
 
+def is_innermost(described: object) -> bool:
+    """Return whether a pass is the one that this thread runs now, not one that it interrupts."""
+    return bool(_running.passes) and _running.passes[-1][1] is described
+
+
 def running_pass(module: torch.nn.Module) -> Any:
     """Return this thread's pass over a layer; None is an ordinary call.
 

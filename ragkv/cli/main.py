@@ -19,6 +19,7 @@ from ragkv.cli.evaluate import evaluate_command
 from ragkv.cli.explain import explain
 from ragkv.cli.plan import plan_command
 from ragkv.cli.precompute import precompute
+from ragkv.cli.serve import serve
 from ragkv.cli.store import store_app
 from ragkv.cli.tune import tune_command
 from ragkv.errors import RagKVError
@@ -65,6 +66,7 @@ app.command()(demo)
 app.command()(precompute)
 app.command()(ask)
 app.command()(explain)
+app.command()(serve)
 app.command("plan")(plan_command)
 app.command()(check)
 app.command("eval")(evaluate_command)

@@ -13,7 +13,8 @@ import typer
 from ragkv.cli.console import err
 
 if TYPE_CHECKING:
-    from ragkv import RagKV, ReuseConfig, ReuseReport
+    from ragkv import RagKV, ReuseConfig, ReuseReport, StoreConfig
+    from ragkv.config import BatchConfig
 
 Question = Annotated[str, typer.Argument(help="What to answer.", show_default=False)]
 From = Annotated[
@@ -27,11 +28,12 @@ From = Annotated[
 def open_engine(
     model: str | None,
     *,
-    store: str | None,
+    store: str | StoreConfig | None,
     namespace: str,
     codec: str = "raw",
     encrypt: bool = False,
     reuse: ReuseConfig | None = None,
+    batch: BatchConfig | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
     device: str | None = None,
     dtype: str | None = None,
@@ -49,14 +51,17 @@ def open_engine(
         from ragkv import RagKV, ReuseConfig, StoreConfig
 
         _quiet()
+        if not isinstance(store, StoreConfig):
+            store = StoreConfig(store, codec=codec, encrypt=encrypt)
         kv = RagKV(
             model,
-            store=StoreConfig(store, codec=codec, encrypt=encrypt),
+            store=store,
             namespace=namespace,
             reuse=reuse or ReuseConfig(),
             on_unsupported=on_unsupported,
             device=device,
             dtype=dtype,
+            batch=batch,
         )
     err.print(f"Loaded {kv.model_name} in {time.perf_counter() - start:.1f} s.", highlight=False)
     return kv

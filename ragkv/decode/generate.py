@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,14 @@ from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.draft import Drafts
+from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.static import compile_config_for, decoding_cache, limit_to_positions
 from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 
+FinishReason = Literal["stop", "length", "cancelled"]
 _RESET_FIELDS = (
     "stop_strings",  # StopTexts finds them
     "cache_implementation",  # ragkv gives the cache
@@ -60,6 +62,11 @@ class Drawn:
         The model's calls after the first token.
     drafted, accepted
         Tokens of drafts, and how many of them the answer took.
+    finish_reason
+        ``"stop"``: an end-of-sequence token, a stop token or a stop text; ``"length"``: as many
+        tokens as were allowed; ``"cancelled"``.
+    logprobs
+        The tokens' log-probabilities, where they were asked for.
     """
 
     token_ids: list[int]
@@ -68,29 +75,8 @@ class Drawn:
     steps: int
     drafted: int = 0
     accepted: int = 0
-
-
-class Listener(BaseStreamer):
-    """Times the tokens and forwards them."""
-
-    def __init__(self, on_token: Callable[[int], None] | None = None) -> None:
-        self.first_at = self.last_at = 0.0
-        self._prompt_seen = False
-        self._on_token = on_token
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt once, then token by token."""
-        if not self._prompt_seen:
-            self._prompt_seen = True
-            return
-        token = int(value.reshape(-1)[0])
-        self.last_at = time.perf_counter()
-        self.first_at = self.first_at or self.last_at
-        if self._on_token is not None:
-            self._on_token(token)
-
-    def end(self) -> None:
-        """Nothing to flush."""
+    finish_reason: FinishReason = "length"
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def _sample(
@@ -119,7 +105,7 @@ def draw(
     steps: Steps | Cache | None,
     config: DecodeConfig,
     *,
-    on_token: Callable[[int], None] | None = None,
+    listener: Listener | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Drawn:
     """Generate after ``ids`` ``[tokens]``.
@@ -129,8 +115,8 @@ def draw(
     steps
         Computes the tokens. A cache that holds all prompt tokens but the last, or None for a
         full prefill, leaves that to transformers' own loop.
-    on_token
-        Called with every new token id as it is drawn.
+    listener
+        Hears the tokens.
     cancelled
         Called after every token; True ends the generation.
 
@@ -149,12 +135,16 @@ def draw(
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
-    listener = Listener(on_token)
+    listener = listener or Listener()
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
+    ended: list[FinishReason] = []
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        ends = cancelled() or texts.reached(input_ids[0, begin:])
-        return torch.full((input_ids.shape[0],), ends, device=input_ids.device)
+        if texts.reached(input_ids[0, begin:]):
+            ended.append("stop")
+        elif cancelled():
+            ended.append("cancelled")
+        return torch.full((input_ids.shape[0],), bool(ended), device=input_ids.device)
 
     generate: Any = loaded.model.generate
     seeded = None
@@ -164,12 +154,15 @@ def draw(
     loop: Any = partial(_sample, listener, seeded) if seeded is not None else None
     if isinstance(steps, Steps):
         loop = Loop(steps, drafts, listener, seeded)
+    settings = _generation_config(loaded, config)
+    processors = LogitsProcessorList([] if listener.scores is None else [listener.scores])
     with decoding_cache(loaded, cache, config, len(ids)) as over:
         out = generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             past_key_values=over,
-            generation_config=_generation_config(loaded, config),
+            generation_config=settings,
+            logits_processor=processors,
             stopping_criteria=StoppingCriteriaList([stop]),
             **_reset_fields(loaded, config),
             streamer=listener,
@@ -177,6 +170,8 @@ def draw(
         )
     tokens = out[0, begin:].tolist()
     now = time.perf_counter()
+    if tokens[-1:] and tokens[-1] in (settings.eos_token_id or ()):
+        ended = ["stop"]
     return Drawn(
         tokens,
         listener.first_at or now,
@@ -184,6 +179,8 @@ def draw(
         loop.count if isinstance(loop, Loop) else len(tokens) - 1,
         drafts.proposed,
         drafts.accepted,
+        ended[0] if ended else "length",
+        tuple(listener.logprobs),
     )
 
 
@@ -197,6 +194,8 @@ def _reset_fields(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | 
     out: dict[str, str | None] = {
         name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None
     }
+    if config.ignore_eos and not config.stop_token_ids:
+        out["eos_token_id"] = None
     if config.cache_implementation is not None and not isinstance(loaded, ReusableModel):
         out["cache_implementation"] = config.cache_implementation
     return out
@@ -223,7 +222,8 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         base.compile_config = compile_config_for(loaded, base.compile_config)
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    base.eos_token_id = [*ends, *config.stop_token_ids] or None
+    own = [] if config.ignore_eos else ends
+    base.eos_token_id = [*own, *config.stop_token_ids] or None
     if base.pad_token_id is None and ends:
         base.pad_token_id = ends[0]
     config_out: GenerationConfig = base

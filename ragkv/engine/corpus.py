@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
+from ragkv.decode.batch import batch_of
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
@@ -299,7 +300,7 @@ class Corpus:
             writing = _begin(writer, partial(write, []))
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
-                with self._lock.after_waiters():
+                with self._lock, batch_of(self.loaded).between_layers(self.loaded):
                     began = time.perf_counter()
                     batch = next(batches, None)
                     self.loaded.wait()  # a device's call returns before its work is done

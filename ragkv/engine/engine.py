@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,10 +12,12 @@ from typing import Any, Literal, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.decode import static
+from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.decode import static as static_cache
+from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
+from ragkv.engine.admission import Admission
 from ragkv.engine.corpus import check_document
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
@@ -23,7 +25,7 @@ from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_texts
 from ragkv.engine.reuse import Reuse
-from ragkv.engine.stream import Cancelled, Completion, CompletionStream, OnText, Prefilled
+from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import load_model, pretrained
@@ -55,6 +57,9 @@ class RagKV:
         Where and as what the model runs; None leaves it as it is.
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
+    batch
+        How many callers are served at once, and how. Engines over one model share it: None
+        leaves it as it is.
 
     Raises
     ------
@@ -74,9 +79,12 @@ class RagKV:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         on_unsupported: Literal["raise", "full"] = "raise",
+        batch: BatchConfig | None = None,
     ) -> None:
         if not isinstance(reuse, ReuseConfig):
             raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
+        if batch is not None and not isinstance(batch, BatchConfig):
+            raise ConfigError(f"batch must be a BatchConfig, not {batch!r}")
         method_of(reuse)
         self.reuse = reuse
         self.namespace = namespace
@@ -89,11 +97,14 @@ class RagKV:
         self._lock = lock_of(loaded.model)
         self._store = open_store(store, namespace, device=loaded.device)
         self._reuse: Reuse | None = None
-        self._pipeline = FullPrefill(loaded)
+        self._admission = self._lock.shared(Admission)
+        self._admission.configure(batch)
+        self._pipeline = FullPrefill(loaded, self._admission)
         if isinstance(loaded, ReusableModel):
             settings = store if isinstance(store, StoreConfig) else StoreConfig()
             self._reuse = Reuse.over(loaded, self._store, settings)
-            self._pipeline = Pipeline(self._reuse.corpus, self._reuse.auxiliaries.scorer)
+            scorer = self._reuse.auxiliaries.scorer
+            self._pipeline = Pipeline(self._reuse.corpus, scorer, self._admission)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:
@@ -192,12 +203,10 @@ class RagKV:
         clock = Clock()
         request = Request(prompt, *self._configured(overrides), clock)
         with self._lifecycle:
-            with self._turn(clock):
-                plan, logits, cache = self._pipeline.prefill(request)
-                warnings = self._warnings_of(plan)
-                dtype = self._loaded.dtype
-                now = time.perf_counter()
-                report = report_of(request, plan, now, dtype=dtype, warnings=warnings)
+            plan, logits, cache = self._pipeline.prefill(request)
+            warnings = self._warnings_of(plan)
+            now = time.perf_counter()
+            report = report_of(request, plan, now, dtype=self._loaded.dtype, warnings=warnings)
             self._follow_up(request, plan)
         return Prefilled(logits, plan.ids.tolist(), cache, report, self._loaded, plan.repair.copies)
 
@@ -214,16 +223,20 @@ class RagKV:
         stop_token_ids: Sequence[int] = (),
         prompt_lookup_num_tokens: int | None = None,
         cache_implementation: Literal["static"] | None = None,
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
 
         The settings are those of :class:`ragkv.config.DecodeConfig`; ``overrides`` are fields of
-        ReuseConfig, for this call alone.
+        ReuseConfig, for this call alone. Several threads may call at once: their answers are
+        drawn together.
         """
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, cache_implementation)
+        lookup, static = prompt_lookup_num_tokens, cache_implementation
+        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
         request = self._request(prompt, overrides, decode, clock)
         with self._lifecycle:
             return self._complete(request, decode)
@@ -241,12 +254,15 @@ class RagKV:
         stop_token_ids: Sequence[int] = (),
         prompt_lookup_num_tokens: int | None = None,
         cache_implementation: Literal["static"] | None = None,
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         clock = Clock()
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, cache_implementation)
+        lookup, static = prompt_lookup_num_tokens, cache_implementation
+        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
         request = self._request(prompt, overrides, decode, clock)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
@@ -258,29 +274,28 @@ class RagKV:
         request: Request,
         decode: DecodeConfig,
         on_text: OnText = lambda _: None,
-        cancelled: Callable[[], bool] = lambda: False,
+        cancelled: Callable[[], bool] | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
     ) -> Completion:
         pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
-        with self._turn(request.clock):
-            if cancelled():
-                raise Cancelled
-            plan, drawn = self._pipeline.generate(
-                request,
-                decode,
-                on_token=lambda token: on_text(pieces.feed(token)),
-                cancelled=cancelled,
-            )
-            report = report_of(
-                request,
-                plan,
-                drawn.first_token_at,
-                dtype=self._loaded.dtype,
-                drawn=drawn,
-                warnings=self._warnings_of(plan),
-            )
+        listener = Listener(
+            lambda token: on_text(pieces.feed(token)), logprobs=logprobs, top=decode.logprobs
+        )
+        plan, drawn = self._pipeline.generate(
+            request, decode, listener=listener, cancelled=cancelled
+        )
+        report = report_of(
+            request,
+            plan,
+            drawn.first_token_at,
+            dtype=self._loaded.dtype,
+            drawn=drawn,
+            warnings=self._warnings_of(plan),
+        )
         on_text(pieces.finish())
         self._follow_up(request, plan)
-        return Completion(pieces.text(), drawn.token_ids, report)
+        answer = pieces.text(), drawn.token_ids
+        return Completion(*answer, report, drawn.finish_reason, drawn.logprobs)
 
     def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
         return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
@@ -299,16 +314,15 @@ class RagKV:
         with self._lifecycle:
             return self._lock
 
-    @contextmanager
-    def _turn(self, clock: Clock) -> Iterator[None]:
-        """Wait for the model; one request uses it at a time."""
-        with clock.step("wait"):
-            self._lock.acquire()
-        try:
-            with self._loaded.without_autocast():
-                yield
-        finally:
-            self._lock.release()
+    @property
+    def running(self) -> int:
+        """Number of requests over this model that have begun and not ended."""
+        return self._admission.running
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests over this model that wait for their turn."""
+        return self._admission.waiting
 
     # ---- what is configured
 
@@ -327,7 +341,7 @@ class RagKV:
         self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig, clock: Clock
     ) -> Request:
         config, method = self._configured(overrides)
-        config = static.without_copy_repair(config, method, decode)
+        config = static_cache.without_copy_repair(config, method, decode)
         return Request(prompt, config, method, clock, decode.max_new_tokens)
 
     @property
@@ -383,7 +397,7 @@ class RagKV:
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()
-                    static.release(self.model)
+                    static_cache.release(self.model)
             self._store.close()
 
     def __enter__(self) -> Self:

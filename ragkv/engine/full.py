@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -10,31 +11,41 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig
+from ragkv.decode.batch import batch_of
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
+from ragkv.engine.admission import Admission, Turn
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.request import Request
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.render import render
-from ragkv.prompt.tokens import tokenize
+from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
 
 Result = TypeVar("Result")
 
 
 class FullPrefill:
-    """Runs prompts by full prefill. The caller holds the model's lock."""
+    """Runs prompts by full prefill, each in its turn."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
         self._loaded = loaded
+        self._admission = admission
 
-    def run(self, request: Request, recompute: Callable[[Plan], Result]) -> Result:
+    def run(
+        self,
+        request: Request,
+        recompute: Callable[[Plan, Turn], Result],
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Result:
         """Plan the prompt and return the last step's result."""
         with request.clock.step("find"):
             located = self._tokenize(request)
-        return recompute(Plan(Spliced.nothing(located)))
+        with self._turn(request, located, cancelled) as turn:
+            return recompute(Plan(Spliced.nothing(located)), turn)
 
     def prefill(self, request: Request) -> tuple[Plan, torch.Tensor, Cache]:
         """Compute the prompt.
@@ -44,21 +55,51 @@ class FullPrefill:
         tuple
             The plan, the next token's logits ``[vocab]`` float32, and the whole prompt's cache.
         """
-        return self.run(request, partial(self._prefill, request))
+        return self.run(request, lambda plan, _: self._prefill(request, plan))
 
     def generate(
         self,
         request: Request,
         decode: DecodeConfig,
         *,
-        on_token: Callable[[int], None],
-        cancelled: Callable[[], bool],
+        listener: Listener,
+        cancelled: Callable[[], bool] | None = None,
     ) -> tuple[Plan, Drawn]:
-        """Compute the prompt and generate; the arguments are those of :func:`draw`."""
-        return self.run(
-            request,
-            partial(self._generate, request, decode, on_token=on_token, cancelled=cancelled),
-        )
+        """Compute the prompt and generate; the arguments are those of :func:`draw`.
+
+        Raises
+        ------
+        Cancelled
+            ``cancelled`` returned True before the request's turn.
+        """
+
+        def finish(plan: Plan, turn: Turn) -> tuple[Plan, Drawn]:
+            ends = cancelled or _never
+            return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
+
+        return self.run(request, finish, cancelled)
+
+    @contextmanager
+    def _turn(
+        self, request: Request, located: Located, cancelled: Callable[[], bool] | None
+    ) -> Iterator[Turn]:
+        """Wait until this request may use the model; others' steps run between its layers."""
+        loaded, tokens = self._loaded, len(located.tokens)
+        waiting = request.clock.step("wait")
+        with ExitStack() as stack:
+            with waiting:
+                turn = stack.enter_context(
+                    self._admission.turn(
+                        loaded,
+                        cached_share=located.cached_share,
+                        tokens=tokens + spare_rows(request.answer_tokens),
+                        cancelled=cancelled,
+                    )
+                )
+            stack.enter_context(loaded.without_autocast())
+            if isinstance(loaded, ReusableModel):
+                turn.until_prefilled(batch_of(loaded).between_layers(loaded))
+            yield turn
 
     def _tokenize(self, request: Request) -> Located:
         rendered = render(request.prompt, self._loaded.tokenizer)
@@ -84,8 +125,9 @@ class FullPrefill:
         request: Request,
         decode: DecodeConfig,
         plan: Plan,
+        turn: Turn,
         *,
-        on_token: Callable[[int], None],
+        listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         del request
@@ -99,5 +141,15 @@ class FullPrefill:
                 workspace=loaded.workspace,
                 spare=len(plan.ids) + spare_rows(decode.max_new_tokens),
             )
-            steps = Steps(loaded, plan.ids, cache, lambda: full_prefill(loaded, plan.ids, cache)[0])
-        return plan, draw(loaded, plan.ids, steps, decode, on_token=on_token, cancelled=cancelled)
+            first = partial(_into, loaded, plan.ids, cache)
+            steps = Steps(loaded, plan.ids, cache, first, prefilled=turn.prefilled)
+        return plan, draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
+
+
+def _never() -> bool:
+    return False
+
+
+def _into(loaded: LoadedModel, ids: IntArray, cache: SplicedCache) -> torch.Tensor:
+    """Prefill into a cache; return the logits after the prompt, ``[vocab]`` float32."""
+    return full_prefill(loaded, ids, cache)[0]

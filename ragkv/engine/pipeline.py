@@ -17,7 +17,9 @@ from ragkv.attend.forward import subset_as_first_call, subset_forward
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
+from ragkv.engine.admission import Admission, Turn
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
@@ -45,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class Pipeline(FullPrefill):
-    """Runs prompts over the chunks of one model. The caller holds the model's lock.
+    """Runs prompts over the chunks of one model, each in its turn.
 
     Parameters
     ----------
@@ -55,8 +57,13 @@ class Pipeline(FullPrefill):
         Returns the auxiliary model of a configuration.
     """
 
-    def __init__(self, corpus: Corpus, auxiliary: Callable[[ReuseConfig], Auxiliary]) -> None:
-        super().__init__(corpus.loaded)
+    def __init__(
+        self,
+        corpus: Corpus,
+        auxiliary: Callable[[ReuseConfig], Auxiliary],
+        admission: Admission,
+    ) -> None:
+        super().__init__(corpus.loaded, admission)
         self._corpus = corpus
         self._model = corpus.loaded
         self._auxiliary = auxiliary
@@ -64,39 +71,42 @@ class Pipeline(FullPrefill):
 
     # ---- the story
 
-    def run(self, request: Request, recompute: Callable[[Plan], Result]) -> Result:
+    def run(
+        self,
+        request: Request,
+        recompute: Callable[[Plan, Turn], Result],
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Result:
         """Plan the prompt, and return what ``recompute``, the last step, makes of the plan.
 
         Entries are verified layer by layer while the prompt is computed. When one turns out
         to be corrupt, it counts as a miss and the prompt is run again without it.
         """
         corrupt: dict[str, str] = {}
-        while True:
-            try:
-                with ExitStack() as reading:
-                    plan = self._with_room(partial(self._plan, request, corrupt, reading))
-                    return recompute(plan)
-            except CorruptEntryError as error:
-                corrupt[error.text] = error.reason
+        located = self._find_and_load(request, corrupt)
+        with self._turn(request, located, cancelled) as turn:
+            while True:
+                try:
+                    with self._reading(located):
+                        plan = self._with_room(partial(self._plan, request, located))
+                        return recompute(plan, turn)
+                except CorruptEntryError as error:
+                    corrupt[error.text] = error.reason
+                    located = self._find_and_load(request, corrupt)
 
-    def _plan(self, request: Request, corrupt: Mapping[str, str], reading: ExitStack) -> Plan:
-        located = self._find_and_load(request, corrupt, reading)
+    def _plan(self, request: Request, located: Located) -> Plan:
         spliced = self._splice(request, located)
         return self._select(request, spliced)
 
     # ---- its steps
 
-    def _find_and_load(
-        self, request: Request, corrupt: Mapping[str, str], reading: ExitStack
-    ) -> Located:
+    def _find_and_load(self, request: Request, corrupt: Mapping[str, str]) -> Located:
         """Find the known chunks in the prompt and open their entries.
 
         Parameters
         ----------
         corrupt
             Texts whose entries cannot be used, with the reasons.
-        reading
-            Closed when the entries are no longer needed: ends the thread that reads ahead.
         """
         with request.clock.step("find"):
             prompt = self._tokenize(request)
@@ -122,10 +132,6 @@ class Pipeline(FullPrefill):
                     entries.append((found.entry, span.start, span.end))
                 else:
                     missed.append((span.text, found.reason))
-            lazy = [entry for entry, _, _ in entries if isinstance(entry, LazyKV)]
-            if lazy:
-                decoded = self._model.device.type == "cpu"
-                reading.callback(ReadAhead(lazy, decoded=decoded).stop)
         misses = [_miss(text, reason) for text, reason in missed]
         limit = self._model.architecture.position_limit
         if limit is not None and len(prompt.tokens) > limit:
@@ -142,6 +148,16 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
+
+    @contextmanager
+    def _reading(self, located: Located) -> Iterator[None]:
+        """Read lazy entries ahead in the block, in a thread."""
+        lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
+        with ExitStack() as reading:
+            if lazy:
+                decoded = self._model.device.type == "cpu"
+                reading.callback(ReadAhead(lazy, decoded=decoded).stop)
+            yield
 
     def _splice(self, request: Request, located: Located) -> Spliced:
         """Lay out the prompt and place the entries' rows in its cache."""
@@ -202,17 +218,22 @@ class Pipeline(FullPrefill):
         request: Request,
         decode: DecodeConfig,
         plan: Plan,
+        turn: Turn,
         *,
-        on_token: Callable[[int], None],
+        listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         """Generate: the first step recomputes the plan's rows, later ones repair copies."""
         if plan.cache is None:
-            return super()._generate(request, decode, plan, on_token=on_token, cancelled=cancelled)
-        finish = partial(draw, self._model, plan.ids, on_token=on_token, cancelled=cancelled)
+            return super()._generate(
+                request, decode, plan, turn, listener=listener, cancelled=cancelled
+            )
+        finish = partial(draw, self._model, plan.ids, listener=listener, cancelled=cancelled)
         if decode.cache_implementation is None:
             first = partial(self._recompute, request, plan)
-            steps = Steps(self._model, plan.ids, plan.cache, first, plan.repair.copies)
+            copies = plan.repair.copies
+            prefilled = turn.prefilled
+            steps = Steps(self._model, plan.ids, plan.cache, first, copies, prefilled=prefilled)
             return plan, finish(steps, decode)
         plan.cache.crop(-1)  # the prompt's last token is fed by generate's first call
         with subset_as_first_call(

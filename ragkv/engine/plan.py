@@ -56,6 +56,12 @@ class Located:
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
 
+    @property
+    def cached_share(self) -> float:
+        """Cached over to-be-computed tokens, roughly: entries are not aligned yet."""
+        cached = sum(len(entry.token_ids) for entry, _, _ in self.entries)
+        return cached / max(1, len(self.tokens) - cached)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spliced:

@@ -15,7 +15,10 @@ from typing import Self
 import torch
 from transformers.cache_utils import Cache
 
+from ragkv.decode.generate import FinishReason
+from ragkv.decode.listener import TokenLogprobs
 from ragkv.decode.overlapped import overlapping
+from ragkv.engine.admission import Cancelled
 from ragkv.errors import ModelInUseError
 from ragkv.model.loaded import LoadedModel
 from ragkv.model.lock import lock_of
@@ -71,11 +74,22 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer: its text without special tokens and stop texts, its tokens, its report."""
+    """An answer: its text without special tokens and stop texts, its tokens, its report.
+
+    Attributes
+    ----------
+    finish_reason
+        ``"stop"``: the model's end, a stop token or a stop text; ``"length"``: as many tokens as
+        were allowed; ``"cancelled"``.
+    logprobs
+        Of each token, where they were asked for.
+    """
 
     text: str
     token_ids: list[int]
     report: ReuseReport
+    finish_reason: FinishReason = "stop"
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 _PATIENCE_S = 5.0
@@ -84,11 +98,7 @@ _DEADLOCK = (
     "`with kv.turn():` and `with prefilled.decoding():`."
 )
 OnText = Callable[[str], None]
-Run = Callable[[OnText, Callable[[], bool]], Completion]
-
-
-class Cancelled(Exception):  # noqa: N818  internal
-    """Raised in a stream's thread when it is closed before its answer began."""
+Run = Callable[[OnText, Callable[[], bool], list[TokenLogprobs]], Completion]
 
 
 @dataclass(slots=True, eq=False)
@@ -97,13 +107,13 @@ class _Running:
 
     pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
-    begun: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     completion: Completion | None = None
     notify: Callable[[], object] = lambda: None
 
     def work(self, run: Run) -> None:
         try:
-            self.completion = run(self._put, self._is_cancelled)
+            self.completion = run(self._put, self.cancelled.is_set, self.logprobs)
             self._put(None)
         except Cancelled:
             self._put(None)
@@ -114,11 +124,6 @@ class _Running:
         self.pieces.put(piece)
         with suppress(RuntimeError):  # the reader's event loop is closed
             self.notify()
-
-    def _is_cancelled(self) -> bool:
-        """Return whether the stream was closed; first called when the model is free."""
-        self.begun = True
-        return self.cancelled.is_set()
 
 
 class CompletionStream(Iterator[str], AsyncIterator[str]):
@@ -131,8 +136,9 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
     Parameters
     ----------
     run
-        Generates, in a thread of its own. Takes a callback for text pieces, and one that
-        returns whether to end, which it calls as soon as it has the model.
+        Generates, in a thread of its own. Takes a callback for text pieces, one that returns
+        whether to end, which it calls now and then while it waits for the model and after every
+        token, and a list to append log-probabilities to.
     holds_model
         Returns whether the calling thread holds the model, for which ``run`` waits.
     """
@@ -211,14 +217,19 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
             raise RuntimeError("read the stream to its end first")
         return self._running.completion
 
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """The log-probabilities of the tokens so far, where they were asked for."""
+        return tuple(self._running.logprobs)
+
     def close(self, *, wait: bool = True) -> None:
         """End the generation after the current token.
 
-        One that still waits for the model does not begin. Otherwise this returns when it has
-        ended, or at once without ``wait``.
+        One that still waits for the model does not begin. This returns when it has ended, or at
+        once without ``wait`` and in a thread that has the model.
         """
         self._running.cancelled.set()
-        if wait and self._running.begun:
+        if wait and not self._holds_model():
             self._thread.join()
         self._ended = True
 

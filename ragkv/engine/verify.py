@@ -12,6 +12,7 @@ import torch
 
 from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.full import full_prefill
+from ragkv.engine.admission import Admission
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
@@ -114,8 +115,9 @@ class _Check:
     def __init__(self, loaded: ReusableModel, chunks: Sequence[str]) -> None:
         self._loaded = loaded
         store = open_store(MEMORY, device=loaded.device)
-        corpus = Corpus(loaded, store, lock_of(loaded.model))
-        self._pipeline = Pipeline(corpus, _no_auxiliary)
+        lock = lock_of(loaded.model)
+        corpus = Corpus(loaded, store, lock)
+        self._pipeline = Pipeline(corpus, _no_auxiliary, lock.shared(Admission))
         config = ReuseConfig()
         corpus.encode(chunks, corpus.sink_for(config, method_of(config)))
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from transformers import PreTrainedModel
+
+
+def decoding_experts(model: PreTrainedModel, rows: int) -> AbstractContextManager[None]:
+    """Compute the experts of one row as transformers' decoding does, of several as its prefill."""
+    if rows != 1 or model.device.type == "cpu":
+        return nullcontext()
+    switch: Any = model
+    own: AbstractContextManager[None] = switch._optimize_model_for_decode()  # noqa: SLF001
+    return own
 
 
 def experts_of(model: PreTrainedModel) -> dict[str, str]:

@@ -6,11 +6,13 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -18,49 +20,131 @@ from transformers import PreTrainedModel
 from ragkv.errors import ModelInUseError
 from ragkv.model.architecture import config_of
 
+Shared = TypeVar("Shared")
 _SOFT = 1
 """OpenMP's ``omp_pause_soft``: keeps the program's settings."""
+_POLL_S = 0.05
+
+
+class Claim(ABC):
+    """A place in a lock's queue."""
+
+    @abstractmethod
+    def thread(self) -> int | None:
+        """Return the thread that gets the model now; None where nobody wants it any more."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Tell that thread, which now has the model."""
+
+
+class _Waiter(Claim):
+    """A thread that waits."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.granted = threading.Event()
+
+    def thread(self) -> int:
+        return self._thread
+
+    def wake(self) -> None:
+        self.granted.set()
 
 
 class ModelLock:
-    """A reentrant lock around a model, whose release ends the thread's OpenMP pool.
+    """A reentrant lock around a model, granted in the order of asking.
 
-    GNU OpenMP, in torch's wheels for Linux, keeps a pool of threads for every thread that
-    ever computed. Once the pools have more threads than there are cores, threads sleep
-    instead of spinning at each of a pass's thousands of barriers, and the time to first token
-    is 1.25x as long on two cores. A framework that calls the model from a new thread each time
-    gets there at once. A pool restarts within a millisecond.
+    Its release ends the thread's OpenMP pool. GNU OpenMP, in torch's wheels for Linux, keeps a
+    pool of threads for every thread that ever computed. Once the pools have more threads than
+    there are cores, threads sleep instead of spinning at each of a pass's thousands of barriers,
+    and the time to first token is 1.25x as long on two cores. A framework that calls the model
+    from a new thread each time gets there at once. A pool restarts within a millisecond.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
+        self._mutex = threading.Lock()
+        self._queue: deque[Claim] = deque()
         self._owner: int | None = None
-        self._turns = threading.Condition()
+        self._depth = 0
         self._users = 0
-        self._asked = self._served = 0
+        self._shared: dict[object, Any] = {}
 
-    def acquire(self) -> None:
-        """Wait until no other thread uses the model."""
-        with self._turns:
-            self._asked += 1
+    def acquire(self, cancelled: Callable[[], bool] | None = None) -> bool:
+        """Wait until no other thread uses the model.
+
+        Parameters
+        ----------
+        cancelled
+            Asked now and then while waiting; True gives up.
+
+        Returns
+        -------
+        bool
+            Whether the calling thread has the model: always, unless cancelled.
+        """
+        if self.is_mine:
+            self._depth += 1
+            return True
+        waiter = _Waiter()
         try:
-            self._lock.acquire()
-        finally:
-            with self._turns:
-                self._served += 1
-                self._turns.notify_all()
-        self._depth += 1
-        self._owner = threading.get_ident()
+            self.enqueue(waiter)
+            while not waiter.granted.wait(None if cancelled is None else _POLL_S):
+                if cancelled is not None and cancelled() and self.withdraw(waiter):
+                    return False
+        except BaseException:  # interrupted
+            if not self.withdraw(waiter):
+                self.release()
+            raise
+        return True
+
+    def enqueue(self, claim: Claim) -> None:
+        """Put a claim at the queue's end; it is granted at once if the model is free."""
+        with self._mutex:
+            self._queue.append(claim)
+            if self._owner is None:
+                self._grant()
+
+    def withdraw(self, claim: Claim) -> bool:
+        """Remove a claim; return whether it was still waiting."""
+        with self._mutex:
+            waits = claim in self._queue
+            if waits:
+                self._queue.remove(claim)
+            return waits
+
+    def is_wanted(self, but: Claim | None = None) -> bool:
+        """Return whether a claim waits, other than ``but``."""
+        with self._mutex:
+            return any(claim is not but for claim in self._queue)
+
+    def _grant(self) -> None:
+        """Give the model to the first claim whose thread still wants it."""
+        self._owner, self._depth = None, 0
+        while self._queue:
+            claim = self._queue.popleft()
+            thread = claim.thread()
+            if thread is not None:
+                self._owner, self._depth = thread, 1
+                claim.wake()
+                return
+
+    def shared(self, make: Callable[[ModelLock], Shared]) -> Shared:
+        """Return what all users of the model share, made by ``make`` for the first of them."""
+        with self._mutex:
+            if make not in self._shared:
+                self._shared[make] = make(self)
+            made: Shared = self._shared[make]
+            return made
 
     def join(self) -> None:
         """Count one more engine over the model."""
-        with self._turns:
+        with self._mutex:
             self._users += 1
 
     def leave(self) -> bool:
         """Count one engine less; return whether it was the last."""
-        with self._turns:
+        with self._mutex:
             self._users -= 1
             return not self._users
 
@@ -77,26 +161,16 @@ class ModelLock:
                 "`with kv.turn():` and `with prefilled.decoding():`."
             )
 
-    @contextmanager
-    def after_waiters(self) -> Iterator[None]:
-        """Hold the lock after all threads that wait for it now: for one step of long work.
-
-        A thread that releases a lock and acquires it again mostly does so before any waiter.
-        """
-        if not self.is_mine:
-            with self._turns:
-                last = self._asked
-                self._turns.wait_for(lambda: self._served >= last)
-        with self:
-            yield
-
     def release(self) -> None:
-        """Let others use the model."""
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-            end_openmp_threads()
-        self._lock.release()
+        """Give the model to the next in the queue, once as often as it was acquired."""
+        if not self.is_mine:
+            raise RuntimeError("another thread has the model, or none")
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        end_openmp_threads()
+        with self._mutex:
+            self._grant()
 
     def __enter__(self) -> Self:
         self.acquire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ _GROWTH = 1.25
 """Factor on a new allocation: the next prompt may be a little longer."""
 _MOST_SLACK = 8
 """Memory of up to this multiple of a request is kept for it."""
+_REMEMBERED = 64
+"""A piece that none of this many requests used is freed."""
+_UNKNOWN_TOTAL = 16 << 30
 
 
 def uninitialised(
@@ -50,7 +54,7 @@ def pinned_bytes(nbytes: int) -> int:
 
 
 class Workspace:
-    """One piece of memory that requests use in turn.
+    """Pieces of memory that requests use in turn.
 
     Fresh memory from the system is several times slower to fill than memory in use. This is
     for the CPU: on devices, torch's own allocator caches memory.
@@ -58,32 +62,82 @@ class Workspace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._flat: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._pieces: list[_Piece] = []  # the last used at the end
+        self._requests = 0
 
     def uninitialised(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Return a tensor of undefined content, perhaps the last one's.
+        """Return a tensor of undefined content, perhaps a former one's.
 
         The memory is the tensor's own for as long as the tensor or a view of it exists; another
-        request meanwhile gets other memory. At most eight times the last request is kept.
+        request meanwhile gets other memory. As many pieces are kept as were in use at once among
+        the last requests, each of at most eight times its last request.
         """
         if torch.device(device).type != "cpu":
             return uninitialised(shape, dtype, device)
         wanted = _bytes(shape, dtype)
         with self._lock:
-            lent = self._lent is not None and self._lent() is not None
-            if lent or not wanted <= self._flat.nbytes <= _MOST_SLACK * wanted:
-                self._flat = np.empty(int(_GROWTH * wanted), dtype=np.uint8)
-            lease = self._flat[:wanted]
-            self._lent = weakref.ref(lease)  # torch's storage has the only reference
-            return _shaped(lease, shape, dtype)
+            self._requests += 1
+            free = [piece for piece in self._pieces if not piece.is_lent]
+            suited = [each for each in free if wanted <= each.nbytes <= _MOST_SLACK * wanted]
+            piece = min(suited, key=lambda each: (each.nbytes, -each.last), default=None)
+            if piece is None:
+                replaced = free[:1]
+                piece = _Piece(np.empty(int(_GROWTH * wanted), dtype=np.uint8))
+            else:
+                replaced = [piece]
+            late = self._requests - _REMEMBERED
+            self._pieces = [
+                each
+                for each in self._pieces
+                if each not in replaced and (each.is_lent or each.last > late)
+            ]
+            self._pieces.append(piece)
+            piece.last = self._requests
+            return _shaped(piece.lend(wanted), shape, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces, in use or not."""
+        return sum(piece.nbytes for piece in self._pieces)
 
     def release(self) -> None:
-        """Free the memory once its last tensor is gone."""
+        """Free each piece once its last tensor is gone."""
         with self._lock:
-            self._flat, self._lent = np.empty(0, dtype=np.uint8), None
+            self._pieces = []
+
+
+class _Piece:
+    """Memory, and whether a tensor uses it."""
+
+    def __init__(self, flat: npt.NDArray[np.uint8]) -> None:
+        self.flat = flat
+        self.last = 0
+        self._lease: weakref.ref[npt.NDArray[np.uint8]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.flat.nbytes
+
+    @property
+    def is_lent(self) -> bool:
+        return self._lease is not None and self._lease() is not None
+
+    def lend(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        lease = self.flat[:nbytes]
+        self._lease = weakref.ref(lease)  # torch's storage has the only reference
+        return lease
+
+
+def total_bytes(device: torch.device) -> int:
+    """Return the size of a device's memory, of the machine's for the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return _UNKNOWN_TOTAL
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:

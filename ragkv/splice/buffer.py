@@ -77,6 +77,11 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         with torch.no_grad():  # callers may have it on: a cache has no gradient
             self.load()
             self._write(key_states, value_states)
+        return self.seen
+
+    @property
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the rows that are there, ``[1, kv_heads, length, head_dim]``."""
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def _write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -217,6 +222,12 @@ class SplicedCache(Cache):
             layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
                 layer.length = wanted
+
+    @property
+    def rows_to_write(self) -> int:
+        """Number of slots that the next pass writes; 0 where it appends."""
+        slots = self.layers[0].slots
+        return 0 if slots is None else len(slots)
 
     def await_rows(self, place: Callable[[slice], None], at_once: int) -> None:
         """Let ``place(layers)`` write the cached rows of layers before one is first used.

@@ -86,7 +86,7 @@ def test_long_work_lets_those_who_wait_go_first() -> None:
 
     thread = threading.Thread(target=ask, daemon=True)
     for step in range(200):
-        with lock.after_waiters():
+        with lock:
             order.append("step")
             if step == 100:
                 thread.start()
@@ -102,7 +102,7 @@ def test_long_work_inside_a_request_waits_for_nobody() -> None:
     with lock:
         thread.start()
         time.sleep(0.05)  # it waits
-        with lock.after_waiters():
+        with lock:
             pass
     thread.join(10)
     assert not thread.is_alive()

@@ -59,10 +59,23 @@ def test_little_is_not_kept_in_much() -> None:
     del large
     assert workspace.uninitialised((1 << 18,), torch.uint8).data_ptr() == where
     small = workspace.uninitialised((1 << 16,), torch.uint8)
-    assert workspace._flat.nbytes < 1 << 17
+    assert workspace.nbytes < 1 << 17
     workspace.release()
-    assert workspace._flat.nbytes == 0
+    assert workspace.nbytes == 0
     small.fill_(1)  # still its own
+
+
+def test_as_many_pieces_are_kept_as_are_used_at_once() -> None:
+    workspace = Workspace()
+    held = [workspace.uninitialised(SHAPE, torch.float32) for _ in range(3)]
+    places = {tensor.data_ptr() for tensor in held}
+    held.clear()
+    held = [workspace.uninitialised(SHAPE, torch.float32) for _ in range(3)]
+    assert {tensor.data_ptr() for tensor in held} == places
+    held.clear()
+    for _ in range(65):  # one at a time from now on
+        workspace.uninitialised(SHAPE, torch.float32)
+    assert len(workspace._pieces) == 1
 
 
 def test_threads_never_share_memory() -> None:
@@ -88,14 +101,13 @@ def test_what_is_left_of_another_prompt_is_never_seen(
     expected = kv.prefill(PROMPT, **overrides).logits
     answer = kv.generate(PROMPT, max_new_tokens=300, **overrides).token_ids  # the buffer grows
     workspace = kv.loaded.workspace
-    assert workspace._flat.nbytes > 0
-    where = workspace._flat.ctypes.data
+    (piece,) = workspace._pieces
     for _ in range(2):
-        workspace._flat[:] = 0xFF  # NaN everywhere
+        piece.flat[:] = 0xFF  # NaN everywhere
         assert torch.equal(kv.prefill(PROMPT, **overrides).logits, expected)
-        workspace._flat[:] = 0xFF
+        piece.flat[:] = 0xFF
         assert kv.generate(PROMPT, max_new_tokens=300, **overrides).token_ids == answer
-    assert workspace._flat.ctypes.data == where  # it was used
+    assert workspace._pieces == [piece]  # it was used
 
 
 @pytest.mark.parametrize("method", ["query", "ape"])
@@ -116,9 +128,9 @@ def test_a_closed_engine_keeps_no_memory(make_engine: Callable[..., RagKV]) -> N
     kv = make_engine()
     kv.precompute([A])
     kv.generate(PROMPT, max_new_tokens=2)
-    assert kv.loaded.workspace._flat.nbytes > 0
+    assert kv.loaded.workspace.nbytes > 0
     kv.close()
-    assert kv.loaded.workspace._flat.nbytes == 0
+    assert kv.loaded.workspace.nbytes == 0
 
 
 def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> None:

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
-from ragkv.decode.generate import Listener
+from ragkv.decode.listener import Listener
 from ragkv.errors import ConfigError
 from ragkv.measure.data.examples import DataSet
 from ragkv.measure.data.prompts import chunk_texts, prompt, template

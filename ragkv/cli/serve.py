@@ -1,0 +1,140 @@
+"""``ragkv serve``: answer over HTTP, as OpenAI's API does."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli.console import err, out
+from ragkv.cli.options import (
+    Codec,
+    Device,
+    DType,
+    Encrypted,
+    Method,
+    ModelName,
+    Namespace,
+    Ratio,
+    StorePath,
+)
+from ragkv.cli.session import open_engine, reuse_config
+from ragkv.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+    from ragkv.serve.config import ServeConfig
+
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        help="Lines NAMESPACE=KEY; a key opens its namespace alone.",
+        show_default="no key is needed, and --namespace is served",
+    ),
+]
+Anonymous = Annotated[
+    bool, typer.Option("--allow-anonymous", help="Let other machines in without keys.")
+]
+ServedName = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        help="What clients call the model, besides default.",
+        show_default="its hub name, or its folder's",
+    ),
+]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
+MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that may wait besides.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Longest time of a request, in seconds.")]
+Drain = Annotated[
+    float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
+]
+Reports = Annotated[bool, typer.Option(help="Whether clients may have an answer's whole report.")]
+
+
+def serve(
+    model: ModelName = None,
+    store: StorePath = None,
+    namespace: Namespace = "default",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_key_file: KeyFile = None,
+    allow_anonymous: Anonymous = False,
+    served_model_name: ServedName = None,
+    max_running: MaxRunning = 16,
+    max_waiting: MaxWaiting = 64,
+    timeout: Seconds = 600.0,
+    drain_timeout: Drain = 60.0,
+    recompute_ratio: Ratio = 0.2,
+    method: Method = None,
+    codec: Codec = "raw",
+    encrypt: Encrypted = False,
+    device: Device = None,
+    dtype: DType = None,
+    reports: Reports = True,
+) -> None:
+    """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused."""
+    from ragkv.config import BatchConfig, StoreConfig
+    from ragkv.serve.config import ServeConfig
+    from ragkv.serve.keys import read_keys
+
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(f"serve needs {package}: pip install 'ragkv[serve]'")
+    settings = ServeConfig(
+        host=host,
+        port=port,
+        namespace=namespace,
+        keys={} if api_key_file is None else read_keys(api_key_file),
+        allow_anonymous=allow_anonymous,
+        model_name=served_model_name,
+        timeout=timeout,
+        drain_timeout=drain_timeout,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        reports=reports,
+    )
+    first, *others = sorted(settings.namespaces)
+    reuse = reuse_config(method, recompute_ratio)
+    memory = StoreConfig().memory_bytes // len(settings.namespaces)
+    where = StoreConfig(store, memory_bytes=memory, codec=codec, encrypt=encrypt)
+    with ExitStack() as stack:
+        kv = open_engine(
+            model,
+            store=where,
+            namespace=first,
+            reuse=reuse,
+            on_unsupported="full",
+            device=device,
+            dtype=dtype,
+            batch=BatchConfig(max_running=max_running),
+        )
+        engines = {first: stack.enter_context(kv)}
+        if not kv.supported:
+            err.print(f"Chunks are not reused: {kv.unsupported_reason}", highlight=False)
+        for each in others:
+            engine = type(kv)(kv.loaded, store=where, namespace=each, reuse=reuse)
+            engines[each] = stack.enter_context(engine)
+        _run(settings, engines)
+
+
+def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
+    """Serve until SIGTERM or an interrupt, which leaves the engines to be closed."""
+    from ragkv.serve.app import make_app
+    from ragkv.serve.run import DrainingServer
+
+    app = make_app(settings, engines)
+    name = app.state.service.model_name
+
+    def say(address: str) -> None:
+        out.print(f"Serving {name} at {address}", highlight=False, markup=False, soft_wrap=True)
+
+    # uvicorn raises the signal again when it has ended: that is to end the command alone
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        DrainingServer(app, settings, on_ready=say).run()

@@ -1,0 +1,95 @@
+"""What hears an answer's tokens while they are drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A drawn token's log-probability by the model's own scores, before temperature.
+
+    ``top`` are the most probable tokens with theirs, the best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Listener(BaseStreamer):
+    """Times the tokens, records their log-probabilities, and forwards them.
+
+    Parameters
+    ----------
+    on_token
+        Called with every new token id as it is drawn.
+    logprobs
+        Where log-probabilities are appended, before ``on_token``; None records none.
+    top
+        How many of the most probable tokens are recorded with each.
+    """
+
+    def __init__(
+        self,
+        on_token: Callable[[int], None] | None = None,
+        *,
+        logprobs: list[TokenLogprobs] | None = None,
+        top: int | None = None,
+    ) -> None:
+        self.first_at = self.last_at = 0.0
+        self.scores = None if top is None else LastScores()
+        self.logprobs: list[TokenLogprobs] = [] if logprobs is None else logprobs
+        self._top = top or 0
+        self._prompt_seen = False
+        self._on_token = on_token
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt once, then token by token."""
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        token = int(value.reshape(-1)[0])
+        self.last_at = time.perf_counter()
+        self.first_at = self.first_at or self.last_at
+        if self.scores is not None:
+            self.logprobs.append(self.scores.logprobs_of(token, self._top))
+        if self._on_token is not None:
+            self._on_token(token)
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
+class LastScores(LogitsProcessor):
+    """Keeps the scores that the next token is drawn from, and leaves them as they are."""
+
+    def __init__(self) -> None:
+        self._row: torch.Tensor | None = None
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Take and return ``[1, vocab]`` scores."""
+        self._row = scores[0].clone()
+        return scores
+
+    def logprobs_of(self, token: int, top: int) -> TokenLogprobs:
+        """Return the record of a token that was drawn from the last scores.
+
+        Raises
+        ------
+        RuntimeError
+            No scores were seen since the last token.
+        """
+        row, self._row = self._row, None
+        if row is None:
+            raise RuntimeError("a token without scores")
+        shares = torch.log_softmax(row.float(), dim=-1)
+        best = shares.topk(top)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return TokenLogprobs(token, float(shares[token]), tuple(pairs))

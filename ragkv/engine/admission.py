@@ -1,0 +1,183 @@
+"""Which request begins when: one prompt is computed at a time, while answers go on beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from ragkv.config import BatchConfig
+from ragkv.decode.batch import StepBatch
+from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.model.lock import ModelLock
+from ragkv.model.memory import total_bytes
+
+_MEMORY_SHARE = 4
+"""Caches of running requests take up to one part in so many of the device's memory."""
+_POLL_S = 0.05
+
+
+class Cancelled(Exception):  # noqa: N818  internal
+    """Raised in a stream's thread when it is closed before its answer began."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A request's place.
+
+    Attributes
+    ----------
+    cached_share
+        Cached over to-be-computed tokens of its prompt: the highest goes first.
+    nbytes
+        Bytes of its keys and values.
+    overtaken
+        Requests that came later and began earlier.
+    """
+
+    admission: Admission
+    cached_share: float
+    nbytes: int
+    overtaken: int = 0
+    has_model: bool = False
+    _prefill: ExitStack = field(default_factory=ExitStack)
+
+    def until_prefilled(self, context: AbstractContextManager[object]) -> None:
+        """Enter a context that ends when the prompt is computed."""
+        self._prefill.enter_context(context)
+
+    def prefilled(self) -> None:
+        """Let the next request begin: the prompt is computed, the answer's steps follow."""
+        self._prefill.close()
+        if self.has_model:
+            self.has_model = False
+            self.admission.lock.release()
+            self.admission.end_prefill(self)
+
+
+class Admission:
+    """The requests of one model: those that wait, the one whose prompt is computed, the others."""
+
+    def __init__(self, lock: ModelLock) -> None:
+        self.lock = lock
+        self._changed = threading.Condition()
+        self._config = BatchConfig()
+        self._waiting: list[Turn] = []
+        self._running: set[Turn] = set()
+        self._prefilling: Turn | None = None
+
+    def configure(self, config: BatchConfig | None) -> None:
+        """Take an engine's limits; None keeps those that hold."""
+        with self._changed:
+            self._config = config or self._config
+            self._changed.notify_all()
+        self.lock.shared(StepBatch).max_wait_s = self._config.max_step_ms / 1e3
+
+    @property
+    def running(self) -> int:
+        """Number of requests that have begun and not ended."""
+        with self._changed:
+            return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not begun."""
+        with self._changed:
+            return len(self._waiting)
+
+    @contextmanager
+    def turn(
+        self,
+        loaded: LoadedModel,
+        *,
+        cached_share: float = 0.0,
+        tokens: int = 0,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[Turn]:
+        """Wait for this request's turn; in the block it has the model, until it is prefilled.
+
+        A thread that has the model already does not wait.
+
+        Parameters
+        ----------
+        tokens
+            Rows of its cache, those for the answer included.
+        cancelled
+            Asked now and then while waiting.
+
+        Raises
+        ------
+        Cancelled
+            ``cancelled`` returned True before the turn came.
+        """
+        turn = Turn(self, cached_share, _bytes(loaded, tokens))
+        self._enter(turn, loaded, cancelled)
+        try:
+            if not self.lock.acquire(cancelled):
+                raise Cancelled
+            turn.has_model = True
+            if cancelled is not None and cancelled():
+                raise Cancelled
+            yield turn
+        finally:
+            turn.prefilled()
+            with self._changed:
+                self._running.discard(turn)
+                if self._prefilling is turn:
+                    self._prefilling = None
+                self._changed.notify_all()
+
+    def end_prefill(self, turn: Turn) -> None:
+        """Let the next request begin, while this one's answer goes on."""
+        with self._changed:
+            if self._prefilling is turn:
+                self._prefilling = None
+                self._changed.notify_all()
+
+    def _enter(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
+        with self._changed:
+            if self.lock.is_mine:  # the others wait for this thread
+                self._running.add(turn)
+                return
+            self._waiting.append(turn)
+            try:
+                self._wait(turn, loaded, cancelled)
+            except BaseException:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+                raise
+            place = self._waiting.index(turn)
+            for earlier in self._waiting[:place]:
+                earlier.overtaken += 1
+            del self._waiting[place]
+            self._running.add(turn)
+            self._prefilling = turn
+
+    def _wait(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
+        while not self._may_begin(turn, loaded):
+            self._changed.wait(None if cancelled is None else _POLL_S)
+            if cancelled is not None and cancelled():
+                raise Cancelled
+
+    def _may_begin(self, turn: Turn, loaded: LoadedModel) -> bool:
+        if self._prefilling is not None or self._first() is not turn:
+            return False
+        if not self._running:  # alone, whatever its size
+            return True
+        budget = self._config.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
+        fits = sum(each.nbytes for each in self._running) + turn.nbytes <= budget
+        return fits and len(self._running) < self._config.max_running
+
+    def _first(self) -> Turn:
+        """Return the next to begin: one that was overtaken too often, or the best cached."""
+        for turn in self._waiting:
+            if turn.overtaken >= self._config.max_overtaken:
+                return turn
+        return max(self._waiting, key=lambda turn: turn.cached_share)
+
+
+def _bytes(loaded: LoadedModel, tokens: int) -> int:
+    if not isinstance(loaded, ReusableModel):
+        return 0
+    return tokens * loaded.architecture.values_per_token * loaded.dtype.itemsize

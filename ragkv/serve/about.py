@@ -1,0 +1,120 @@
+"""What the server says of itself, and of prompts: models, health, metrics, tokens, sinks."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ragkv.engine.engine import RagKV
+from ragkv.serve.body import Json, read_json
+from ragkv.serve.engine_calls import token_ids
+from ragkv.serve.fields import Fields, parse, plain_messages
+from ragkv.serve.metrics import CONTENT_TYPE
+from ragkv.serve.refusal import RefusedError
+from ragkv.serve.service import Engine, Service, service_of
+
+router = APIRouter()
+_STARTED = int(time.time())
+
+
+class TokenizeFields(Fields):
+    """The body of ``/tokenize``."""
+
+    model: str = "default"
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+class SinkFields(Fields):
+    """The body of ``/v1/sink``."""
+
+    template: str | list[dict[str, Any]]
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Say whether answers come at once: 503 until the default sink is encoded."""
+    service = service_of(request)
+    service.gate.refuse_draining()
+    if not service.ready:
+        raise RefusedError(503, "The server is starting.", code="starting")
+    return Json({"status": "ok"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return figures for Prometheus."""
+    return Response(service_of(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@router.get("/version")
+async def about_version(request: Request, engine: Engine) -> Response:
+    """Say what answers here."""
+    service = service_of(request)
+    return Json(
+        {
+            "version": version("ragkv"),
+            "model": service.model_name,
+            "fingerprint": await service.in_thread(lambda: engine.fingerprint),
+            "namespace": engine.namespace,
+            "supported": engine.supported,
+            "positions": engine.loaded.positions,
+        }
+    )
+
+
+@router.get("/v1/models")
+async def models(request: Request, engine: Engine) -> Response:
+    """List the one model, by both of its names."""
+    service = service_of(request)
+    names = dict.fromkeys([service.model_name, "default"])
+    return Json({"object": "list", "data": [_model(name, service, engine) for name in names]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, engine: Engine, name: str) -> Response:
+    """Describe a model."""
+    service = service_of(request)
+    service.require_model(name)
+    return Json(_model(name, service, engine))
+
+
+def _model(name: str, service: Service, engine: RagKV) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "ragkv",
+        "root": service.model_name,
+        "max_model_len": engine.loaded.positions,
+    }
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, engine: Engine) -> Response:
+    """Return the tokens of a text or of chat messages, as the engine reads them."""
+    service = service_of(request)
+    body = parse(TokenizeFields, await read_json(request, service.settings))
+    service.require_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RefusedError(
+            400, "Give either a prompt or messages.", param="prompt", code="invalid_value"
+        )
+    prompt: Any = body.prompt if body.messages is None else plain_messages(body.messages)
+    ids = await service.in_thread(token_ids, engine, prompt)
+    return Json({"tokens": ids, "count": len(ids)})
+
+
+@router.post("/v1/sink")
+async def sink(request: Request, engine: Engine) -> Response:
+    """Return a prompt template's text before its first field."""
+    service = service_of(request)
+    body = parse(SinkFields, await read_json(request, service.settings))
+    template: Any = body.template
+    if not isinstance(template, str):
+        template = plain_messages(template)
+    return Json({"sink": await service.in_thread(engine.sink_from, template)})

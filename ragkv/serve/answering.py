@@ -1,0 +1,165 @@
+"""``/v1/chat/completions`` and ``/v1/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ragkv.engine.engine import RagKV
+from ragkv.prompt.render import Prompt
+from ragkv.serve.answers import Answers
+from ragkv.serve.body import Json, read_json
+from ragkv.serve.engine_calls import overrides_of, text_of_ids
+from ragkv.serve.events import EventStream
+from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse
+from ragkv.serve.forms import ChatForm, Form, TextForm
+from ragkv.serve.refusal import RefusedError
+from ragkv.serve.service import Engine, service_of
+from ragkv.serve.writer import AnswerWriter
+
+router = APIRouter()
+T = TypeVar("T")
+COMPLETION_TOKENS = 16
+"""Longest text completion where the request does not say, as in OpenAI's API."""
+
+
+class ClientLeft(Exception):  # noqa: N818  internal
+    """Raised where nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, whichever form it has."""
+
+    fields: AnswerFields
+    prompts: Sequence[Prompt]
+    most_tokens: int
+    logprobs: int | None
+    form: Form
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request, engine: Engine) -> Response:
+    """Answer chat messages."""
+    service = service_of(request)
+    body = parse(ChatFields, await read_json(request, service.settings))
+    prompt = [{"role": each.role, "content": each.content} for each in body.messages]
+    most = body.max_completion_tokens or body.max_tokens or service.settings.answer_tokens
+    logprobs = body.top_logprobs if body.logprobs else None
+    return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm()))
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, engine: Engine) -> Response:
+    """Complete texts, each given as such or as token ids."""
+    service = service_of(request)
+    body = parse(CompletionFields, await read_json(request, service.settings))
+    prompts = await service.in_thread(_prompts, body.prompt, engine)
+    most = body.max_tokens or COMPLETION_TOKENS
+    return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
+
+
+def _prompts(prompt: str | list[Any], engine: RagKV) -> list[str]:
+    if isinstance(prompt, str):
+        return [prompt]
+    each = [prompt] if isinstance(prompt[0], int) else prompt
+    return [one if isinstance(one, str) else text_of_ids(engine, one) for one in each]
+
+
+async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
+    service = service_of(request)
+    fields = asked.fields
+    service.require_model(fields.model)
+    count = fields.n * len(asked.prompts)
+    if count > service.settings.max_choices:
+        raise RefusedError(
+            *(400, f"At most {service.settings.max_choices} answers at once."),
+            param="n",
+            code="too_large",
+        )
+    if fields.ragkv.report and not service.settings.reports:
+        raise RefusedError(
+            *(400, "This server sends no reports."),
+            param="ragkv.report",
+            code="unsupported_parameter",
+        )
+    service.check_chunks(fields.ragkv.retrieved, "ragkv.retrieved")
+    service.check_chunks([fields.ragkv.sink or ""], "ragkv.sink")
+    overrides = overrides_of(engine, fields.ragkv)
+    answers = Answers(asyncio.get_running_loop().time() + service.settings.timeout)
+    answers.leave = service.gate.enter(count, answers.fail)
+    writer = AnswerWriter(asked.form, fields, service, engine, count)
+    try:
+        if fields.ragkv.retrieved:
+            await service.in_thread(engine.prefetch, fields.ragkv.retrieved, **overrides)
+        _start(answers, engine, asked, overrides)
+        if fields.stream:
+            # what is wrong with the prompt has a status of its own: that of a stream is sent
+            # with the first text
+            first = await _unless_left(request, anext(answers))
+            return EventStream(answers, first, writer, service.metrics)
+        await _unless_left(request, _collect(answers, writer))
+    except ClientLeft:
+        answers.close()
+        service.metrics.record_abort(count)
+        return Response(status_code=499)
+    except BaseException:
+        answers.close()
+        raise
+    answers.close()
+    return Json(writer.whole())
+
+
+def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, Any]) -> None:
+    fields = asked.fields
+    for prompt in asked.prompts:
+        for index in range(fields.n):
+            seed = None if fields.seed is None else (fields.seed + index) % 2**63
+            stream = engine.stream(
+                prompt,
+                max_new_tokens=asked.most_tokens,
+                temperature=fields.temperature,
+                top_p=fields.top_p,
+                top_k=max(fields.top_k, 0),
+                stop=fields.stop,
+                seed=seed,
+                stop_token_ids=fields.stop_token_ids,
+                ignore_eos=fields.ignore_eos,
+                logprobs=asked.logprobs,
+                **overrides,
+            )
+            answers.add(stream)
+
+
+async def _collect(answers: Answers, writer: AnswerWriter) -> None:
+    async for part in answers:
+        writer.take(part)
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns; end it when the client closes the connection.
+
+    Raises
+    ------
+    ClientLeft
+        The client did.
+    """
+    tasks = working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,109 @@
+"""The answers of one request: several streams of an engine, read as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from ragkv.decode.listener import TokenLogprobs
+from ragkv.engine.stream import Completion, CompletionStream
+from ragkv.serve.refusal import RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A piece of one answer.
+
+    Attributes
+    ----------
+    logprobs
+        Of the tokens since the last piece; empty unless asked for.
+    completion
+        The whole answer, with its last piece.
+    """
+
+    index: int
+    text: str
+    logprobs: Sequence[TokenLogprobs] = ()
+    completion: Completion | None = None
+
+
+class Answers:
+    """Reads streams at once, piece by piece, until a deadline.
+
+    Parameters
+    ----------
+    deadline
+        By the event loop's clock.
+    leave
+        Called once, at the end.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._parts: asyncio.Queue[AnswerPart | Exception] = asyncio.Queue()
+        self._streams: list[CompletionStream] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left = 0
+        self.leave: Callable[[], None] = lambda: None
+
+    def add(self, stream: CompletionStream) -> None:
+        """Read one more."""
+        index = len(self._streams)
+        self._streams.append(stream)
+        self._left += 1
+        self._tasks.append(asyncio.create_task(self._read(index, stream)))
+
+    async def _read(self, index: int, stream: CompletionStream) -> None:
+        seen = 0
+        try:
+            async for text in stream:
+                new = stream.logprobs[seen:]
+                seen += len(new)
+                if text or new:
+                    self._parts.put_nowait(AnswerPart(index, text, new))
+            completion = stream.completion
+            rest = completion.logprobs[seen:]
+            self._parts.put_nowait(AnswerPart(index, "", rest, completion))
+        except Exception as error:  # noqa: BLE001  raised where the parts are read
+            self._parts.put_nowait(error)
+
+    def __aiter__(self) -> AsyncIterator[AnswerPart]:
+        return self
+
+    async def __anext__(self) -> AnswerPart:
+        """Return the next piece of any answer.
+
+        Raises
+        ------
+        RefusedError
+            504 at the deadline; 503 where the server ends it.
+        Exception
+            What the engine raised for one of the answers.
+        """
+        if not self._left:
+            raise StopAsyncIteration
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                part = await self._parts.get()
+        except TimeoutError:
+            raise RefusedError(504, "The answer took too long.", code="timeout") from None
+        if isinstance(part, Exception):
+            raise part
+        self._left -= part.completion is not None
+        return part
+
+    def fail(self, reason: RefusedError) -> None:
+        """End the request for that reason, after the pieces that are there."""
+        for task in self._tasks:
+            task.cancel()
+        self._parts.put_nowait(reason)
+
+    def close(self) -> None:
+        """End what still runs; return at once."""
+        for task in self._tasks:
+            task.cancel()
+        for stream in self._streams:
+            stream.close(wait=False)
+        self.leave()

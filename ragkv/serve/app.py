@@ -1,0 +1,79 @@
+"""The application: routes, and errors in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ragkv.engine.engine import RagKV
+from ragkv.errors import RagKVError
+from ragkv.serve import about, answering, chunks
+from ragkv.serve.body import Json
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.refusal import RefusedError, refusal_of
+from ragkv.serve.service import Service, service_of
+
+
+def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
+    """Return an application that answers for engines.
+
+    Parameters
+    ----------
+    engines
+        By namespace, all over one model. They stay the caller's, to be closed after the server.
+
+    Returns
+    -------
+    FastAPI
+        ``app.state.service`` is its :class:`ragkv.serve.service.Service`.
+
+    Raises
+    ------
+    ConfigError
+        A namespace that is served has no engine.
+    """
+    # the pages that describe an API load scripts from elsewhere
+    app = FastAPI(title="ragkv", lifespan=_lifespan, openapi_url=None)
+    app.state.service = Service(settings, engines)
+    for module in (answering, chunks, about):
+        app.include_router(module.router)
+    for kind in (HTTPException, RequestValidationError, RefusedError, RagKVError, Exception):
+        app.add_exception_handler(kind, _refuse)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    warming = asyncio.create_task(service.warm_up())
+    try:
+        yield
+    finally:
+        warming.cancel()
+        with suppress(asyncio.CancelledError, Exception):  # it has logged what went wrong
+            await warming
+        await service.close()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = _refusal_of(error)
+    service_of(request).metrics.record_error(refusal.code)
+    return Json(refusal.body(), status_code=refusal.status, headers=refusal.headers)
+
+
+def _refusal_of(error: Exception) -> RefusedError:
+    if isinstance(error, HTTPException):
+        phrase = HTTPStatus(error.status_code).phrase
+        return RefusedError(error.status_code, f"{phrase}.", headers=error.headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return RefusedError(400, f"{name}: {first['msg']}.", param=name, code="invalid_value")
+    return refusal_of(error)

@@ -1,0 +1,76 @@
+"""Read and write JSON bodies within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.refusal import RefusedError
+
+
+class Json(JSONResponse):
+    """Plain ASCII JSON, which any text survives."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes."""
+        return dump(content).encode()
+
+
+def dump(content: object) -> str:
+    """Return one line of JSON."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+
+
+async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
+    """Return the body, an object; it is never read beyond its bound.
+
+    Raises
+    ------
+    RefusedError
+        413 for a longer body, 415 for another content type, 408 for one that does not come, 400
+        for anything but a JSON object.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # pages in browsers may send others to any address
+        raise RefusedError(415, "Send the header Content-Type: application/json.")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > settings.max_body_bytes:
+        raise _too_long(settings)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.timeout):
+            async for part in request.stream():
+                body += part
+                if len(body) > settings.max_body_bytes:
+                    raise _too_long(settings)
+    except TimeoutError:
+        raise RefusedError(408, "The request's body did not come in time.") from None
+    return _object_in(bytes(body))
+
+
+def _too_long(settings: ServeConfig) -> RefusedError:
+    return RefusedError(
+        413,
+        f"The body is longer than {settings.max_body_bytes} bytes.",
+        headers={"Connection": "close"},  # the rest of it is not read
+    )
+
+
+def _object_in(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        why = "too deep" if isinstance(error, RecursionError) else str(error)
+        raise RefusedError(400, f"The body is no JSON: {why}.", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise RefusedError(400, "The body must be a JSON object.", code="invalid_json")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not in JSON")

@@ -1,0 +1,107 @@
+"""The server's settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ragkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where a server listens, whom it serves and what it bounds.
+
+    How chunks are reused unless a request says otherwise is each engine's own ``reuse``.
+
+    Parameters
+    ----------
+    host, port
+        Address to listen on; port 0 takes a free one.
+    namespace
+        Whose chunks are served where there are no keys.
+    keys
+        Namespaces by key. A request names one in ``Authorization: Bearer KEY`` and sees that
+        namespace alone. Without keys nobody needs one.
+    allow_anonymous
+        Listen on other addresses than the machine's own without keys.
+    model_name
+        What clients call the model, besides ``default``. None is its hub name, or the name of
+        its folder.
+    timeout
+        Seconds from a request to the end of its answer.
+    drain_timeout
+        Seconds that running answers may take to end after a SIGTERM.
+    max_running
+        Answers that the engine generates at once.
+    max_waiting
+        Answers that may wait besides; a request beyond both is refused with 503.
+    max_choices
+        Most answers of one request: ``n`` times its prompts.
+    answer_tokens
+        Longest answer of a chat request that does not say.
+    max_body_bytes
+        Longest body of a request.
+    max_chunks, max_chunk_chars
+        Most texts of one request, and the longest of them in characters.
+    max_jobs
+        Precomputations that may wait or run at once.
+    reports
+        Whether clients may have the whole report of an answer.
+
+    Raises
+    ------
+    ConfigError
+        A number is not positive, or the address is open to others and there are no keys.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    namespace: str = "default"
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    allow_anonymous: bool = False
+    model_name: str | None = None
+    timeout: float = 600.0
+    drain_timeout: float = 60.0
+    max_running: int = 16
+    max_waiting: int = 64
+    max_choices: int = 16
+    answer_tokens: int = 1024
+    max_body_bytes: int = 16 << 20
+    max_chunks: int = 4096
+    max_chunk_chars: int = 100_000
+    max_jobs: int = 16
+    reports: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port must lie between 0 and 65535, not {self.port}")
+        if self.max_waiting < 0:
+            raise ConfigError(f"max_waiting must be 0 or more, not {self.max_waiting}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if not (self.keys or self.allow_anonymous or _is_loopback(self.host)):
+            raise ConfigError(
+                f"host {self.host} lets other machines in, and nobody needs a key: give "
+                "--api-key-file, or --allow-anonymous if everybody may ask and read the chunks"
+            )
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Those that are served."""
+        return frozenset(self.keys.values()) or frozenset({self.namespace})
+
+
+_POSITIVE = (
+    *("timeout", "drain_timeout", "max_running", "max_choices", "answer_tokens"),
+    *("max_body_bytes", "max_chunks", "max_chunk_chars", "max_jobs"),
+)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,85 @@
+"""What the server asks of an engine, and reads from its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ragkv.engine.engine import RagKV
+from ragkv.errors import ConfigError
+from ragkv.prompt.render import Prompt, render
+from ragkv.prompt.tokens import tokenize
+from ragkv.report.account import ReuseReport
+from ragkv.select import method_of
+from ragkv.serve.fields import ReuseFields
+from ragkv.serve.refusal import RefusedError
+
+
+def cached_tokens(report: ReuseReport) -> int:
+    """Return how many prompt tokens were reused, by whatever kind of reuse."""
+    return report.sink_tokens + report.reused_tokens
+
+
+def tokens_by_source(report: ReuseReport) -> dict[str, int]:
+    """Return how many prompt tokens came from where."""
+    return {
+        "sink": report.sink_tokens,
+        "reused": report.reused_tokens,
+        "recomputed": report.recomputed_tokens,
+        "fresh": report.fresh_tokens,
+    }
+
+
+def overrides_of(engine: RagKV, fields: ReuseFields) -> dict[str, Any]:
+    """Return the settings of reuse that a request gives.
+
+    Raises
+    ------
+    RefusedError
+        One of them is wrong.
+    """
+    given = fields.settings()
+    for name, value in given.items():
+        try:
+            method_of(engine.reuse.override(**{name: value}))
+        except ConfigError as error:
+            param = f"ragkv.{name}"
+            raise RefusedError(400, str(error), param=param, code="invalid_value") from None
+    return given
+
+
+def text_of_ids(engine: RagKV, ids: Sequence[int]) -> str:
+    """Return the text of token ids, special tokens included: the engine reads text alone."""
+    known = len(engine.tokenizer)
+    if any(token >= known for token in ids):
+        raise RefusedError(
+            400, f"Token ids must be less than {known}.", param="prompt", code="invalid_value"
+        )
+    return text_of(engine, ids)
+
+
+def text_of(engine: RagKV, ids: Sequence[int]) -> str:
+    """Decode tokens, one or several."""
+    return str(
+        engine.tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+    )
+
+
+def token_ids(engine: RagKV, prompt: Prompt) -> list[int]:
+    """Return the tokens of a prompt as the engine reads it."""
+    tokenizer = engine.tokenizer
+    return [int(token) for token in tokenize(render(prompt, tokenizer), tokenizer).ids]
+
+
+def warm_up(engine: RagKV) -> None:
+    """Encode the default sink."""
+    engine.contains("sink")
+
+
+def public_name(engine: RagKV) -> str:
+    """Return the model's hub name, or the name of its folder without the way to it."""
+    name = engine.model_name
+    return Path(name).resolve().name if Path(name).is_dir() else name

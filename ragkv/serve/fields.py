@@ -1,0 +1,225 @@
+"""The fields of requests: those that are read, ignored, and refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ragkv.serve.refusal import RefusedError
+
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "parallel_tool_calls",
+    }
+)
+"""Fields of OpenAI's API that change no answer of this server."""
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields that would change an answer, and are not supported: their values without effect."""
+
+
+class Fields(BaseModel):
+    """A JSON object, no more of it than is declared."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ReuseFields(Fields):
+    """``"ragkv"``: how this call reuses chunks."""
+
+    recompute_ratio: float | Literal["auto"] | None = None
+    method: str | None = None
+    sink: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of ReuseConfig that are given."""
+        return self.model_dump(
+            include={"recompute_ratio", "method", "sink"}, exclude_none=True, mode="python"
+        )
+
+
+class AnswerReuse(ReuseFields):
+    """``"ragkv"`` of a request for an answer."""
+
+    retrieved: list[str] = []
+    report: bool = False
+
+
+class StreamOptions(Fields):
+    """``"stream_options"``."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # random padding, which nothing here needs
+
+
+class AnswerFields(Fields):
+    """What chat and text completions have in common."""
+
+    model: str = "default"
+    n: Annotated[int, Field(ge=1)] = 1
+    stop: str | Annotated[list[str], Field(max_length=16)] = []
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] = 0
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31)]] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    ragkv: AnswerReuse = AnswerReuse()
+
+
+class Message(Fields):
+    """A chat message; its content is joined to one text."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = ""
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _known_role(cls, role: object) -> object:
+        if role in {"tool", "function"}:
+            raise _unsupported("messages", f"messages with the role {role!r}")
+        return "system" if role == "developer" else role  # its newer name
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _as_text(cls, content: object) -> object:
+        return "".join(map(_text_of, content)) if isinstance(content, list) else content
+
+
+class ChatFields(AnswerFields):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _plain(cls, messages: object) -> object:
+        return [_plain(each) for each in messages] if isinstance(messages, list) else messages
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class CompletionFields(AnswerFields):
+    """The body of ``/v1/completions``."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[list[TokenId]], Field(min_length=1)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+Body = TypeVar("Body", bound=Fields)
+
+
+def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
+    """Read a body; fields that are null count as absent.
+
+    Raises
+    ------
+    RefusedError
+        400, naming the field that is unknown, unsupported or wrong.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    if issubclass(kind, AnswerFields):
+        for name, values in NEUTRAL.items():
+            if name in fields and fields.pop(name) not in values:
+                raise _unsupported(name, name)
+        fields = {name: value for name, value in fields.items() if name not in IGNORED}
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise _refused(first["loc"], first["type"], first["msg"]) from None
+
+
+def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:
+    # a union's own names for its members are no part of the place
+    parts = [str(part) for part in place if isinstance(part, int) or part.isidentifier()]
+    if len(parts) > 1 and parts[-1] in {"str", "float"}:
+        del parts[-1]
+    where = ".".join(parts)
+    if kind == "extra_forbidden":
+        return RefusedError(
+            400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
+        )
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    return RefusedError(400, f"{where}: {message}.", param=where, code=code)
+
+
+def _unsupported(param: str, what: str) -> RefusedError:
+    message = f"This server does not support {what}."
+    return RefusedError(400, message, param=param, code="unsupported_parameter")
+
+
+_NOT_READ = ("name", "refusal", "annotations", "audio", "tool_calls", "function_call")
+"""Fields of messages that are null or empty in what earlier answers were; a name is for people."""
+
+
+def _plain(message: object) -> object:
+    """Return a message without what was null in an earlier answer."""
+    if not isinstance(message, Mapping):
+        return message
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise _unsupported("messages", f"messages with {name}")
+    return {
+        name: value
+        for name, value in message.items()
+        if name not in _NOT_READ and value is not None
+    }
+
+
+def _text_of(part: object) -> str:
+    if not isinstance(part, Mapping) or part.get("type") not in {"text", "refusal"}:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise _unsupported("messages", f"content of type {kind!r}: give its text")
+    text = part.get("text", part.get("refusal"))
+    if not isinstance(text, str):
+        raise RefusedError(400, "A text part needs a text.", param="messages", code="invalid_value")
+    return text
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return messages as the engine reads them.
+
+    Raises
+    ------
+    RefusedError
+        400: one of them is no text.
+    """
+    body = parse(ChatFields, {"messages": messages})
+    return [{"role": each.role, "content": each.content} for each in body.messages]

@@ -1,0 +1,144 @@
+"""Answers in the two forms of OpenAI's API: chat and text completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from ragkv.decode.listener import TokenLogprobs
+from ragkv.report.account import ReuseReport
+from ragkv.serve.engine_calls import cached_tokens
+
+LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, which JSON does not have."""
+
+TextOf = Callable[[int], str]
+
+
+class Form(Protocol):
+    """How an answer, and a piece of one, is written."""
+
+    kind: str
+    chunk_kind: str
+    prefix: str
+
+    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+        """Return a choice's answer."""
+        ...
+
+    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
+        """Return a part of a choice's answer."""
+        ...
+
+    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
+        """Return log-probabilities; ``start`` is the first token's offset in the answer."""
+        ...
+
+
+class ChatForm:
+    """``/v1/chat/completions``."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+        """Return the message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": logprobs}
+
+    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
+        """Return a part of the message."""
+        delta = {"role": "assistant"} if first else {}
+        return {
+            "delta": {**delta, "content": text} if text or first else delta,
+            "logprobs": logprobs,
+        }
+
+    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
+        """Return ``{"content": [...]}``, one object for each token."""
+        del start
+
+        def one(token: int, logprob: float) -> dict[str, Any]:
+            text = text_of(token)
+            whole = "\ufffd" not in text  # a part of a character has no text of its own
+            return {
+                "token": text,
+                "logprob": max(logprob, LEAST_LOGPROB),
+                "bytes": list(text.encode()) if whole else None,
+            }
+
+        content = [
+            {
+                **one(token.token_id, token.logprob),
+                "top_logprobs": [one(*each) for each in token.top],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class TextForm:
+    """``/v1/completions``."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+        """Return the text."""
+        return {"text": text, "logprobs": logprobs}
+
+    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
+        """Return a part of the text."""
+        del first
+        return self.whole(text, logprobs)
+
+    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
+        """Return one list for each kind of figure."""
+        texts = [text_of(token.token_id) for token in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(token.logprob, LEAST_LOGPROB) for token in tokens],
+            "top_logprobs": [
+                {  # the drawn token is always among them
+                    text_of(each): max(logprob, LEAST_LOGPROB)
+                    for each, logprob in ((token.token_id, token.logprob), *token.top)
+                }
+                for token in tokens
+            ],
+            "text_offset": [start + sum(map(len, texts[:at])) for at in range(len(texts))],
+        }
+
+
+def envelope(form: Form, model: str, fingerprint: str | None) -> dict[str, Any]:
+    """Return what an answer, and every chunk of it, has in common."""
+    return {
+        "id": f"{form.prefix}{uuid.uuid4().hex}",
+        "object": form.kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
+
+
+def usage(prompts: Iterable[ReuseReport], answers: Iterable[ReuseReport]) -> dict[str, Any]:
+    """Count tokens.
+
+    Parameters
+    ----------
+    prompts
+        One report for each prompt, whichever of its answers it is of.
+    answers
+        The reports of all answers.
+    """
+    prompts = list(prompts)
+    read = sum(report.prompt_tokens for report in prompts)
+    written = sum(report.completion_tokens for report in answers)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(map(cached_tokens, prompts))},
+    }

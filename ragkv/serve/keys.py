@@ -1,0 +1,56 @@
+"""API keys, and the namespaces that they open."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+
+from ragkv.errors import ConfigError
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Read ``NAMESPACE=KEY`` lines; blank ones and those that begin with # are skipped.
+
+    A namespace may have several keys.
+
+    Returns
+    -------
+    dict
+        Namespaces by key.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, a line has another form, one key opens two namespaces, or
+        there is none. No message contains a key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the keys in {path} cannot be read: {error}") from error
+    keys: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        namespace, _, key = (part.strip() for part in line.partition("="))
+        if not namespace or not key or not key.isascii() or any(map(str.isspace, key)):
+            raise ConfigError(f"line {number} of {path} must be NAMESPACE=KEY, in ASCII letters")
+        if keys.setdefault(key, namespace) != namespace:
+            raise ConfigError(f"line {number} of {path}: another namespace has this key")
+    if not keys:
+        raise ConfigError(f"{path} has no key: write NAMESPACE=KEY, one a line")
+    return keys
+
+
+def namespace_of(authorization: str, keys: Mapping[str, str]) -> str | None:
+    """Return the namespace that an ``Authorization`` header opens; None for a wrong key.
+
+    The time that it takes does not depend on which key is nearly right.
+    """
+    scheme, _, given = authorization.partition(" ")
+    found = None
+    for key, namespace in keys.items():
+        if hmac.compare_digest(key.encode(), given.strip().encode("utf-8", "replace")):
+            found = namespace
+    return found if scheme.lower() == "bearer" else None

@@ -1,0 +1,91 @@
+"""Figures for Prometheus, by vLLM's names where they mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ragkv.report.account import ReuseReport
+from ragkv.serve.engine_calls import tokens_by_source
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class ServerMetrics:
+    """One application's figures, in a registry of their own.
+
+    Parameters
+    ----------
+    running, waiting
+        Return how many answers there are now.
+    """
+
+    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        self._registry = CollectorRegistry()
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From the engine's call to the first token."
+        )
+        self._token = self._histogram(
+            "inter_token_latency_seconds", "An answer's mean time from one token to the next."
+        )
+        self._answer = self._histogram(
+            "e2e_request_latency_seconds", "From the engine's call to the last token."
+        )
+        self._wait = self._histogram("request_queue_time_seconds", "Waiting for the model.")
+        self._repair = self._histogram("repair_seconds", "Parts of the first token's time.", "step")
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        self._sources = self._counter(
+            "prompt_tokens_by_source", "Tokens of prompts, by where they came from.", "source"
+        )
+        self._misses = self._counter(
+            "chunk_misses", "Known chunks that could not be reused.", "reason"
+        )
+        self._finished = self._counter(
+            "request_success", "Answers, by why they ended.", "finished_reason"
+        )
+        self._errors = self._counter("request_errors", "Refused and failed requests.", "code")
+        for name, what, count in (
+            ("num_requests_running", "Answers that are being generated.", running),
+            ("num_requests_waiting", "Answers that wait for the model.", waiting),
+        ):
+            Gauge(f"ragkv:{name}", what, registry=self._registry).set_function(count)
+
+    def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
+        return Histogram(f"ragkv:{name}", what, labels, registry=self._registry, buckets=_SECONDS)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"ragkv:{name}", what, labels, registry=self._registry)
+
+    def record_answer(self, report: ReuseReport, finish_reason: str) -> None:
+        """Count a whole answer."""
+        self._first_token.observe(report.ttft_s)
+        self._answer.observe(report.total_s)
+        if report.completion_tokens > 1:
+            self._token.observe(report.ms_per_token / 1000)
+        for step, seconds in report.steps.items():
+            if step == "wait":
+                self._wait.observe(seconds)
+            else:
+                self._repair.labels(step).observe(seconds)
+        self._prompt.inc(report.prompt_tokens)
+        self._generated.inc(report.completion_tokens)
+        for source, tokens in tokens_by_source(report).items():
+            self._sources.labels(source).inc(tokens)
+        for miss in report.misses:
+            self._misses.labels(miss.reason).inc()
+        self._finished.labels(finish_reason).inc()
+
+    def record_abort(self, answers: int = 1) -> None:
+        """Count answers whose client has left."""
+        self._finished.labels("abort").inc(answers)
+
+    def record_error(self, code: str) -> None:
+        """Count a refused or failed request."""
+        self._errors.labels(code).inc()
+
+    def text(self) -> bytes:
+        """Return all figures in Prometheus' text format."""
+        return generate_latest(self._registry)

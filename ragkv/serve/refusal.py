@@ -1,0 +1,85 @@
+"""Errors in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from ragkv.errors import (
+    ClosedError,
+    ConfigError,
+    PromptTooLongError,
+    StoreError,
+    StoreFullError,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A request that is not answered, or no longer.
+
+    Parameters
+    ----------
+    status
+        The HTTP status.
+    message
+        What the client can do about it.
+    param
+        The field that is wrong.
+    code
+        What programs know the error by.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """Return ``{"error": {"message", "type", "param", "code"}}``."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            kind = "authentication_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def refusal_of(error: BaseException) -> RefusedError:
+    """Return what a client is told of an error; what it must not see goes to the log alone."""
+    match error:
+        case RefusedError():
+            return error
+        case PromptTooLongError():
+            return RefusedError(400, str(error), code="context_length_exceeded")
+        case ConfigError():
+            return RefusedError(400, str(error), code="invalid_value")
+        case ClosedError():
+            return RefusedError(503, "The server is stopping.", code="draining")
+        case StoreFullError():
+            refusal = RefusedError(507, "The store is full.", code="store_full")
+        case StoreError():
+            refusal = RefusedError(503, "The store cannot be used.", code="store_unavailable")
+        case _:
+            refusal = RefusedError(500, "The server failed; its log says how.")
+    _log.error("a request failed", exc_info=error)
+    return refusal

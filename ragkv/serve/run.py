@@ -1,0 +1,58 @@
+"""Run the application until a signal ends it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.service import Service
+
+_LAST_WORDS_S = 5
+"""For responses to be sent when their answers have been ended."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that goes on answering when it is told to stop, and lets nobody in.
+
+    Parameters
+    ----------
+    on_ready
+        Called with the address when it listens.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        settings: ServeConfig,
+        *,
+        on_ready: Callable[[str], object] = lambda _: None,
+        log_level: str = "warning",
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_level=log_level,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+            server_header=False,
+        )
+        super().__init__(config)
+        self._service: Service = app.state.service
+        self._on_ready = on_ready
+        self.address = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._on_ready(self.address)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse what comes with 503 until the running answers have ended; then close."""
+        await self._service.gate.drain(self._service.settings.drain_timeout)
+        await super().shutdown(sockets)

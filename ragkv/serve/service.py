@@ -1,0 +1,136 @@
+"""One server's state: its engines, who comes in, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, ParamSpec, TypeVar
+
+from fastapi import Depends, Request
+
+from ragkv.engine.engine import RagKV
+from ragkv.errors import ConfigError
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.engine_calls import public_name, warm_up
+from ragkv.serve.gate import Gate
+from ragkv.serve.ingestion import Ingestion
+from ragkv.serve.keys import namespace_of
+from ragkv.serve.metrics import ServerMetrics
+from ragkv.serve.refusal import RefusedError
+
+_log = logging.getLogger(__name__)
+_THREADS = 16
+Given = ParamSpec("Given")
+Done = TypeVar("Done")
+
+
+class Service:
+    """What all requests of one server share.
+
+    Parameters
+    ----------
+    engines
+        By namespace, all over one model; they stay the caller's.
+
+    Raises
+    ------
+    ConfigError
+        A namespace that is served has no engine.
+    """
+
+    def __init__(self, settings: ServeConfig, engines: Mapping[str, RagKV]) -> None:
+        missing = settings.namespaces - engines.keys()
+        if missing:
+            raise ConfigError(f"no engine for the namespace {', '.join(sorted(missing))}")
+        self.settings = settings
+        self.engines = dict(engines)
+        first = next(iter(self.engines.values()))
+        self.model_name = settings.model_name or public_name(first)
+        self.fingerprint = first.fingerprint
+        self.metrics = ServerMetrics(lambda: first.running, lambda: first.waiting)
+        self.gate = Gate(settings.max_running + settings.max_waiting)
+        self.ingestion = Ingestion(settings.max_jobs)
+        self.ready = False
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
+
+    async def in_thread(
+        self, work: Callable[Given, Done], *args: Given.args, **kwargs: Given.kwargs
+    ) -> Done:
+        """Run what may wait for the model or the store; the event loop goes on."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+    async def warm_up(self) -> None:
+        """Encode the default sink of every namespace; the server is ready then."""
+        try:
+            for engine in self.engines.values():
+                await self.in_thread(warm_up, engine)
+        except Exception:
+            _log.exception("the default sink could not be encoded")
+            raise
+        self.ready = True
+
+    async def close(self) -> None:
+        """End precomputations, and the threads."""
+        await asyncio.to_thread(self.ingestion.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def engine_for(self, authorization: str) -> RagKV:
+        """Return the engine of the namespace that an ``Authorization`` header opens.
+
+        Raises
+        ------
+        RefusedError
+            401: the key is missing or wrong.
+        """
+        settings = self.settings
+        namespace: str | None = settings.namespace
+        if settings.keys:
+            namespace = namespace_of(authorization, settings.keys)
+        if namespace is None:
+            raise RefusedError(
+                *(401, "The API key is missing or wrong: Authorization: Bearer KEY."),
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return self.engines[namespace]
+
+    def require_model(self, name: str) -> None:
+        """Refuse other models' names, with 404."""
+        if name not in {"default", self.model_name}:
+            raise RefusedError(
+                *(404, f"There is no model {name!r}: the one here is {self.model_name!r}."),
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_chunks(self, texts: list[str], param: str) -> None:
+        """Refuse too many or too long texts."""
+        settings = self.settings
+        if len(texts) > settings.max_chunks:
+            raise _too_large(f"At most {settings.max_chunks} texts at once.", param)
+        if any(len(text) > settings.max_chunk_chars for text in texts):
+            raise _too_large(f"A text has at most {settings.max_chunk_chars} characters.", param)
+
+
+def _too_large(message: str, param: str) -> RefusedError:
+    return RefusedError(400, message, param=param, code="too_large")
+
+
+def service_of(request: Request) -> Service:
+    """Return the server's state."""
+    service: Service = request.app.state.service
+    return service
+
+
+async def _engine(request: Request) -> RagKV:
+    service = service_of(request)
+    service.gate.refuse_draining()
+    return service.engine_for(request.headers.get("authorization", ""))
+
+
+Engine = Annotated[RagKV, Depends(_engine)]
+"""The engine of the request's key."""

@@ -1,0 +1,65 @@
+"""Several prompts' caches in one pass, behind transformers' Cache interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ragkv.splice.buffer import SplicedCache
+
+
+class JointLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of several caches."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, caches: Sequence[SplicedCache], index: int) -> None:
+        self._caches, self._index = caches, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the caches are there from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write each prompt's fresh rows to its cache, and return the fresh rows.
+
+        Attention reads the caches themselves. ``[1, kv_heads, rows, head_dim]`` each.
+        """
+        counts = [cache.rows_to_write for cache in self._caches]
+        for cache, keys, values in zip(
+            self._caches,
+            torch.split(key_states, counts, dim=2),
+            torch.split(value_states, counts, dim=2),
+            strict=True,
+        ):
+            cache.update(keys, values, self._index, *args, **kwargs)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """No number holds for all of them: rows come with their positions."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Unbounded: the caches make room."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys; the pass's rows take masks' place."""
+        return query_length, 0
+
+
+class JointCache(Cache):
+    """The caches of several prompts, whose rows follow one another in a pass.
+
+    Each cache has the slots of its own rows set (:meth:`SplicedCache.write_at`).
+    """
+
+    def __init__(self, caches: Sequence[SplicedCache]) -> None:
+        layers = range(len(caches[0].layers))
+        super().__init__(layers=[JointLayer(caches, index) for index in layers])

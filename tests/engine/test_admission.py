@@ -1,0 +1,264 @@
+"""Which request begins when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import ask, some_chunks, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.config import BatchConfig
+from ragkv.engine.admission import Admission, Cancelled
+from ragkv.errors import ConfigError
+from ragkv.model.lock import ModelLock
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(3)
+PROMPT = ask(CHUNKS)
+
+
+class Requests:
+    """Requests in threads, whose prompts are computed and whose answers end when a test says so."""
+
+    def __init__(self, loaded: Any, config: BatchConfig) -> None:
+        self.admission = Admission(ModelLock())
+        self.admission.configure(config)
+        self.begun: list[str] = []
+        self.changed = threading.Condition()
+        self._loaded = loaded
+        self._ends = dict[str, threading.Event]()
+        self._prefilled = dict[str, threading.Event]()
+        self._threads: list[threading.Thread] = []
+
+    def ask(self, name: str, **settings: Any) -> None:
+        self._ends[name], self._prefilled[name] = threading.Event(), threading.Event()
+        before = self.admission.waiting + self.admission.running
+        thread = threading.Thread(target=self._work, args=(name, settings), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        while self.admission.waiting + self.admission.running == before and thread.is_alive():
+            threading.Event().wait(0.005)
+
+    def _work(self, name: str, settings: dict[str, Any]) -> None:
+        with self.admission.turn(self._loaded, **settings) as turn:
+            with self.changed:
+                self.begun.append(name)
+                self.changed.notify_all()
+            self._prefilled[name].wait(20)
+            turn.prefilled()
+            self._ends[name].wait(20)
+
+    def prefilled(self, name: str) -> None:
+        self._prefilled[name].set()
+
+    def end(self, name: str) -> None:
+        self.prefilled(name)
+        self._ends[name].set()
+
+    def begins(self, *names: str) -> bool:
+        """Whether these are all that have begun, in this order, within a moment."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.begun == list(names), 5)
+
+    def join(self) -> None:
+        for name in self._ends:
+            self.end(name)
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert self.admission.running == self.admission.waiting == 0
+
+
+@pytest.fixture
+def requests(make_engine: Make) -> Callable[..., Requests]:
+    loaded = make_engine().loaded
+    return lambda **config: Requests(loaded, BatchConfig(**config))
+
+
+def test_one_prompt_is_computed_at_a_time(requests: Callable[..., Requests]) -> None:
+    made = requests()
+    made.ask("a")
+    made.ask("b")
+    assert made.begins("a")
+    assert (made.admission.running, made.admission.waiting) == (1, 1)
+    made.prefilled("a")
+    assert made.begins("a", "b")
+    assert made.admission.running == 2
+    made.join()
+
+
+def test_so_many_run_at_once(requests: Callable[..., Requests]) -> None:
+    made = requests(max_running=2)
+    for name in "abc":
+        made.ask(name)
+        made.prefilled(name)
+    assert made.begins("a", "b")
+    assert made.admission.waiting == 1
+    made.end("a")
+    assert made.begins("a", "b", "c")
+    made.join()
+
+
+def test_what_does_not_fit_waits_but_never_for_ever(
+    requests: Callable[..., Requests], make_engine: Make
+) -> None:
+    architecture = make_engine().loaded.architecture
+    row = architecture.values_per_token * 4
+    made = requests(kv_bytes=100 * row)
+    made.ask("small", tokens=60)
+    made.ask("large", tokens=50)
+    made.prefilled("small")
+    assert made.begins("small")
+    assert made.admission.waiting == 1
+    made.end("small")
+    assert made.begins("small", "large")
+    made.ask("larger than the budget", tokens=1000)
+    made.end("large")
+    assert made.begins("small", "large", "larger than the budget")
+    made.join()
+
+
+def test_the_best_cached_goes_first_and_none_waits_for_ever(
+    requests: Callable[..., Requests],
+) -> None:
+    made = requests(max_overtaken=2)
+    made.ask("first")
+    made.ask("computed", cached_share=0.0)
+    for at in range(4):
+        made.ask(f"cached {at}", cached_share=float(at))
+    # cached 3 and cached 2 overtook all that came before them
+    order = ["first", "cached 3", "cached 2", "computed", "cached 0", "cached 1"]
+    for at, name in enumerate(order):
+        assert made.begins(*order[: at + 1])
+        made.end(name)
+    made.join()
+
+
+@pytest.mark.parametrize("where", ["for its turn", "for the model"])
+def test_a_cancelled_request_leaves_the_queue(
+    requests: Callable[..., Requests], where: str
+) -> None:
+    made, found = requests(), []
+    if where == "for its turn":
+        made.ask("first")
+    else:
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with made.admission.lock:
+                held.set()
+                done.wait(20)
+
+        threading.Thread(target=hold, daemon=True).start()
+        assert held.wait(5)
+    cancelled = threading.Event()
+
+    def waits() -> None:
+        try:
+            with made.admission.turn(made._loaded, cancelled=cancelled.is_set):
+                found.append("began")
+        except Cancelled:
+            found.append("cancelled")
+
+    thread = threading.Thread(target=waits, daemon=True)
+    thread.start()
+    while made.admission.waiting + made.admission.running == 0:
+        threading.Event().wait(0.005)
+    cancelled.set()
+    thread.join(10)
+    assert found == ["cancelled"]
+    if where == "for the model":
+        done.set()
+    else:
+        made.prefilled("first")
+    made.ask("next")
+    assert made.begins(*(["first"] if where == "for its turn" else []), "next")
+    made.join()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_running": 0},
+        {"max_running": 1.5},
+        {"kv_bytes": 0},
+        {"max_step_ms": -1},
+        {"max_overtaken": -1},
+    ],
+)
+def test_wrong_limits_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        BatchConfig(**wrong)
+
+
+def test_batch_must_be_a_config(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match="BatchConfig"):
+        make_engine(batch=4)
+
+
+def test_engines_over_one_model_share_the_queue(make_engine: Make) -> None:
+    kv = make_engine(batch=BatchConfig(max_running=3))
+    with RagKV(kv.loaded, store=":memory:", namespace="other") as other:
+        assert other._admission is kv._admission
+        assert kv._admission._config.max_running == 3
+        with RagKV(kv.loaded, store=":memory:", batch=BatchConfig(max_running=1)):
+            assert kv._admission._config.max_running == 1
+
+
+# ---- what answers say of their end, and of their tokens
+
+
+def test_why_an_answer_ended(make_engine: Make) -> None:
+    kv = make_engine()
+    kv.model.generation_config.eos_token_id = None
+    plain = kv.generate(PROMPT, max_new_tokens=20)
+    assert plain.finish_reason == "length"
+    token = next(
+        t for at, t in enumerate(plain.token_ids) if at > 3 and t not in plain.token_ids[:at]
+    )
+    ended = kv.generate(PROMPT, max_new_tokens=20, stop_token_ids=[token])
+    assert ended.finish_reason == "stop"
+    assert ended.token_ids[-1] == token
+    stop = tiny_tokenizer().decode([token])
+    if stop.strip():
+        assert kv.generate(PROMPT, max_new_tokens=20, stop=stop).finish_reason == "stop"
+    kv.model.generation_config.eos_token_id = token
+    assert kv.generate(PROMPT, max_new_tokens=20).token_ids == ended.token_ids
+    past = kv.generate(PROMPT, max_new_tokens=20, ignore_eos=True)
+    assert (past.token_ids, past.finish_reason) == (plain.token_ids, "length")
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache_implementation": "static"}, {"method": "full"}])
+def test_log_probabilities_are_the_models_own(make_engine: Make, settings: dict[str, Any]) -> None:
+    kv = make_engine()
+    kv.model.generation_config.eos_token_id = None
+    kv.precompute(CHUNKS)
+    given = {"recompute_ratio": 1.0, "max_new_tokens": 12, **settings}
+    answer = kv.generate(PROMPT, logprobs=3, temperature=0.7, seed=1, **given)
+    assert kv.generate(PROMPT, **given).logprobs == ()
+    prompt = kv.prefill(PROMPT).token_ids
+    with torch.no_grad():
+        logits = kv.model(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
+    expected = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    assert [one.token_id for one in answer.logprobs] == answer.token_ids
+    for row, one in zip(expected, answer.logprobs, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-4)
+        best = row.topk(3)
+        assert [token for token, _ in one.top] == best.indices.tolist()
+        assert [p for _, p in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    with kv.stream(PROMPT, logprobs=0, **given) as stream:
+        next(stream)
+        assert stream.logprobs
+        list(stream)
+    assert stream.logprobs == stream.completion.logprobs
+    assert stream.logprobs[0].top == ()
+
+
+@pytest.mark.parametrize("wrong", [{"logprobs": 21}, {"logprobs": True}, {"ignore_eos": 1}])
+def test_wrong_settings_are_refused(make_engine: Make, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_engine().generate(PROMPT, **wrong)

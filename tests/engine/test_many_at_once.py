@@ -1,0 +1,321 @@
+"""Many callers at once: each gets the answer that it gets alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from langchain_core.messages import HumanMessage
+from langchain_ragkv import ChatRagKV
+from llama_index.llms.ragkv import RagKVLLM
+from threads import each_in_a_thread
+from tiny import FAMILIES, LONGROPE, SIZE, ask, some_chunks, tiny_tokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from ragkv import Completion, RagKV
+from ragkv.attend.forward import SubsetPass
+from ragkv.config import BatchConfig
+from ragkv.decode import batch as module
+from ragkv.decode.batch import batch_of
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(4)
+PROMPTS = [ask(CHUNKS[at:] + CHUNKS[:at], f"\n\nQuestion {at}?") for at in range(4)]
+ANSWER = 24
+
+
+@contextmanager
+def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Give the number of answers in each decoding pass."""
+    counts: list[int] = []
+    compute = module.joint_forward
+
+    def counting(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+        counts.append(len(subsets))
+        return compute(loaded, subsets)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "joint_forward", counting)
+        yield counts
+
+
+def endless(kv: RagKV) -> RagKV:
+    kv.model.generation_config.eos_token_id = None
+    return kv
+
+
+def all_at_once(kv: RagKV, settings: Sequence[dict[str, Any]]) -> list[Completion]:
+    """Ask the prompts, each in a thread; none begins to decode before all have arrived."""
+    found: dict[int, Completion] = {}
+
+    def work(at: int) -> None:
+        found[at] = kv.generate(PROMPTS[at % len(PROMPTS)], **settings[at])
+
+    with kv.turn():
+        threads = [threading.Thread(target=work, args=(at,)) for at in range(len(settings))]
+        for thread in threads:
+            thread.start()
+        while kv.waiting + kv.running < len(threads):
+            threading.Event().wait(0.01)
+    for thread in threads:
+        thread.join(120)
+    return [found[at] for at in range(len(settings))]
+
+
+def agree(found: Completion, alone: Completion) -> bool:
+    """Whether two answers are the same, or part at a near-tie of the model's scores."""
+    if found.token_ids == alone.token_ids:
+        return True
+    pairs = zip(found.token_ids, alone.token_ids, strict=False)
+    at = next(at for at, (a, b) in enumerate(pairs) if a != b)
+    a, b = found.logprobs[at], alone.logprobs[at]
+    return abs(a.logprob - dict(b.top)[a.token_id]) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["query", "ape", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_answer_is_the_one_it_gets_alone(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str
+) -> None:
+    kv = endless(make_engine(family))
+    kv.precompute(CHUNKS, method=method)
+    each: dict[str, Any] = {"method": method, "max_new_tokens": ANSWER, "logprobs": 5}
+    settings = [
+        each,
+        {**each, "recompute_ratio": 0.5},
+        {**each, "temperature": 0.8, "seed": 3, "prompt_lookup_num_tokens": 0},
+        {**each, "repair_ahead": True, "max_new_tokens": ANSWER // 2},
+    ]
+    alone = [kv.generate(PROMPTS[at], **settings[at]) for at in range(4)]
+    with recorded_passes(monkeypatch) as passes:
+        found = all_at_once(kv, settings)
+    assert max(passes) == 4
+    for at in range(4):
+        assert agree(found[at], alone[at])
+        assert found[at].report.positions == alone[at].report.positions
+
+
+def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine: Make) -> None:
+    """Bit by bit but for the products of several rows."""
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    loaded, subsets = kv.loaded, []
+    for prompt, count in zip(PROMPTS, (1, 3, 2, 1), strict=True):
+        prefilled = kv.prefill(prompt)
+        ids = np.append(prefilled.token_ids, np.arange(7, 7 + count)).astype(np.int32)
+        rows = np.arange(len(ids) - count, len(ids))
+        subsets.append(SubsetPass(ids, rows, prefilled.cache, keep=count))
+    with kv.turn():
+        joint = module.joint_forward(loaded, subsets)
+        rows = [[part.clone() for part in one.cache.layer(2)] for one in subsets]
+        for one, logits, written in zip(subsets, joint, rows, strict=True):
+            (alone,) = module.joint_forward(loaded, [one])
+            torch.testing.assert_close(logits, alone, atol=2e-5, rtol=1e-4)
+            for part, now in zip(written, one.cache.layer(2), strict=True):
+                end = len(one.ids)
+                torch.testing.assert_close(part[:, :end], now[:, :end], atol=2e-5, rtol=1e-4)
+
+
+# ---- steps between a prompt's layers
+
+
+def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
+    kv.precompute(CHUNKS)
+    settings = {"max_new_tokens": 200, "prompt_lookup_num_tokens": 0}
+    alone = kv.generate(PROMPTS[0], **settings).token_ids
+    for method in ("query", "full"):
+        expected = kv.prefill(PROMPTS[1], method=method).logits
+        with kv.stream(PROMPTS[0], **settings) as stream:
+            first = next(stream)
+            with recorded_passes(monkeypatch) as passes:
+                found = kv.prefill(PROMPTS[1], method=method).logits
+            during = len(passes)
+            text = first + "".join(stream)
+        assert torch.equal(found, expected)
+        assert during >= 3
+        assert stream.completion.token_ids == alone
+        assert stream.completion.text == text
+
+
+def test_steps_run_while_chunks_are_encoded(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
+    kv.precompute(CHUNKS)
+    settings = {"max_new_tokens": 200, "prompt_lookup_num_tokens": 0}
+    alone = kv.generate(PROMPTS[0], **settings).token_ids
+    new = some_chunks(12)[4:]
+    with kv.stream(PROMPTS[0], **settings) as stream:
+        next(stream)
+        with recorded_passes(monkeypatch) as passes:
+            kv.precompute(new)
+        assert len(passes) >= 3
+        list(stream)
+    assert stream.completion.token_ids == alone
+    assert all(kv.contains(text) for text in new)
+
+
+def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.15)
+    tokens = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
+    prompts = [tiny_tokenizer().decode(tokens[:length]) for length in (150, 225, 300)]
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as kv:
+        endless(kv)
+        alone = [kv.generate(prompt, max_new_tokens=60).token_ids for prompt in prompts]
+        found: dict[int, list[int]] = {}
+
+        def work(at: int) -> None:
+            found[at] = kv.generate(prompts[at], max_new_tokens=60).token_ids
+
+        with recorded_passes(monkeypatch) as passes:
+            each_in_a_thread(work, range(3))
+        assert [found[at] for at in range(3)] == alone
+        assert max(passes) == 2
+
+
+# ---- answers that fail or end
+
+
+def test_a_failing_answer_leaves_the_others_alone(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    settings = {"max_new_tokens": ANSWER, "prompt_lookup_num_tokens": 0}
+    alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
+    compute, found, errors = module.joint_forward, {}, []
+    bad = len(kv.prefill(PROMPTS[1]).token_ids) + 5
+
+    def failing(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+        logits = compute(loaded, subsets)
+        if any(len(one.ids) == bad and one.ids[bad - 1] == alone[1][4] for one in subsets):
+            raise ZeroDivisionError
+        return logits
+
+    monkeypatch.setattr(module, "joint_forward", failing)
+
+    def work(at: int) -> None:
+        try:
+            found[at] = kv.generate(PROMPTS[at], **settings).token_ids
+        except ZeroDivisionError:
+            errors.append(at)
+
+    each_in_a_thread(work, range(4))
+    assert 1 in errors
+    for at, ids in found.items():
+        assert ids == alone[at]
+    assert len(found) + len(errors) == 4
+    assert kv.running == kv.waiting == batch_of(kv.loaded).answers == 0
+
+
+def test_an_interrupted_leader_leaves_the_others_alone(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    settings = {"max_new_tokens": ANSWER, "prompt_lookup_num_tokens": 0}
+    alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
+    compute, found, interrupted = module.joint_forward, {}, []
+
+    def interrupt(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+        logits = compute(loaded, subsets)
+        if len(subsets) == 4 and not interrupted:
+            interrupted.append(threading.get_ident())
+            raise KeyboardInterrupt
+        return logits
+
+    monkeypatch.setattr(module, "joint_forward", interrupt)
+
+    def work(at: int) -> None:
+        try:
+            found[at] = kv.generate(PROMPTS[at], **settings).token_ids
+        except KeyboardInterrupt:
+            assert threading.get_ident() in interrupted
+
+    with kv.turn():
+        threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        while kv.waiting + kv.running < 4:
+            threading.Event().wait(0.01)
+    for thread in threads:
+        thread.join(60)
+    assert len(interrupted) == 1
+    assert len(found) == 3
+    for at, ids in found.items():
+        assert ids == alone[at]
+    assert kv.generate(PROMPTS[0], **settings).token_ids == alone[0]
+
+
+def test_a_closed_stream_leaves_the_others_alone(make_engine: Make) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    settings = {"max_new_tokens": 80}
+    alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
+    streams = [kv.stream(prompt, **settings) for prompt in PROMPTS]
+    next(streams[1])
+    streams[1].close()
+    streams[2].close(wait=False)
+    for at in (0, 3):
+        list(streams[at])
+        assert streams[at].completion.token_ids == alone[at]
+    kv.wait()
+    with kv.turn():
+        assert kv.generate(PROMPTS[2], **settings).token_ids == alone[2]
+
+
+def test_who_holds_the_model_is_not_waited_for(make_engine: Make) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    stream = kv.stream(PROMPTS[0], max_new_tokens=150)
+    next(stream)
+    with kv.turn():
+        answer = kv.generate(PROMPTS[1], max_new_tokens=5)
+    rest = list(stream)
+    assert len(answer.token_ids) == 5
+    assert rest
+
+
+# ---- both frameworks
+
+
+def test_frameworks_batch_without_a_new_argument(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    chat, llm = ChatRagKV(kv=kv, max_tokens=ANSWER), RagKVLLM(kv=kv, max_new_tokens=ANSWER)
+    messages = [[HumanMessage(prompt[0]["content"])] for prompt in PROMPTS]
+    texts = [prompt[0]["content"] for prompt in PROMPTS]
+    alone = [chat.invoke(each).content for each in messages]
+    plain = [llm.complete(text).text for text in texts]
+
+    async def gathered() -> list[str]:
+        return [each.text for each in await asyncio.gather(*map(llm.acomplete, texts))]
+
+    ways = {
+        "batch": lambda: [each.content for each in chat.batch(messages)],
+        "abatch": lambda: [each.content for each in asyncio.run(chat.abatch(messages))],
+        "gather": lambda: asyncio.run(gathered()),
+    }
+    for name, way in ways.items():
+        with recorded_passes(monkeypatch) as passes:
+            assert way() == (plain if name == "gather" else alone)
+        assert max(passes) > 1
