@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ZIPF = "zipf"
 
 
-def serve(
+def bench_serve_command(
     *,
     url: Annotated[
         str, typer.Option(help="The endpoint, with or without /v1.")

@@ -132,11 +132,10 @@ async def precompute(
         response = await _send(client, "POST", "/v1/chunks", json=body)
         if response.status_code in _MISSING:
             return None
-        while response.status_code == HTTPStatus.ACCEPTED:
+        while response.is_success and response.json()["status"] == "running":
             await asyncio.sleep(_POLL_S)
-            where = response.headers.get("Location") or f"/v1/chunks/{response.json()['id']}"
-            response = await _send(client, "GET", where)
-        if response.status_code != HTTPStatus.OK:
+            response = await _send(client, "GET", f"/v1/chunks/{response.json()['id']}")
+        if not response.is_success or response.json()["status"] != "done":
             raise PeerError(f"{document.name} was not precomputed: {response.text[:300]}")
     return time.perf_counter() - started
 
