@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from ragkv.engine.engine import RagKV
@@ -26,13 +27,13 @@ class TokenizeFields(Fields):
 
     model: str = "default"
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 class SinkFields(Fields):
     """The body of ``/v1/sink``."""
 
-    template: str | list[dict[str, Any]]
+    template: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 @router.get("/health")
@@ -105,6 +106,7 @@ async def tokenize(request: Request, engine: Engine) -> Response:
             400, "Give either a prompt or messages.", param="prompt", code="invalid_value"
         )
     prompt: Any = body.prompt if body.messages is None else plain_messages(body.messages)
+    service.check_prompt(prompt)
     ids = await service.in_thread(token_ids, engine, prompt)
     return Json({"tokens": ids, "count": len(ids)})
 

@@ -16,7 +16,7 @@ from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of, text_of_ids
 from ragkv.serve.events import EventStream
-from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse
+from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse, prompts_in
 from ragkv.serve.forms import ChatForm, Form, TextForm
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, service_of
@@ -59,16 +59,15 @@ async def completions(request: Request, engine: Engine) -> Response:
     """Complete texts, each given as such or as token ids."""
     service = service_of(request)
     body = parse(CompletionFields, await read_json(request, service.settings))
-    prompts = await service.in_thread(_prompts, body.prompt, engine)
+    prompts = await service.in_thread(_texts, body.prompt, engine)
     most = body.max_tokens or COMPLETION_TOKENS
     return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
 
 
-def _prompts(prompt: str | list[Any], engine: RagKV) -> list[str]:
-    if isinstance(prompt, str):
-        return [prompt]
-    each = [prompt] if isinstance(prompt[0], int) else prompt
-    return [one if isinstance(one, str) else text_of_ids(engine, one) for one in each]
+def _texts(prompt: object, engine: RagKV) -> list[str]:
+    return [
+        each if isinstance(each, str) else text_of_ids(engine, each) for each in prompts_in(prompt)
+    ]
 
 
 async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
@@ -88,6 +87,8 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
             param="ragkv.report",
             code="unsupported_parameter",
         )
+    for prompt in asked.prompts:
+        service.check_prompt(prompt)
     service.check_chunks(fields.ragkv.retrieved, "ragkv.retrieved")
     service.check_chunks([fields.ragkv.sink or ""], "ragkv.sink")
     overrides = overrides_of(engine, fields.ragkv)

@@ -12,6 +12,9 @@ from fastapi.responses import JSONResponse
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.refusal import RefusedError
 
+_CLOSE = {"Connection": "close"}
+"""With responses to bodies whose rest is not read."""
+
 
 class Json(JSONResponse):
     """Plain ASCII JSON, which any text survives."""
@@ -49,7 +52,8 @@ async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
                 if len(body) > settings.max_body_bytes:
                     raise _too_long(settings)
     except TimeoutError:
-        raise RefusedError(408, "The request's body did not come in time.") from None
+        message = "The request's body did not come in time."
+        raise RefusedError(408, message, headers=_CLOSE) from None
     return _object_in(bytes(body))
 
 
@@ -57,7 +61,7 @@ def _too_long(settings: ServeConfig) -> RefusedError:
     return RefusedError(
         413,
         f"The body is longer than {settings.max_body_bytes} bytes.",
-        headers={"Connection": "close"},  # the rest of it is not read
+        headers=_CLOSE,
     )
 
 

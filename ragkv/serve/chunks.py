@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of
-from ragkv.serve.fields import Fields, ReuseFields, parse
+from ragkv.serve.fields import Fields, ReuseFields, Texts, parse
 from ragkv.serve.ingestion import IngestionJob
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, service_of
@@ -22,7 +22,7 @@ router = APIRouter()
 class PrefetchFields(Fields):
     """The body of ``/v1/chunks/prefetch``."""
 
-    texts: list[str]
+    texts: Texts
     ragkv: ReuseFields = ReuseFields()
 
 

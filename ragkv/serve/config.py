@@ -68,7 +68,7 @@ class ServeConfig:
     max_waiting: int = 64
     max_choices: int = 16
     answer_tokens: int = 1024
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20
     max_chunks: int = 4096
     max_chunk_chars: int = 100_000
     max_jobs: int = 16

@@ -79,6 +79,12 @@ def warm_up(engine: RagKV) -> None:
     engine.contains("sink")
 
 
+def most_characters(engine: RagKV) -> int | None:
+    """Return how long a text may be to fit the model's positions; None for no limit."""
+    positions = engine.loaded.positions
+    return None if positions is None else positions * max(map(len, engine.tokenizer.get_vocab()))
+
+
 def public_name(engine: RagKV) -> str:
     """Return the model's hub name, or the name of its folder without the way to it."""
     name = engine.model_name

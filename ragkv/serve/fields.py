@@ -42,6 +42,12 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Fields that would change an answer, and are not supported: their values without effect."""
 
 
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""A million wrong texts are one error."""
+
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+
+
 class Fields(BaseModel):
     """A JSON object, no more of it than is declared."""
 
@@ -65,7 +71,7 @@ class ReuseFields(Fields):
 class AnswerReuse(ReuseFields):
     """``"ragkv"`` of a request for an answer."""
 
-    retrieved: list[str] = []
+    retrieved: Texts = []
     report: bool = False
 
 
@@ -81,13 +87,15 @@ class AnswerFields(Fields):
 
     model: str = "default"
     n: Annotated[int, Field(ge=1)] = 1
-    stop: str | Annotated[list[str], Field(max_length=16)] = []
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31)] = 0
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31)]] = []
+    stop_token_ids: Annotated[
+        list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)
+    ] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -116,7 +124,7 @@ class Message(Fields):
 class ChatFields(AnswerFields):
     """The body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
@@ -127,18 +135,10 @@ class ChatFields(AnswerFields):
         return [_plain(each) for each in messages] if isinstance(messages, list) else messages
 
 
-TokenId = Annotated[int, Field(ge=0)]
-
-
 class CompletionFields(AnswerFields):
-    """The body of ``/v1/completions``."""
+    """The body of ``/v1/completions``; :func:`prompts_in` reads its prompt."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[list[TokenId]], Field(min_length=1)]
-    )
+    prompt: Any
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
@@ -164,6 +164,29 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _refused(first["loc"], first["type"], first["msg"]) from None
+
+
+def prompts_in(prompt: object) -> list[str | list[int]]:
+    """Return the prompts of a text completion: texts, or token ids.
+
+    Raises
+    ------
+    RefusedError
+        400: it is neither.
+    """
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    if prompts and all(type(each) is int for each in prompts):
+        prompts = [prompts]
+    if not prompts or not all(map(_is_prompt, prompts)):
+        message = "prompt: give a text or token ids, or a list of such."
+        raise RefusedError(400, message, param="prompt", code="invalid_value")
+    return prompts
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, list):
+        return bool(prompt) and all(type(each) is int and each >= 0 for each in prompt)
+    return isinstance(prompt, str)
 
 
 def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:

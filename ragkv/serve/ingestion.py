@@ -98,7 +98,7 @@ def _sum(one: PrecomputeReport, other: PrecomputeReport) -> PrecomputeReport:
     )
 
 
-class Ingestion:
+class IngestionQueue:
     """Runs jobs in one thread, in order.
 
     Parameters

@@ -39,6 +39,7 @@ class DrainingServer(uvicorn.Server):
             log_level=log_level,
             timeout_graceful_shutdown=_LAST_WORDS_S,
             server_header=False,
+            ws="none",
         )
         super().__init__(config)
         self._service: Service = app.state.service

@@ -13,10 +13,11 @@ from fastapi import Depends, Request
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
+from ragkv.prompt.render import Prompt
 from ragkv.serve.config import ServeConfig
-from ragkv.serve.engine_calls import public_name, warm_up
+from ragkv.serve.engine_calls import most_characters, public_name, warm_up
 from ragkv.serve.gate import Gate
-from ragkv.serve.ingestion import Ingestion
+from ragkv.serve.ingestion import IngestionQueue
 from ragkv.serve.keys import namespace_of
 from ragkv.serve.metrics import ServerMetrics
 from ragkv.serve.refusal import RefusedError
@@ -50,9 +51,10 @@ class Service:
         first = next(iter(self.engines.values()))
         self.model_name = settings.model_name or public_name(first)
         self.fingerprint = first.fingerprint
+        self._most_characters = most_characters(first)
         self.metrics = ServerMetrics(lambda: first.running, lambda: first.waiting)
         self.gate = Gate(settings.max_running + settings.max_waiting)
-        self.ingestion = Ingestion(settings.max_jobs)
+        self.ingestion = IngestionQueue(settings.max_jobs)
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
 
@@ -105,6 +107,15 @@ class Service:
                 *(404, f"There is no model {name!r}: the one here is {self.model_name!r}."),
                 param="model",
                 code="model_not_found",
+            )
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuse a prompt that is too long by far, before it is tokenised."""
+        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+        if self._most_characters is not None and sum(map(len, texts)) > self._most_characters:
+            raise RefusedError(
+                *(400, "The prompt exceeds the model's positions: retrieve fewer chunks."),
+                code="context_length_exceeded",
             )
 
     def check_chunks(self, texts: list[str], param: str) -> None:

@@ -1,0 +1,140 @@
+"""Models, health, version, tokens, metrics."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from importlib.metadata import version
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from served import CHAT, CHUNKS, chat, model_held, refused, until
+from tiny import ask, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.serve.app import make_app
+from ragkv.serve.config import ServeConfig
+
+
+def figures(client) -> dict[str, float]:
+    """Return the metrics by name and labels, as Prometheus reads them."""
+    text = client.get("/metrics").text
+    return {
+        sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_health_waits_for_the_sink(kv):
+    app = make_app(ServeConfig(), {"default": kv})
+    with ExitStack() as stack:
+        with model_held(kv):
+            client = stack.enter_context(TestClient(app))
+            refused(client.get("/health"), 503, code="starting")
+            assert client.get("/version").status_code == 200
+        until(lambda: client.get("/health").status_code == 200)
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_models(client, kv):
+    page = client.get("/v1/models").json()
+    assert page["object"] == "list"
+    assert [model["id"] for model in page["data"]] == [kv.model_name, "default"]
+    for model in page["data"]:
+        assert client.get(f"/v1/models/{model['id']}").json() == model
+        assert model["object"] == "model"
+        assert model["max_model_len"] == 4096
+    refused(client.get("/v1/models/gpt-4o/x"), 404, code="model_not_found")
+
+
+def test_a_folders_place_is_not_told(tmp_path):
+    folder = tmp_path / "tiny-model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    with RagKV(folder, store=":memory:") as kv:
+        with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+            for path in ("/v1/models", "/version"):
+                assert str(tmp_path) not in client.get(path).text
+            assert client.post(CHAT, json=chat(model="tiny-model")).status_code == 200
+        with TestClient(make_app(ServeConfig(model_name="org/x"), {"default": kv})) as client:
+            assert client.get("/v1/models/org/x").json()["id"] == "org/x"
+
+
+def test_version(client, kv):
+    assert client.get("/version").json() == {
+        "version": version("ragkv"),
+        "model": kv.model_name,
+        "fingerprint": kv.fingerprint,
+        "namespace": "default",
+        "supported": True,
+        "positions": 4096,
+    }
+
+
+def test_tokenize(client, kv):
+    prompt = "A text to be cut."
+    found = client.post("/tokenize", json={"prompt": prompt}).json()
+    assert found == {"tokens": kv.tokenizer(prompt)["input_ids"], "count": len(found["tokens"])}
+    found = client.post("/tokenize", json={"messages": ask(CHUNKS)}).json()
+    assert found["tokens"] == kv.prefill(ask(CHUNKS)).token_ids
+    for body in ({}, {"prompt": "a", "messages": ask(CHUNKS)}, {"prompt": 5}, {"text": "a"}):
+        refused(client.post("/tokenize", json=body), 400)
+
+
+def test_metrics_are_the_reports_figures(client, kv):
+    client.post("/v1/chunks", json={"texts": CHUNKS})
+    before = figures(client)
+    assert before["ragkv:prompt_tokens_total"] == before["ragkv:num_requests_running"] == 0
+    reports = [
+        client.post(CHAT, json=chat(ragkv={"report": True}, stop=stop)).json()["ragkv"]
+        for stop in ([], ["e"])
+    ]
+    kv.forget(CHUNKS[0])
+    kv.prefetch(CHUNKS[:1])
+    kv.wait()
+    found = figures(client)
+
+    def total(name):
+        return sum(report[name] for report in reports)
+
+    assert found["ragkv:prompt_tokens_total"] == total("prompt_tokens")
+    assert found["ragkv:generation_tokens_total"] == total("completion_tokens")
+    sources = {
+        name: found[f"ragkv:prompt_tokens_by_source_total[{name}]"]
+        for name in ("sink", "reused", "recomputed", "fresh")
+    }
+    assert sources == {name: total(f"{name}_tokens") for name in sources}
+    assert found["ragkv:request_success_total[length]"] == 1
+    assert found["ragkv:request_success_total[stop]"] == 1
+    for name, seconds in (
+        ("time_to_first_token_seconds", total("ttft_s")),
+        ("e2e_request_latency_seconds", total("total_s")),
+        ("request_queue_time_seconds", sum(report["steps"]["wait"] for report in reports)),
+    ):
+        assert found[f"ragkv:{name}_count"] == 2
+        assert found[f"ragkv:{name}_sum"] == pytest.approx(seconds)
+    assert found["ragkv:repair_seconds_count[recompute]"] == 2
+    longer = [report for report in reports if report["completion_tokens"] > 1]
+    assert found["ragkv:inter_token_latency_seconds_count"] == len(longer)
+
+
+def test_misses_and_errors_are_counted(client, kv):
+    client.post("/v1/chunks", json={"texts": CHUNKS})
+    sink = {"sink": "Read:\n\n", "report": True}
+    missed = client.post(CHAT, json=chat(ragkv=sink)).json()["ragkv"]["misses"]
+    assert missed
+    client.post(CHAT, json=chat(model="other"))
+    client.get("/nowhere")
+    found = figures(client)
+    assert found[f"ragkv:chunk_misses_total[{missed[0]['reason']}]"] == len(missed)
+    assert found["ragkv:request_errors_total[model_not_found]"] == 1
+    assert found["ragkv:request_errors_total[not_found]"] == 1
+
+
+def test_each_application_has_figures_of_its_own(kv):
+    apps = [make_app(ServeConfig(), {"default": kv}) for _ in range(2)]
+    with TestClient(apps[0]) as one, TestClient(apps[1]) as other:
+        one.post(CHAT, json=chat())
+        assert figures(one)["ragkv:prompt_tokens_total"] > 0
+        assert figures(other)["ragkv:prompt_tokens_total"] == 0

@@ -1,0 +1,226 @@
+"""Chat and text completions: what the engine says, in OpenAI's form."""
+
+from __future__ import annotations
+
+import pytest
+from served import CHAT, CHUNKS, TEXT, chat, events
+from threads import each_in_a_thread
+from tiny import ask
+
+
+@pytest.fixture
+def warm(client, kv):
+    kv.precompute(CHUNKS)
+    return client
+
+
+def test_a_chat_answer_is_the_engines(warm, kv):
+    alone = kv.generate(ask(CHUNKS), max_new_tokens=6)
+    answer = warm.post(CHAT, json=chat()).json()
+    (choice,) = answer["choices"]
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": alone.text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+    report = alone.report
+    assert answer["usage"] == {
+        "prompt_tokens": report.prompt_tokens,
+        "completion_tokens": 6,
+        "total_tokens": report.prompt_tokens + 6,
+        "prompt_tokens_details": {"cached_tokens": report.sink_tokens + report.reused_tokens},
+    }
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == kv.model_name
+    assert "ragkv" not in answer
+
+
+def test_a_chat_stream_is_the_answer_in_pieces(warm):
+    whole = warm.post(CHAT, json=chat()).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = warm.post(CHAT, json=chat(**options))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *pieces, last = events(response.text)
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    assert deltas[0]["role"] == "assistant"
+    text = "".join(delta.get("content", "") for delta in deltas)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces][-2:] == [None, "length"]
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert all(piece["usage"] is None for piece in pieces)
+    assert len({piece["id"] for piece in [*pieces, last]}) == 1
+    plain = events(warm.post(CHAT, json=chat(stream=True)).text)
+    assert all("usage" not in piece for piece in plain)
+
+
+def test_a_text_completion(warm, kv):
+    prompt = "\n\n".join([kv.sink_from("{context}") + CHUNKS[0], "So"])
+    alone = kv.generate(prompt, max_new_tokens=5)
+    answer = warm.post(TEXT, json={"prompt": prompt, "max_tokens": 5}).json()
+    assert answer["choices"][0]["text"] == alone.text
+    assert answer["object"] == "text_completion"
+    pieces = events(warm.post(TEXT, json={"prompt": prompt, "max_tokens": 5, "stream": True}).text)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == alone.text
+
+
+def test_prompts_of_token_ids_are_their_text(warm, kv):
+    text = "<|bos|>" + CHUNKS[0]
+    ids = kv.tokenizer(text, add_special_tokens=False)["input_ids"]
+    by_text = warm.post(TEXT, json={"prompt": text}).json()
+    by_ids = warm.post(TEXT, json={"prompt": ids}).json()
+    assert by_ids["choices"] == by_text["choices"]
+    assert by_ids["usage"] == by_text["usage"]
+    assert by_text["usage"]["completion_tokens"] <= 16
+    both = warm.post(TEXT, json={"prompt": [ids, ids], "n": 2, "max_tokens": 2}).json()
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert both["usage"]["prompt_tokens"] == 2 * by_text["usage"]["prompt_tokens"]
+
+
+def test_several_prompts(warm):
+    each = [
+        warm.post(TEXT, json={"prompt": text, "max_tokens": 3}).json()["choices"][0]["text"]
+        for text in CHUNKS
+    ]
+    answer = warm.post(TEXT, json={"prompt": CHUNKS, "max_tokens": 3}).json()
+    assert [choice["text"] for choice in answer["choices"]] == each
+
+
+def test_several_answers_differ_and_a_seed_repeats_them(warm):
+    fields = chat(n=3, temperature=1, seed=-7, top_p=0.9, top_k=50)
+    one, two = (warm.post(CHAT, json=fields).json() for _ in range(2))
+    texts = [choice["message"]["content"] for choice in one["choices"]]
+    assert len(set(texts)) == 3
+    assert one["choices"] == two["choices"]
+    assert one["usage"]["completion_tokens"] == 18
+    streamed = ["", "", ""]
+    for piece in events(warm.post(CHAT, json={**fields, "stream": True}).text):
+        (choice,) = piece["choices"]
+        streamed[choice["index"]] += choice["delta"].get("content", "")
+    assert streamed == texts
+
+
+def test_a_stop_text_ends_the_answer(warm):
+    whole = warm.post(CHAT, json=chat()).json()["choices"][0]["message"]["content"]
+    for stop in (whole[3:5], [whole[3:5]]):
+        (choice,) = warm.post(CHAT, json=chat(stop=stop)).json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == whole[: whole.index(whole[3:5])]
+
+
+def test_the_end_is_ignored_on_request(warm, kv):
+    first = kv.generate(ask(CHUNKS), max_new_tokens=1).token_ids
+    kv.model.generation_config.eos_token_id = first
+    assert warm.post(CHAT, json=chat()).json()["choices"][0]["finish_reason"] == "stop"
+    (choice,) = warm.post(CHAT, json=chat(ignore_eos=True)).json()["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_max_completion_tokens_is_the_newer_name(warm):
+    answer = warm.post(CHAT, json=chat(max_completion_tokens=2)).json()
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_chat_logprobs(warm):
+    fields = chat(logprobs=True, top_logprobs=2)
+    (choice,) = warm.post(CHAT, json=fields).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert "".join(token["token"] for token in content) == choice["message"]["content"]
+    for token in content:
+        best, second = token["top_logprobs"]
+        assert token["logprob"] == best["logprob"] >= second["logprob"]
+        if "\ufffd" in token["token"]:  # a part of a character
+            assert token["bytes"] is None
+        else:
+            assert bytes(token["bytes"]).decode() == token["token"]
+    streamed = [
+        token
+        for piece in events(warm.post(CHAT, json={**fields, "stream": True}).text)
+        for token in (piece["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert [token["token"] for token in streamed] == [token["token"] for token in content]
+    (choice,) = warm.post(CHAT, json=chat(logprobs=True)).json()["choices"]
+    assert choice["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_text_logprobs(warm):
+    fields = {"prompt": CHUNKS[0], "max_tokens": 4, "logprobs": 1, "temperature": 1, "seed": 3}
+    (choice,) = warm.post(TEXT, json=fields).json()["choices"]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    assert found["text_offset"] == [len("".join(found["tokens"][:at])) for at in range(4)]
+    for token, logprob, top in zip(
+        found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
+    ):
+        assert top[token] == logprob
+    offsets = [
+        at
+        for piece in events(warm.post(TEXT, json={**fields, "stream": True}).text)
+        for at in (piece["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]
+    ]
+    assert offsets == found["text_offset"]
+
+
+def test_reuse_is_set_and_reported_on_request(warm):
+    reports = [
+        warm.post(CHAT, json=chat(ragkv={"recompute_ratio": ratio, "report": True})).json()["ragkv"]
+        for ratio in (0, 0.5)
+    ]
+    assert [report["recompute_ratio"] for report in reports] == [0, 0.5]
+    assert reports[0]["recomputed_tokens"] == 0 < reports[1]["recomputed_tokens"]
+    full = chat(ragkv={"method": "full", "report": True}, stream=True)
+    *pieces, last = events(warm.post(CHAT, json=full).text)
+    assert last["ragkv"]["method"] == "full"
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert not any("ragkv" in piece for piece in pieces)
+    *pieces, last = events(
+        warm.post(CHAT, json={**full, "stream_options": {"include_usage": True}}).text
+    )
+    assert last["ragkv"]["prompt_tokens"] == last["usage"]["prompt_tokens"]
+    assert not any("ragkv" in piece for piece in pieces)
+
+
+def test_retrieved_chunks_are_stored_after_the_answer(client, kv):
+    body = chat(ragkv={"retrieved": CHUNKS})
+    assert client.post(CHAT, json=body).json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 0
+    }
+    kv.wait()
+    answer = client.post(CHAT, json=body).json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+def test_content_in_parts_is_one_text(warm):
+    (message,) = ask(CHUNKS)
+    half = len(message["content"]) // 2
+    parts = [message["content"][:half], message["content"][half:]]
+    content = [{"type": "text", "text": part} for part in parts]
+    split = chat(messages=[{"role": "user", "content": content}])
+    assert (
+        warm.post(CHAT, json=split).json()["choices"]
+        == warm.post(CHAT, json=chat()).json()["choices"]
+    )
+
+
+def test_an_answer_can_be_sent_back_as_a_message(warm):
+    message = warm.post(CHAT, json=chat()).json()["choices"][0]["message"]
+    earlier = {**message, "annotations": [], "tool_calls": None, "audio": None}
+    messages = [*ask(CHUNKS), earlier, {"role": "user", "content": "And?", "name": "Ada"}]
+    assert warm.post(CHAT, json=chat(messages=messages)).status_code == 200
+    system = [{"role": "developer", "content": "Be brief."}, *messages]
+    assert warm.post(CHAT, json=chat(messages=system)).status_code == 200
+
+
+def test_many_clients_get_what_they_get_alone(warm):
+    questions = [f"\n\nQuestion {number}?" for number in range(6)]
+
+    def answer(question):
+        return warm.post(CHAT, json=chat(messages=ask(CHUNKS, question))).json()["choices"]
+
+    alone = {question: answer(question) for question in questions}
+    together = {}
+    each_in_a_thread(lambda question: together.update({question: answer(question)}), questions)
+    assert together == alone

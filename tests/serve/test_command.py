@@ -1,0 +1,104 @@
+"""``ragkv serve`` as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from served import CHAT, CHUNKS, chat, until
+from tiny import tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+from ragkv.cli import serve as command
+from ragkv.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny-model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    code = "from ragkv.cli.main import app; app()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"Serving tiny-model at (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line
+        yield found[1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_server_with_keys_from_start_to_sigterm(model, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("alpha=sk-a\nbeta=sk-b\n", encoding="utf-8")
+    options = ("--model", model, "--store", str(tmp_path / "store"))
+    with serving(*options, "--api-key-file", str(keys)) as (url, process):
+        until(lambda: httpx.get(f"{url}/health").status_code == 200)
+        headers = {"Authorization": "Bearer sk-a"}
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+            assert client.post("/v1/chunks", json={"texts": CHUNKS}).json()["report"]["new"] == 3
+            answer = client.post(CHAT, json=chat()).json()
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+            headers["Authorization"] = "Bearer sk-b"
+            other = client.get("/v1/chunks", params={"text": CHUNKS[0]}, headers=headers)
+            assert other.json() == {"text_known": False}
+            long = {"prompt": CHUNKS[0], "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/v1/completions", json=long) as running:
+                lines = running.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert process.wait(30) == 0
+
+
+def run(*options: str):
+    return CliRunner().invoke(app, ["serve", *options])
+
+
+@pytest.fixture
+def no_model(monkeypatch) -> Iterator[None]:
+    """What is wrong is found before a model is loaded."""
+    monkeypatch.setattr(command, "open_engine", None)
+    return
+
+
+def test_other_machines_need_keys(no_model):
+    result = run("--host", "192.168.1.5")
+    assert result.exit_code == 2
+    assert "--api-key-file" in " ".join(result.stderr.split())
+
+
+def test_a_missing_key_file(no_model, tmp_path):
+    result = run("--api-key-file", str(tmp_path / "none"))
+    assert result.exit_code == 2
+    assert "cannot be read" in " ".join(result.stderr.split())
+
+
+def test_a_missing_package(no_model, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else 1)
+    result = run()
+    assert result.exit_code == 2
+    assert "pip install 'ragkv[serve]'" in " ".join(result.stderr.split())

@@ -1,0 +1,128 @@
+"""Keys, and what each of them sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from served import CHAT, CHUNKS, chat, refused
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+from ragkv.serve.app import make_app
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.keys import namespace_of, read_keys
+
+KEYS = {"sk-a": "alpha", "sk-b": "beta", "sk-a2": "alpha"}
+
+
+@pytest.fixture
+def client(make_engine, tmp_path) -> Iterator[TestClient]:
+    first = make_engine(store=tmp_path / "store", namespace="alpha")
+    second = RagKV(first.loaded, store=tmp_path / "store", namespace="beta")
+    engines = {"alpha": first, "beta": second}
+    with second, TestClient(make_app(ServeConfig(keys=KEYS), engines)) as client:
+        yield client
+
+
+def by(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+WRONG = [{}, by("sk-c"), by(""), by("sk-"), {"Authorization": "Basic sk-a"}, by("sk-\u00e4")]
+PATHS = [
+    *[
+        ("GET", path)
+        for path in ("/v1/models", "/v1/models/default", "/version", "/v1/chunks?text=x")
+    ],
+    *[("POST", path) for path in (CHAT, "/v1/completions", "/tokenize", "/v1/chunks", "/v1/sink")],
+    *[("POST", "/v1/chunks/prefetch"), ("GET", "/v1/chunks/5"), ("DELETE", "/v1/chunks")],
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_nothing_without_a_key(client, path):
+    for headers in WRONG:
+        encoded = {name: value.encode() for name, value in headers.items()}
+        response = client.request(*path, headers=encoded)
+        refused(response, 401, code="invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_and_metrics_need_no_key(client):
+    assert client.get("/metrics").status_code == 200
+    assert client.get("/health").status_code in {200, 503}
+
+
+def test_a_key_opens_its_namespace_alone(client):
+    names = [client.get("/version", headers=by(key)).json()["namespace"] for key in KEYS]
+    assert names == ["alpha", "beta", "alpha"]
+    made = client.post("/v1/chunks", json={"texts": CHUNKS}, headers=by("sk-a")).json()
+    assert made["report"]["new"] == 3
+
+    def known(key):
+        found = client.get("/v1/chunks", params={"text": CHUNKS[0]}, headers=by(key))
+        return found.json()["text_known"]
+
+    def cached(key):
+        body = chat(ragkv={"report": True})
+        answer = client.post(CHAT, json=body, headers=by(key)).json()
+        assert len(answer["ragkv"]["chunks"]) == (3 if answer["ragkv"]["reused_tokens"] else 0)
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [known(key) for key in KEYS] == [True, False, True]
+    assert cached("sk-b") == 0 < cached("sk-a") == cached("sk-a2")
+    job = f"/v1/chunks/{made['id']}"
+    assert client.get(job, headers=by("sk-a2")).json()["status"] == "done"
+    refused(client.get(job, headers=by("sk-b")), 404)
+    gone = client.request("DELETE", "/v1/chunks", json={"text": CHUNKS[0]}, headers=by("sk-b"))
+    assert gone.json() == {"deleted": 0}
+    assert known("sk-a")
+
+
+def test_reading_keys(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\nalpha=sk-a\n beta = sk=b== \nalpha=sk-a2\n", encoding="utf-8")
+    keys = read_keys(path)
+    assert keys == {"sk-a": "alpha", "sk=b==": "beta", "sk-a2": "alpha"}
+    assert namespace_of("bearer sk=b==", keys) == "beta"
+    assert namespace_of("Bearer sk", keys) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# nothing\n", "alpha\n", "=sk-secret\n", "a=\n", "a=sk-secret\nb=sk-secret\n", "a=x y\n"],
+)
+def test_files_without_right_keys(tmp_path, text):
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="keys") as caught:
+        read_keys(path)
+    assert "sk-secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(tmp_path / "none")
+
+
+def test_a_namespace_without_an_engine(kv):
+    with pytest.raises(ConfigError, match="no engine for the namespace beta"):
+        make_app(ServeConfig(keys={"x": "beta"}), {"default": kv})
+
+
+def test_other_machines_need_keys():
+    for host in ("::", "192.168.1.5", "example.org", ""):
+        with pytest.raises(ConfigError, match="--api-key-file"):
+            ServeConfig(host=host)
+        assert ServeConfig(host=host, keys=KEYS).namespaces == {"alpha", "beta"}
+        assert ServeConfig(host=host, allow_anonymous=True)
+    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
+        assert ServeConfig(host=host).namespaces == {"default"}
+    assert "sk-a" not in repr(ServeConfig(keys=KEYS))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"port": -1}, {"timeout": 0}, {"max_running": 0}, {"max_waiting": -1}]
+)
+def test_settings_out_of_range(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ServeConfig(**wrong)
