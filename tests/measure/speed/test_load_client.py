@@ -141,6 +141,16 @@ async def test_the_probe_finds_what_is_taken(taken):
         assert "ignore_eos" not in (await probe(client, model="m", ignore_eos=False)).extra
 
 
+async def test_the_probe_finds_a_server_that_divides_by_the_temperature():
+    def answer(path: str, body: dict) -> Reply:
+        return Reply(whole("a" if body["temperature"] else ""))
+
+    async with stub_endpoint(answer) as stub, open_client(stub.url, timeout_s=9) as client:
+        found = await probe(client, model="m")
+    assert found.body([], 1)["temperature"] == 1e-5
+    assert "temperature 0" in found.notes[0]
+
+
 async def test_the_probe_refuses_what_answers_nothing():
     async with (
         stub_endpoint(lambda *_: Reply([b"{}"], status=401)) as stub,

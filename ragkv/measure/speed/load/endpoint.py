@@ -21,6 +21,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "ignore_eos": {"ignore_eos": True},
     "ragkv": {"ragkv": {"report": True}},
 }
+_NEARLY_GREEDY = {"temperature": 1e-5}
+"""For servers that divide by the temperature."""
 _POLL_S = 0.2
 _MISSING = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
 
@@ -84,6 +86,9 @@ async def probe(
         )
     extra: dict[str, Any] = {}
     notes = []
+    if not answer.text and (await ask(client, plain | _NEARLY_GREEDY)).text:
+        extra |= _NEARLY_GREEDY
+        notes.append(f"says nothing at temperature 0: {_NEARLY_GREEDY['temperature']:g} instead")
     for option, fields in _FIELDS.items():
         if option == "ignore_eos" and not ignore_eos:
             continue
