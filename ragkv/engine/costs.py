@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ragkv.config import StoreConfig
 from ragkv.engine.corpus import Corpus
 from ragkv.model.lock import ModelLock
+from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import CostTable, measure_costs
 from ragkv.store.tiers.costs_file import CostsFile
 
@@ -32,11 +33,16 @@ class PrefillCosts:
     Parameters
     ----------
     settings
-        PrefillCosts of the user's own are used; others are measured only where there are none.
+        Costs of the user's own are used; others are measured only where there are none.
+    tree
+        Is ranked anew by them; it reads them from the corpus.
     """
 
-    def __init__(self, corpus: Corpus, lock: ModelLock, settings: StoreConfig) -> None:
+    def __init__(
+        self, corpus: Corpus, lock: ModelLock, settings: StoreConfig, tree: PrefixTree | None
+    ) -> None:
         self._corpus = corpus
+        self._tree = tree
         self._lock = lock
         self._file = CostsFile(settings, corpus.loaded)
         self._closed = threading.Event()
@@ -74,6 +80,8 @@ class PrefillCosts:
     def _use(self, costs: CostTable) -> None:
         self._corpus.costs = costs
         self._corpus.store.set_costs(costs)
+        if self._tree is not None:
+            self._tree.reprice()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
 from ragkv.store.base import TURNS, Store
 from ragkv.store.prefixes.tree import PrefixTree
+from ragkv.store.tiers.costs import ALIKE
 
 _PREFIX_BYTES = 1 << 30
 
@@ -40,9 +41,9 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
         budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
-        tree = PrefixTree(budget) if budget else None
+        tree = PrefixTree(budget, partial(_seconds, corpus)) if budget else None
+        costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
         conversations = Conversations(corpus, tree)
         background = Background(corpus, costs, conversations, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations)
@@ -76,3 +77,8 @@ class Reuse:
         ]
         self.background.measure_costs()
         return reports[0]
+
+
+def _seconds(corpus: Corpus, cached: int, new: int) -> float:
+    """Return what computing tokens takes, by the costs that are known now."""
+    return (corpus.costs or ALIKE)(cached, new)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import some_chunks
+from tiny import ask, some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.engine import costs
@@ -47,6 +47,24 @@ def use(engine: RagKV) -> object:
     engine.generate("\n\n".join(some_chunks(2)), max_new_tokens=1)
     engine.wait()
     return engine._reuse.corpus.costs
+
+
+def test_the_knowledge_tree_is_ranked_by_them(make_engine: Make, measured: list[object]) -> None:
+    """In seconds, as what comes later is: before, every token counted 1."""
+    engine = make_engine()
+    costs_of = engine._reuse.background._costs
+    costs_of._wanted = False
+    for question in ("Why?", "Why not?"):
+        engine.generate(ask(some_chunks(2), question), max_new_tokens=4)
+        engine.wait()
+    tree = engine._reuse.conversations._tree
+    assert tree._policy._ranks
+    assert all(rank[0] >= 1 for rank in tree._policy._ranks.values())
+    costs_of.measure()
+    assert measured
+    assert all(rank[0] < 1 for rank in tree._policy._ranks.values())
+    for node, record in tree._policy._records.items():
+        assert record.seconds == FOUND(node.start, record.tokens)
 
 
 def files(folder: Path) -> list[Path]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from listening import listening
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
@@ -18,8 +20,11 @@ from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## In LlamaIndex and LangChain")[2]
-LLAMA_INDEX, LANGCHAIN = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+SECTION, _, SERVED = PAGE.partition("## In LlamaIndex and LangChain")[2].partition(
+    "## From in-process to served"
+)
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LLAMA_INDEX, LANGCHAIN = BLOCK.findall(SECTION)
 QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
 
 
@@ -86,6 +91,22 @@ def test_a_chain_of_langchain(name):
     assert chunks(f"a.md\n{QUOTED}") == 1
     assert chunks(quoted) == chunks(json.dumps([QUOTED])) == 0
     llm.kv.close()
+
+
+@pytest.mark.parametrize("snippet", BLOCK.findall(SERVED))
+def test_one_argument_leads_to_a_server(make_engine, name, snippet):
+    prompt = ChatPromptTemplate([("system", "Read.\n\n{context}"), ("human", "{input}")])
+    before, line = snippet.rstrip().rsplit("\n", 1)
+    here = run(before, name=name, prompt=prompt)["llm"]
+    with listening(make_engine()) as url:
+        there = run(snippet, name=name, prompt=prompt, url=url)["llm"]
+        assert line.startswith("llm = ")
+        answers = []
+        for llm in (here, there):
+            llm.kv.precompute(some_chunks(2))
+            answers.append(llm.kv.generate("\n\n".join(some_chunks(2)), max_new_tokens=6).text)
+            llm.kv.close()
+        assert answers[0] == answers[1]
 
 
 def test_a_query_engine_drops_its_prompt_helper(make_engine, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -10,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,6 +231,25 @@ def test_closing_the_client(connect, stub):
     for call in (lambda: kv.stream("Hi"), lambda: kv.contains("text"), lambda: kv.model_name):
         with pytest.raises(ClosedError, match="closed"):
             call()
+
+
+def test_nothing_hangs_where_a_client_is_closed_under_way(connect):
+    for _ in range(20):
+        kv, ended = connect(), []
+        assert kv.model_name
+
+        def ask(kv=kv, ended=ended):
+            with contextlib.suppress(ClosedError, RuntimeError, CancelledError):
+                kv.generate("Hi")
+            ended.append(True)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        kv.close()
+        for thread in threads:
+            thread.join(10)
+        assert len(ended) == 4
 
 
 def test_many_threads_share_a_client(connect):

@@ -87,7 +87,7 @@ class Connection:
         self._max_retries = max_retries
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = transport
-        self._starting = threading.Lock()
+        self._changing = threading.Lock()
         self._loop: LoopThread | None = None
         self._closed = False
 
@@ -100,7 +100,8 @@ class Connection:
             After :meth:`close`.
         """
         try:
-            return self._running().submit(work)
+            with self._changing:  # what is submitted before close() is cancelled by it
+                return self._running().submit(work)
         except BaseException:
             work.close()
             raise
@@ -163,7 +164,8 @@ class Connection:
 
     async def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return a response of status 2xx, whose body is not read yet."""
-        client = self._running().client
+        with self._changing:
+            client = self._running().client
         for attempt in count():
             pause: float | None = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
             try:
@@ -186,24 +188,23 @@ class Connection:
         raise AssertionError  # count() does not end
 
     def _running(self) -> LoopThread:
-        with self._starting:
-            if self._closed:
-                raise closed(self.address)
-            if self._loop is None or self._loop.process != os.getpid():  # forked
-                client = httpx.AsyncClient(
-                    base_url=self.address,
-                    headers=self._headers,
-                    timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                    limits=httpx.Limits(max_connections=None),
-                    transport=self._transport,
-                )
-                self._loop = LoopThread(client)
-                weakref.finalize(self, self._loop.stop)
-            return self._loop
+        if self._closed:
+            raise closed(self.address)
+        if self._loop is None or self._loop.process != os.getpid():  # forked
+            client = httpx.AsyncClient(
+                base_url=self.address,
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                limits=httpx.Limits(max_connections=None),
+                transport=self._transport,
+            )
+            self._loop = LoopThread(client)
+            weakref.finalize(self, self._loop.stop)
+        return self._loop
 
     def close(self) -> None:
         """Cancel what is under way and close the connections; later calls raise ClosedError."""
-        with self._starting:
+        with self._changing:
             self._closed = True
             loop, self._loop = self._loop, None
         if loop is not None:

@@ -102,6 +102,11 @@ class PrefixTree:
         """Return the number of nodes."""
         return len(self._policy)
 
+    def reprice(self) -> None:
+        """Rank the nodes anew, when the costs have changed."""
+        with self._lock:
+            self._policy.reprice(self._seconds)
+
     # ---- for requests
 
     def match(
@@ -137,13 +142,6 @@ class PrefixTree:
         """Copy the rows of the prompts that were added."""
         with self._lock:
             self._settle(model)
-
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:
-        """Rank all nodes by costs that are known only now."""
-        with self._lock:
-            if costs is not self._costs:
-                self._costs = costs
-                self._policy.reprice(costs)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -262,7 +260,10 @@ class PrefixTree:
 
     def _enter(self, node: PrefixNode) -> None:
         tokens = len(node.ids)
-        self._policy.insert(node, node.nbytes, self._costs(node.start, tokens), tokens)
+        self._policy.insert(node, node.nbytes, self._seconds(node, tokens), tokens)
+
+    def _seconds(self, node: Hashable, tokens: int) -> float:
+        return self._costs(node.start if isinstance(node, PrefixNode) else 0, tokens)
 
     def _trim(self, spared: PrefixNode) -> None:
         """Evict leaves of least worth until the budget is kept, none that ``spared`` continues."""

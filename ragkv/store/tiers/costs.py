@@ -136,7 +136,9 @@ def measure_costs(
         new = [limit // 4, limit // 2]
     cached = [count for count in cached if count + new[-1] <= limit]
     prefills = _Prefills(loaded, cached[-1] + new[-1], budget_s, pass_s, turn)
-    prefills.warm_up(new[0])
+    slowest = prefills.warm_up(new[0])
+    if slowest > budget_s:
+        return CostTable.at_rate(new[0] / slowest)
     rows: list[list[float]] = []
     for count in cached:
         row = prefills.row(count, new, repeats)
@@ -168,10 +170,10 @@ class _Prefills:
         draw = torch.Generator().manual_seed(0)
         self._ids = torch.randint(vocabulary, (1, tokens), generator=draw).to(loaded.device)
 
-    def warm_up(self, new: int) -> None:
-        """Run a prefill outside of the budget: the first of a thread is slow."""
+    def warm_up(self, new: int) -> float:
+        """Return the seconds of a prefill outside of the budget: the first of a thread is slow."""
         with self._turn():
-            self._timed(DynamicCache(), 0, new)
+            return self._timed(DynamicCache(), 0, new)
 
     def row(self, cached: int, new: Sequence[int], repeats: int) -> list[float]:
         """Return the seconds of each of ``new`` behind ``cached`` tokens; fewer, out of budget."""

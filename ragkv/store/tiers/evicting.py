@@ -101,7 +101,7 @@ class EvictingStore(StoreOver):
         """Weigh chunks, and the tiers' entries, by these costs."""
         with self._lock:
             self._costs = costs
-            self._policy.reprice(costs)
+            self._policy.reprice(lambda _, tokens: costs(0, tokens))
         super().set_costs(costs)
 
     def _make_room(self, entry: ChunkKV, nbytes: int, write: Callable[[], int]) -> int:

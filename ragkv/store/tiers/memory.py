@@ -229,7 +229,7 @@ class MemoryStore(Store):
         """Weigh new entries and those that are there by these costs."""
         with self._lock:
             self._costs = costs
-            self._policy.reprice(costs)
+            self._policy.reprice(lambda _, tokens: costs(0, tokens))
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """Return 0: nothing is loaded."""

@@ -18,6 +18,7 @@ from listening import listening
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_tokenizer
 
+from ragkv import StoreConfig
 from ragkv.errors import ConfigError, ServerError
 from ragkv.serve.client import RemoteRagKV
 
@@ -27,11 +28,13 @@ PROMPT = ChatPromptTemplate.from_messages(
 QUESTION = "What is a target list?"
 DOCUMENTS = [Document(text) for text in some_chunks()]
 CONTEXT = "\n\n".join(some_chunks())
+NO_CONVERSATIONS = StoreConfig(":memory:", prefix_bytes=0)
+"""The same prompt is asked twice, and is to be reused by its chunks."""
 
 
 @pytest.fixture
 def kv(make_engine):
-    return make_engine()
+    return make_engine(store=NO_CONVERSATIONS)
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def ask(llm):
 
 
 def test_the_same_pipeline_gives_the_same_answers(make_engine, kv, chat):
-    here = ChatRagKV(kv=make_engine(), max_tokens=12, sink_from=PROMPT)
+    here = ChatRagKV(kv=make_engine(store=NO_CONVERSATIONS), max_tokens=12, sink_from=PROMPT)
     there = chat(sink_from=PROMPT)
     assert there._sink == here._sink
     assert ask(there) == ask(here)

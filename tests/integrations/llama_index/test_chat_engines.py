@@ -68,5 +68,5 @@ def test_the_third_turn_reuses_the_first_two(make_engine, chat_mode, settings, s
     assert {said[1], said[3]} & set(texts)
     assert {QUESTIONS[0], QUESTIONS[1]} < set(texts)
     assert [info.text for info in kv._store.entries_of(TURNS)] == texts
-    reused = [use.text for use in report.chunks if use.reused]
+    reused = list(dict.fromkeys(use.text for use in report.chunks if use.reused))
     assert reused == [reused[0], *texts[: texts.index(QUESTIONS[2])]]

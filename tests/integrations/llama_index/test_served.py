@@ -23,7 +23,7 @@ from llama_index.llms.ragkv import (
 )
 from tiny import some_chunks, tiny_tokenizer
 
-from ragkv import ReuseConfig
+from ragkv import ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError, ServerError
 from ragkv.serve.client import RemoteRagKV
 
@@ -35,11 +35,13 @@ CHAT = [
 ]
 SYSTEM = ChatMessage(role="system", content='As {{"a": ...}}.\n{context_str}')
 TEMPLATE = ChatPromptTemplate([SYSTEM, ChatMessage(role="user", content="{query_str}")])
+NO_CONVERSATIONS = StoreConfig(":memory:", prefix_bytes=0)
+"""The same prompt is asked twice, and is to be reused by its chunks."""
 
 
 @pytest.fixture
 def kv(make_engine):
-    return make_engine()
+    return make_engine(store=NO_CONVERSATIONS)
 
 
 @pytest.fixture
@@ -87,7 +89,10 @@ def ask(llm, monkeypatch):
 @pytest.mark.parametrize("is_chat_model", [False, True])
 def test_the_same_pipeline_gives_the_same_answers(make_engine, served, monkeypatch, is_chat_model):
     here = RagKVLLM(
-        kv=make_engine(), max_new_tokens=12, is_chat_model=is_chat_model, sink_from="default"
+        kv=make_engine(store=NO_CONVERSATIONS),
+        max_new_tokens=12,
+        is_chat_model=is_chat_model,
+        sink_from="default",
     )
     there = served(is_chat_model=is_chat_model)
     assert there.sink == here.sink

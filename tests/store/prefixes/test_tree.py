@@ -361,7 +361,7 @@ def test_what_is_wanted_often_and_costs_much_stays() -> None:
         True,
         True,
     ]
-    tree.set_costs(lambda cached, new: 2.0 * new)
+    tree.reprice()
     assert_sound(tree)
 
 

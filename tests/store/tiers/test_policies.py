@@ -212,9 +212,10 @@ def test_costs_are_measured_on_a_model() -> None:
 
 def test_out_of_time_fewer_points_are_measured() -> None:
     loaded = load_model(tiny_model(), tiny_tokenizer())
-    rate = measure_costs(loaded, (0, 64), (8, 32), budget_s=0.0)
-    assert rate.new == (0, 1)
-    assert rate(0, 100) == pytest.approx(100 * rate(0, 1)) != 0
+    for limits in ({"budget_s": 0.0}, {"pass_s": 0.0}):
+        rate = measure_costs(loaded, (0, 64), (8, 32), **limits)
+        assert rate.is_flat
+        assert rate(0, 100) == pytest.approx(100 * rate(0, 1)) != 0
     entered = []
 
     @contextmanager

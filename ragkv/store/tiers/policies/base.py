@@ -82,19 +82,19 @@ class Policy(ABC):
         """Enter a use, before its priority is asked for, where the record does not suffice."""
         del key, record
 
-    def reprice(self, costs: Callable[[int, int], float]) -> None:
+    def reprice(self, seconds: Callable[[Hashable, int], float]) -> None:
         """Rank all entries anew by what computing them costs, known only now.
 
         Ageing begins again: the clock was in what earlier costs counted.
 
         Parameters
         ----------
-        costs
-            Seconds of computing ``(cached, new)`` tokens.
+        seconds
+            What computing an entry takes, by its key and tokens.
         """
         self.clock = 0.0
         for key, record in self._records.items():
-            record.seconds = costs(0, record.tokens)
+            record.seconds = seconds(key, record.tokens)
             self._rank(key, record)
         self._heapify()
 

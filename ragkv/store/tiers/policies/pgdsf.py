@@ -42,16 +42,16 @@ class PGDSF(Policy):
         while len(self._histories) > REMEMBERED:
             self._histories.popitem(last=False)
 
-    def reprice(self, costs: Callable[[int, int], float]) -> None:
+    def reprice(self, seconds: Callable[[Hashable, int], float]) -> None:
         """Give all misses of an entry its new cost; those that are not in the tier the mean."""
         per_token = {
-            hash(key): costs(0, record.tokens) / max(1, record.tokens)
+            hash(key): seconds(key, record.tokens) / max(1, record.tokens)
             for key, record in self._records.items()
         }
         mean = sum(per_token.values()) / max(1, len(per_token))
         for name, history in self._histories.items():
             history.cost = history.misses * per_token.get(name, mean)
-        super().reprice(costs)
+        super().reprice(seconds)
 
     def priority(self, key: Hashable, record: Record) -> float:  # noqa: ARG002
         """Return ``clock + frequency * mean cost``."""

@@ -1,0 +1,1 @@
+"""Load on a server: one trace for every OpenAI-compatible endpoint (``ragkv bench serve``)."""
