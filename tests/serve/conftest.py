@@ -11,7 +11,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
+from ragkv.config import MEMORY
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.run import DrainingServer
@@ -29,7 +30,8 @@ class Listening:
 
 @pytest.fixture
 def kv(make_engine) -> RagKV:
-    return make_engine()
+    """Return an engine to which a prompt is new every time."""
+    return make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_metrics_are_the_reports_figures(client, kv):
     assert found["ragkv:generation_tokens_total"] == total("completion_tokens")
     sources = {
         name: found[f"ragkv:prompt_tokens_by_source_total[{name}]"]
-        for name in ("sink", "reused", "recomputed", "fresh")
+        for name in ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
     }
     assert sources == {name: total(f"{name}_tokens") for name in sources}
     assert found["ragkv:request_success_total[length]"] == 1

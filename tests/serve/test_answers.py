@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, TEXT, chat, events
 from threads import each_in_a_thread
 from tiny import ask
+
+from ragkv.serve.app import make_app
+from ragkv.serve.config import ServeConfig
 
 
 @pytest.fixture
@@ -36,6 +40,20 @@ def test_a_chat_answer_is_the_engines(warm, kv):
     assert answer["id"].startswith("chatcmpl-")
     assert answer["model"] == kv.model_name
     assert "ragkv" not in answer
+
+
+def test_a_conversation_goes_on(make_engine):
+    with TestClient(make_app(ServeConfig(), {"default": make_engine()})) as client:
+        first = client.post(CHAT, json=chat()).json()["choices"][0]["message"]["content"]
+        body = chat(ragkv={"report": True})
+        body["messages"] += [
+            {"role": "assistant", "content": first.lstrip()},
+            {"role": "user", "content": "And then?"},
+        ]
+        answer = client.post(CHAT, json=body).json()
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    report = answer["ragkv"]
+    assert cached == report["sink_tokens"] + report["conversation_tokens"] > 300
 
 
 def test_a_chat_stream_is_the_answer_in_pieces(warm):

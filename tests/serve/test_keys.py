@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, chat, refused
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
@@ -19,8 +19,9 @@ KEYS = {"sk-a": "alpha", "sk-b": "beta", "sk-a2": "alpha"}
 
 @pytest.fixture
 def client(make_engine, tmp_path) -> Iterator[TestClient]:
-    first = make_engine(store=tmp_path / "store", namespace="alpha")
-    second = RagKV(first.loaded, store=tmp_path / "store", namespace="beta")
+    store = StoreConfig(tmp_path / "store", prefix_bytes=0)
+    first = make_engine(store=store, namespace="alpha")
+    second = RagKV(first.loaded, store=store, namespace="beta")
     engines = {"alpha": first, "beta": second}
     with second, TestClient(make_app(ServeConfig(keys=KEYS), engines)) as client:
         yield client
