@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -212,7 +212,7 @@ def _scores(plan: Plan) -> npt.NDArray[np.float32]:
 
 
 def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-    placed = (
+    placed = [
         ChunkUse(
             piece.entry.text,
             piece.start,
@@ -221,8 +221,13 @@ def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
             recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
         )
         for piece in plan.spliced.layout.placed
-    )
-    return (*_uses_inside(plan), *placed)
+    ]
+    inside = list(_uses_inside(plan))
+    if inside and placed and (inside[-1].text, inside[-1].end) == (placed[0].text, placed[0].start):
+        head = inside.pop()  # the former prompt ends in this chunk
+        reused = head.reused + placed[0].reused
+        placed[0] = replace(placed[0], start=head.start, reused=reused, source=head.source)
+    return (*inside, *placed)
 
 
 def _uses_inside(plan: Plan) -> Iterator[ChunkUse]:

@@ -34,8 +34,8 @@ class ChunkUse:
     """One chunk of the prompt: its position, and what was done with its tokens.
 
     ``start`` and ``end`` are token positions in the prompt; ``reused`` and
-    ``recomputed`` count its cached tokens, the rest of the span is fresh. A chunk that a former
-    prompt ends in counts as two.
+    ``recomputed`` count its cached tokens, the rest of the span is fresh. ``source`` is where its
+    first rows come from: the others of a chunk in which a former prompt ends are an entry's.
     """
 
     text: str

@@ -140,6 +140,19 @@ def test_chunks_behind_an_exact_prefix_are_repaired(make_engine: Make) -> None:
     assert distance(engine, full.token_ids, full.logits) < TOLERANCE
 
 
+def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None:
+    engine, (first, second) = make_engine(), some_chunks(2)
+    engine.precompute([first, second])
+    engine.generate(f"{first}\n\n{second[:120]}", recompute_ratio=1.0, max_new_tokens=1)
+    report = engine.prefill(f"{first}\n\n{second}\n\nSo?", recompute_ratio=0.0).report
+    kept = report.conversation_tokens + report.prefix_tokens
+    assert [(use.text, use.recomputed) for use in report.chunks] == [(first, 0), (second, 0)]
+    assert report.chunks[1].source in ("conversation", "prefix")
+    assert report.chunks[1].start < kept < report.chunks[1].end
+    assert report.chunks[0].reused + report.chunks[1].reused <= kept + report.reused_tokens
+    assert report.misses == ()
+
+
 def test_the_first_chunks_entry_is_as_good_as_a_prefix_that_ends_there(make_engine: Make) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)

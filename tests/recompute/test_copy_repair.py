@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import FAMILIES, some_chunks
 
-from ragkv import Prefilled, RagKV, ReuseConfig
+from ragkv import Prefilled, RagKV, ReuseConfig, StoreConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
 from ragkv.prompt.history import TokenHistory
@@ -211,7 +211,7 @@ def test_only_single_steps_behind_the_prompt_repair(make_engine: Make) -> None:
 
 
 def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
-    engine = make_engine()
+    engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
     engine.precompute(CHUNKS)
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 30}
     answer = engine.generate(PROMPT, **settings)

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline
 
-from ragkv import RagKV, ReuseConfig
+from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -39,7 +39,8 @@ QUESTION = "What is a target list?"
 
 @cache
 def engine() -> RagKV:
-    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+    store = StoreConfig(":memory:", prefix_bytes=0)  # tests ask the same prompt
+    kv = RagKV(tiny_model(), tiny_tokenizer(), store=store)
     kv.precompute(some_chunks())
     return kv
 

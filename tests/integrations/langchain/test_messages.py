@@ -34,7 +34,8 @@ def test_the_account_does_not_repeat_the_prompt():
     account = chat().invoke(prompt).response_metadata["ragkv"]
     whole = engine().generate(prompt, max_new_tokens=1).report.to_dict()
     assert set(account) == set(whole) - {"positions"}
-    assert [set(use) for use in account["chunks"]] == [{"start", "end", "reused", "recomputed"}] * 3
+    fields = {"start", "end", "reused", "recomputed", "source"}
+    assert [set(use) for use in account["chunks"]] == [fields] * 3
     assert not any(text[:40] in str(account) for text in some_chunks())
 
 
