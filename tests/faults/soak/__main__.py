@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Draws other questions and deeds.")] = 0,
 ) -> None:
     """Soak a server; exit code 1 on a wrong answer, an error out of form, or a leak."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends, too
     plan = SoakPlan(seconds=60 * minutes, clients=clients, seed=seed, disk_bytes=disk_mb << 20)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         done = asyncio.run(soak(plan, Path(folder), url=url, model=model, say=err.print))

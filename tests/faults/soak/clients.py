@@ -92,7 +92,7 @@ class Mischief:
         if found.error is not None:
             code = found.error["error"]["code"] if in_form(found.error) else found.error
             self.findings.counts[f"stream ended: {code}"] += 1
-            if code != "gateway_timeout":
+            if code != "timeout":
                 self.findings.violations.append(f"a stream ended with {code}")
         elif not found.ended:
             self.findings.violations.append("a stream ended without [DONE]")

@@ -20,10 +20,10 @@ from soak.server import ServerProcess
 RESTART_AT = 0.25
 """Share of the time after which the server is stopped and started: most samples come later."""
 LONG_ANSWERS = 3
-LONG_TOKENS = 200
+LONG_TOKENS = 100
 QUIET_POLLS = 300
 UNDER_WAY = ("ragkv:num_requests_running", "ragkv:num_requests_waiting")
-REQUEST_S = 120.0
+REQUEST_S = 320.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Soak:
     rss: list[int] = field(default_factory=list)
     down: bool = False
     over: bool = False
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while clients begin nothing new."""
 
     async def run(self) -> None:
         """Do everything; what is wrong is in ``findings.violations``."""
@@ -73,6 +75,7 @@ class Soak:
         return open_client(self.url, api_key=NAMESPACES["soak"], timeout_s=REQUEST_S)
 
     async def _all_together(self, mischief: Mischief) -> None:
+        self.busy.set()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.plan.clients):
                 tasks.create_task(self._one_client(mischief))
@@ -90,6 +93,7 @@ class Soak:
         deeds, weights = mischief.deeds()
         async with self._client() as client:
             while not self.over:
+                await self.busy.wait()
                 (deed,) = mischief.rng.choices(deeds, weights)
                 down = self.down
                 try:
@@ -103,6 +107,7 @@ class Soak:
     async def _restart(self, server: ServerProcess, mischief: Mischief) -> None:
         """SIGTERM while answers run: they end whole, new ones get 503, the store serves again."""
         async with self._client() as client:
+            self.busy.clear()
             begun = [asyncio.Event() for _ in range(LONG_ANSWERS)]
             pairs = zip(mischief.questions, begun, strict=False)
             running = [
@@ -111,6 +116,7 @@ class Soak:
             await asyncio.gather(*(each.wait() for each in begun))
             self.down = True
             server.terminate()
+            self.busy.set()
             await self._until_refused(client, mischief.questions[0])
             if all(each.done() for each in running):
                 self.findings.counts["answers ended before the refusal"] += 1

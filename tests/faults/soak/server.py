@@ -17,7 +17,7 @@ import httpx
 from soak.asking import NAMESPACES
 
 START_S = 180.0
-END_S = 90.0
+END_S = 150.0
 
 
 class ServerProcess:
@@ -37,7 +37,8 @@ class ServerProcess:
         self._command = [
             *(sys.executable, "-m", "soak.small_store", str(disk_bytes)),
             *("--store", str(folder / "store"), "--port", str(port), "--api-key-file", str(keys)),
-            *("--max-running", "8", "--max-waiting", "4", "--timeout", "60"),
+            *("--max-running", "8", "--max-waiting", "4"),
+            *("--timeout", "300", "--drain-timeout", "120"),
             *(() if model is None else ("--model", model)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
