@@ -41,6 +41,11 @@ def _check_whole(name: str, value: object, low: float, high: float) -> None:
         raise ConfigError(f"{name} must be a whole number, not {value!r}")
 
 
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
+
+
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
@@ -147,6 +152,10 @@ class ReuseConfig:
         Whether the decoding steps also recompute the tokens that the answer is about to copy
         (``query`` alone does). Answers come closer to full prefill (KL 0.022 instead of 0.025
         at a ratio of 0.2), and a step takes 1.15 to 1.5 times as long on a CPU.
+    remember_turns
+        Encode a chat's question and answer after it was given: later prompts find them as chunks.
+    turns_expire_in
+        Seconds that a turn is remembered after a prompt has last contained it.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -163,6 +172,8 @@ class ReuseConfig:
     on_miss: Literal["store", "skip"] = "store"
     load: Literal["auto", "always"] = "auto"
     repair_ahead: bool = False
+    remember_turns: bool = False
+    turns_expire_in: float = 3600.0
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -180,8 +191,9 @@ class ReuseConfig:
             _check_text("auxiliary_model", self.auxiliary_model)
         _check_choice("on_miss", self.on_miss, ("store", "skip"))
         _check_choice("load", self.load, ("auto", "always"))
-        if not isinstance(self.repair_ahead, bool):
-            raise ConfigError(f"repair_ahead must be True or False, not {self.repair_ahead!r}")
+        for name in ("repair_ahead", "remember_turns"):
+            _check_bool(name, getattr(self, name))
+        _check_number("turns_expire_in", self.turns_expire_in, 1.0, 2**53)
         _check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             _check_text("calibrated_for", self.calibrated_for)
@@ -259,7 +271,7 @@ class StoreConfig:
         :func:`ragkv.store.tiers.policies.policy_names`.
     costs
         Seconds of computing ``(cached, new)`` tokens, for cost-aware policies: a
-        :class:`ragkv.store.tiers.costs.CostTable`. ``None`` counts every token alike.
+        :class:`ragkv.store.tiers.costs.CostTable`. ``None`` measures them once (docs/tiers.md).
     evict
         Evict on disk, too: when ``disk_bytes`` are used up, the chunks of least worth are
         deleted for new ones. False keeps acknowledged chunks and raises StoreFullError.
@@ -295,8 +307,7 @@ class StoreConfig:
         if self.device_bytes is not None:
             _check_number("device_bytes", self.device_bytes, 0, 2**60)
         for name in ("read_only", "evict", "encrypt"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}")
+            _check_bool(name, getattr(self, name))
         _check_text("policy", self.policy)
         if self.costs is not None and not callable(self.costs):
             raise ConfigError(f"costs must be a CostTable or a function, not {self.costs!r}")

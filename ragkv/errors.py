@@ -53,3 +53,17 @@ class ClosedError(RagKVError, RuntimeError):
 
 class PeerError(RagKVError, RuntimeError):
     """Another engine, measured beside ragkv, did not start or gave no token."""
+
+
+class ServerError(RagKVError, RuntimeError):
+    """A server of ragkv cannot be reached, is busy, refuses the key, or fails.
+
+    Attributes
+    ----------
+    status
+        The HTTP status; None where there was no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status

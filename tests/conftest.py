@@ -9,12 +9,18 @@ import torch
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.engine import costs
 from ragkv.model.implementation import override_implementation
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
 
 
 @pytest.fixture

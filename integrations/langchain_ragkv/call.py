@@ -12,19 +12,23 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, CompletionStream, RagKV, ReuseReport
+from ragkv.serve.client import RemoteRagKV, RemoteStream
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report."""
 
-    kv: RagKV
+    kv: RagKV | RemoteRagKV
     arguments: dict[str, Any]
     timeout: float | None
     keep: Callable[[ReuseReport], None]
 
-    def start(self, messages: Sequence[BaseMessage]) -> CompletionStream:
+    def start(self, messages: Sequence[BaseMessage]) -> CompletionStream | RemoteStream:
         """Begin to generate."""
+        if isinstance(self.kv, RemoteRagKV):
+            given = {"timeout": self.timeout, **self.arguments}
+            return self.kv.stream(convert_messages(messages), **given)
         return self.kv.stream(convert_messages(messages), **self.arguments)
 
     def result(self, completion: Completion) -> ChatResult:
@@ -41,5 +45,5 @@ class Call:
         self.keep(completion.report)
         return {
             "usage_metadata": usage(completion),
-            "response_metadata": metadata(completion, self.kv, self.arguments),
+            "response_metadata": metadata(completion, self.kv),
         }

@@ -10,7 +10,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from transformers import Pipeline
 
 from langchain_ragkv.call import Call
@@ -21,15 +21,22 @@ from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.prompts import convert_messages
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _DEFAULT_MAX_TOKENS = 256
+_LOCAL = (
+    *("llm", "store", "device", "dtype"),
+    *("cache_implementation", "prompt_lookup_num_tokens"),
+)
+"""Fields that are for a model in this process."""
 
 
 class ChatRagKV(ChunkReuse, BaseChatModel):
     """Chat model over precomputed chunk caches.
 
     Without arguments it serves the embedded default model. Give ``model_id``, or an
-    engine (``kv``), or the ``HuggingFacePipeline`` that ChatHuggingFace had (``llm``).
+    engine (``kv``), or the ``HuggingFacePipeline`` that ChatHuggingFace had (``llm``), or the
+    address of a ``ragkv serve`` (``base_url``), which then has the model and the store.
     Every setting can be given per call as well, the engine's reuse settings included:
     ``invoke(messages, recompute_ratio=0.1)``, ``bind(method="query")``.
 
@@ -42,7 +49,13 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     model_config = ConfigDict(extra="forbid")
 
     model_id: str | None = None
-    """Hub name or folder of the model; None is the embedded default."""
+    """Hub name or folder of the model; None is the embedded default. With ``base_url``, the name
+    that the server must have for its model; None is whichever it has."""
+    base_url: str | None = Field(default=None, exclude=True)
+    """Address of a ``ragkv serve``, such as ``http://gpu:8000``; nothing is loaded here then."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Key of a namespace of that server; None is the environment variable ``RAGKV_API_KEY``.
+    Without effect on a model in this process, and beside ``kv``."""
     llm: Any = Field(default=None, exclude=True, repr=False)
     """A HuggingFacePipeline or RagKVPipeline to take the model and its settings from."""
     temperature: float | None = Field(default=None, ge=0)
@@ -66,20 +79,19 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError, time spent waiting for the
-    model included."""
-    max_retries: int = 2
-    """Taken for LangChain's sake: the model runs in this process, nothing is resent."""
+    model included. None is 600 with ``base_url``, and any time without."""
+    max_retries: int = Field(default=2, ge=0)
+    """How often a request to a server is sent again where no connection comes about or the server
+    is busy. A model in this process needs none."""
     streaming: bool = False
     """Whether ``invoke`` streams, for callbacks that want every token."""
     device: str | torch.device | None = Field(default=None, exclude=True)
     """Device of a model loaded here."""
     dtype: str | torch.dtype | None = Field(default=None, exclude=True)
     """Dtype of a model loaded here."""
-    api_key: Any = Field(default=None, exclude=True, repr=False)
-    """Taken for LangChain's sake, never used."""
 
     _chat: ClassVar[bool] = True
-    _engine_fields: ClassVar[tuple[str, ...]] = ("store", "model_id", "device", "dtype")
+    _engine_fields: ClassVar[tuple[str, ...]] = ("store", "model_id", "device", "dtype", "base_url")
     _inner: PipelineSettings | None = PrivateAttr(default=None)
 
     @classmethod
@@ -112,7 +124,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         """
         return cls(**model_fields(model_id, task, backend, kwargs))
 
-    def _make_engine(self) -> RagKV:
+    def _make_engine(self) -> RagKV | RemoteRagKV:
+        if self.base_url is not None:
+            return self._make_client(self.base_url)
         if self.llm is None:
             return self._engine(self.model_id, device=self.device, dtype=self.dtype)
         if isinstance(self.llm, ChunkReuse):
@@ -123,6 +137,22 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
                 f"{type(self.llm).__name__}: give model_id=... or kv=... for a model alone"
             )
         return self._engine(self.llm.pipeline.model, self.llm.pipeline.tokenizer)
+
+    def _make_client(self, base_url: str) -> RemoteRagKV:
+        given = [name for name in _LOCAL if getattr(self, name) is not None]
+        given += ["on_unsupported"] * (self.on_unsupported != "raise")
+        if given:
+            raise ConfigError(
+                f"{', '.join(given)}: the model of base_url is the server's, and so is that; omit "
+                "it, or omit base_url to load a model here"
+            )
+        return RemoteRagKV(
+            base_url,
+            None if self.api_key is None else self.api_key.get_secret_value(),
+            timeout=self.timeout or TIMEOUT_S,
+            max_retries=self.max_retries,
+            model=self.model_id,
+        )
 
     @model_validator(mode="after")
     def _take_settings(self) -> Self:

@@ -19,8 +19,9 @@ from langchain_ragkv.texts import chunk_texts
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
+from ragkv.serve.client import RemoteRagKV
 
-_MADE_FROM: WeakKeyDictionary[RagKV, list[dict[str, Any]]] = WeakKeyDictionary()
+_MADE_FROM: WeakKeyDictionary[RagKV | RemoteRagKV, list[dict[str, Any]]] = WeakKeyDictionary()
 """The fields that engines were made from: LangChain re-creates objects from all of their fields."""
 
 
@@ -29,9 +30,9 @@ class ChunkReuse(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
-    kv: RagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
-    """The engine, made from the other fields unless it is given. It is an error to give
-    ``store`` or another model together with it."""
+    kv: RagKV | RemoteRagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
+    """The engine (or a server's client), made from the other fields unless it is given. It is an
+    error to give ``store`` or another model together with it."""
     recompute_ratio: float | Literal["auto"] | None = None
     """Share of cached chunk tokens to recompute: 0 plain reuse, 1 exactly full prefill,
     "auto" chosen for each request. None is the engine's own."""
@@ -61,6 +62,7 @@ class ChunkReuse(BaseModel):
             _MADE_FROM.setdefault(self.kv, []).append(made_from)
         else:
             self._check_given(made_from)
+        self._take_namespace()
         if self.sink_from is not None:
             self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
         method_of(self.kv.reuse.override(**self._overrides()))  # raises early
@@ -74,6 +76,9 @@ class ChunkReuse(BaseModel):
             raise ConfigError(
                 f"the given engine has its own {', '.join(given)}: omit that, or give no kv"
             )
+
+    def _take_namespace(self) -> None:
+        """Take the engine's namespace; refuse another one."""
         if "namespace" not in self.model_fields_set:
             self.namespace = self.kv.namespace
         elif self.namespace != self.kv.namespace:
@@ -83,7 +88,7 @@ class ChunkReuse(BaseModel):
             )
 
     @abstractmethod
-    def _make_engine(self) -> RagKV:
+    def _make_engine(self) -> RagKV | RemoteRagKV:
         """Make the engine from the fields."""
 
     def _engine(self, *model: Any, **kwargs: Any) -> RagKV:
@@ -118,7 +123,8 @@ class ChunkReuse(BaseModel):
     @property
     def _identity(self) -> dict[str, Any]:
         """What answers depend on in addition to a call's settings: a key for LangChain's cache."""
-        return {
+        served = {"base_url": self.kv.base_url} if isinstance(self.kv, RemoteRagKV) else {}
+        return served | {
             "model_name": self.kv.model_name,
             "fingerprint": self.kv.fingerprint,
             "namespace": self.kv.namespace,
@@ -128,6 +134,8 @@ class ChunkReuse(BaseModel):
     def get_token_ids(self, text: str) -> list[int]:
         """Return a text's tokens by the model's own tokenizer."""
         own = getattr(self, "custom_get_token_ids", None)
+        if own is None and isinstance(self.kv, RemoteRagKV):
+            return self.kv.tokenize(text)
         ids: list[int] = (
             own(text) if own else self.kv.tokenizer(text, add_special_tokens=False)["input_ids"]
         )

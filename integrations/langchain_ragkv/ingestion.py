@@ -14,6 +14,7 @@ from langchain_ragkv.engine import ChunkReuse, unwrapped
 from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class RagKVTransformer(BaseDocumentTransformer):
         self,
         *,
         llm: ChunkReuse | Runnable[Any, Any] | None = None,
-        kv: RagKV | None = None,
+        kv: RagKV | RemoteRagKV | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool = False,
     ) -> None:
         if (llm is None) == (kv is None):
             raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
-        self._engine: RagKV | ChunkReuse
+        self._engine: RagKV | RemoteRagKV | ChunkReuse
         self._bound: dict[str, Any]
         self._engine, self._bound = (kv, {}) if kv is not None else unwrapped(llm)
         self._document_prompt = document_prompt

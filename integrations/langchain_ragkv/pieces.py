@@ -10,11 +10,13 @@ from threading import Thread
 from typing import TypeVar
 
 from ragkv import CompletionStream, RagKV
+from ragkv.serve.client import RemoteRagKV, RemoteStream
 
 Item = TypeVar("Item")
+Stream = CompletionStream | RemoteStream
 
 
-def pieces(stream: CompletionStream, within: float | None = None) -> Iterator[str]:
+def pieces(stream: Stream, within: float | None = None) -> Iterator[str]:
     """Yield the stream's text pieces, and close it in any case.
 
     Raises
@@ -31,7 +33,7 @@ def pieces(stream: CompletionStream, within: float | None = None) -> Iterator[st
         stream.close(wait=not clock.over)
 
 
-async def apieces(stream: CompletionStream, within: float | None = None) -> AsyncIterator[str]:
+async def apieces(stream: Stream, within: float | None = None) -> AsyncIterator[str]:
     """Yield like :func:`pieces`, without a thread; a cancelled task ends the stream, too."""
     clock = _Clock(within)
     async with stream:
@@ -40,7 +42,7 @@ async def apieces(stream: CompletionStream, within: float | None = None) -> Asyn
                 yield piece
 
 
-def in_turn(kv: RagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
+def in_turn(kv: RagKV | RemoteRagKV, make: Callable[[], Iterable[Item]]) -> Iterator[Item]:
     """Yield the items of a generator that holds the model, which runs in a thread of its own.
 
     The reader may be another thread at every item.
@@ -80,7 +82,7 @@ class _Clock:
             raise TimeoutError(self._late)
         return remaining
 
-    def read(self, stream: CompletionStream) -> str | None:
+    def read(self, stream: Stream) -> str | None:
         remaining = self._remaining()
         try:
             return stream.read(remaining)
@@ -88,7 +90,7 @@ class _Clock:
             self.over = True
             raise TimeoutError(self._late) from None
 
-    async def aread(self, stream: CompletionStream) -> str | None:
+    async def aread(self, stream: Stream) -> str | None:
         remaining = self._remaining()
         try:
             async with asyncio.timeout(remaining):

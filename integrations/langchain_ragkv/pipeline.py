@@ -21,6 +21,7 @@ from langchain_ragkv.pieces import apieces, in_turn, pieces
 from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
 _OURS = ("pipeline_kwargs", "skip_prompt", "stream")
@@ -53,6 +54,11 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         kv = values.get("kv")
         if kv is None:
             raise ConfigError("RagKVPipeline needs pipeline=... or kv=..., or use from_model_id.")
+        if isinstance(kv, RemoteRagKV):
+            raise ConfigError(
+                "RagKVPipeline runs a pipeline of transformers in this process: for a server, use "
+                "ChatRagKV(base_url=...)"
+            )
         made = make_pipeline(
             "text-generation",
             model=kv.model,
@@ -115,7 +121,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             arguments = self._arguments(prompt, settings, stop, kwargs)
             completion = self.kv.generate(prompt, **arguments)
             text = self._text(prompt, completion, settings, stop, kwargs)
-            info = self._info(completion, arguments)
+            info = self._info(completion)
             generations.append([Generation(text=text, generation_info=info)])
         return LLMResult(generations=generations, llm_output={"model_name": self.kv.model_name})
 
@@ -136,7 +142,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             async for _ in apieces(stream):
                 pass
             text = self._text(prompt, stream.completion, settings, stop, kwargs)
-            info = self._info(stream.completion, arguments)
+            info = self._info(stream.completion)
             generations.append([Generation(text=text, generation_info=info)])
         return LLMResult(generations=generations, llm_output={"model_name": self.kv.model_name})
 
@@ -188,7 +194,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             given += len(piece)
             yield GenerationChunk(text=piece)
         text = "" if stop else self._decode(stream.completion, settings)[given:]
-        yield GenerationChunk(text=text, generation_info=self._info(stream.completion, arguments))
+        yield GenerationChunk(text=text, generation_info=self._info(stream.completion))
 
     async def _achunks(
         self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
@@ -202,7 +208,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             given += len(piece)
             yield GenerationChunk(text=piece)
         text = "" if stop else self._decode(stream.completion, settings)[given:]
-        yield GenerationChunk(text=text, generation_info=self._info(stream.completion, arguments))
+        yield GenerationChunk(text=text, generation_info=self._info(stream.completion))
 
     def _settings(self, call: dict[str, Any]) -> PipelineSettings:
         settings = read_settings(self.pipeline, call.get("pipeline_kwargs"))
@@ -253,9 +259,9 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         how = {"skip_special_tokens": True, **settings.decoding}
         return str(self.pipeline.tokenizer.decode(completion.token_ids, **how))
 
-    def _info(self, completion: Completion, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _info(self, completion: Completion) -> dict[str, Any]:
         self._keep(completion.report)
-        return {**metadata(completion, self.kv, arguments), "usage_metadata": usage(completion)}
+        return {**metadata(completion, self.kv), "usage_metadata": usage(completion)}
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from langchain_core.prompts import BasePromptTemplate
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 _ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -91,7 +92,7 @@ def _block_text(block: str | dict[Any, Any]) -> str:
     )
 
 
-def prompt_head(template: BasePromptTemplate[Any], kv: RagKV, *, chat: bool) -> str:
+def prompt_head(template: BasePromptTemplate[Any], kv: RagKV | RemoteRagKV, *, chat: bool) -> str:
     """Return the text that a template has before its first unfilled variable.
 
     That is the variable of the documents, or one before it: the text behind a variable changes

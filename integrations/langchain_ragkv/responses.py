@@ -7,6 +7,7 @@ from typing import Any
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
 from ragkv import Completion, RagKV
+from ragkv.serve.client import RemoteRagKV
 
 
 def usage(completion: Completion) -> UsageMetadata:
@@ -16,7 +17,7 @@ def usage(completion: Completion) -> UsageMetadata:
     a prompt's own caches are not stored, chunks are encoded at ingestion or after the answer.
     """
     report = completion.report
-    output = len(completion.token_ids)
+    output = report.completion_tokens
     return UsageMetadata(
         input_tokens=report.prompt_tokens,
         output_tokens=output,
@@ -27,14 +28,12 @@ def usage(completion: Completion) -> UsageMetadata:
     )
 
 
-def metadata(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> dict[str, Any]:
+def metadata(completion: Completion, kv: RagKV | RemoteRagKV) -> dict[str, Any]:
     """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the report.
 
     The report without the fields that repeat the prompt, since messages are stored, traced and
     sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
     characters.
-
-    ``arguments`` are the engine call's.
     """
     report = completion.report.to_dict()
     del report["positions"]
@@ -42,16 +41,6 @@ def metadata(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> di
         del use["text"]
     return {
         "model_name": kv.model_name,
-        "finish_reason": _finish_reason(completion, kv, arguments),
+        "finish_reason": completion.finish_reason,
         "ragkv": report,
     }
-
-
-def _finish_reason(completion: Completion, kv: RagKV, arguments: dict[str, Any]) -> str:
-    ids = completion.token_ids
-    end = kv.model.generation_config.eos_token_id
-    ends = end if isinstance(end, list) else [end]
-    if len(ids) < arguments["max_new_tokens"] or ids[-1] in ends:
-        return "stop"
-    drawn = str(kv.tokenizer.decode(ids, skip_special_tokens=True))
-    return "stop" if any(text in drawn for text in arguments["stop"]) else "length"

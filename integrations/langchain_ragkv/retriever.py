@@ -21,6 +21,7 @@ from langchain_ragkv.engine import ChunkReuse, unwrapped
 from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 
 class RagKVRetriever(BaseRetriever):
@@ -36,7 +37,7 @@ class RagKVRetriever(BaseRetriever):
     """A retriever, or any runnable from a query to documents."""
     llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
     """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
-    kv: RagKV | None = Field(default=None, exclude=True, repr=False)
+    kv: RagKV | RemoteRagKV | None = Field(default=None, exclude=True, repr=False)
     """Its engine, if there is no such model."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`ragkv.ReuseConfig` of its calls, such as ``sink``, those bound to ``llm``

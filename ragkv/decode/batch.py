@@ -1,18 +1,17 @@
 """Decoding steps of several answers as one pass.
 
-Each answer is drawn in the thread that asked for it. Where a step needs the model, one of these
-threads, the leader, runs the steps of all of them together: linear layers read their weights once
-for up to eight rows as fast as for one. A thread that computes a whole prompt, or encodes chunks,
-lets pending steps run between two of its layers, so no token waits for a prompt.
+The thread of one answer, the leader, computes the steps of all answers of a model and draws their
+tokens: linear layers read their weights once for up to eight rows as fast as for one. The other
+threads wait until their answer has ended. A thread that computes a prompt, or encodes chunks, runs
+the steps between two of its layers, so no token waits for a whole prompt.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -24,242 +23,208 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
 from ragkv.splice.overlap import OverlappedCache
 
-PATIENCE_S = 0.05
-"""A step waits this long for answers whose last token is still being drawn."""
+Advance = Callable[[torch.Tensor], SubsetPass | None]
+"""Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
-    """A pass that one answer waits for; at the end it has logits, or an error."""
+class _Answer:
+    """An answer that is being drawn, and its next step."""
 
     loaded: ReusableModel
     subset: SubsetPass
+    advance: Advance
     thread: int = field(default_factory=threading.get_ident)
-    since: float = field(default_factory=time.perf_counter)
-    ready: threading.Event = field(default_factory=threading.Event)
-    leads: bool = False
-    logits: torch.Tensor | None = None
+    woken: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
     error: Exception | None = None
-
-    def result(self) -> torch.Tensor:
-        if self.error is not None:
-            raise self.error
-        if self.logits is None:
-            raise RuntimeError("this step was not computed")
-        return self.logits
 
 
 class StepBatch(Claim):
-    """The steps that wait for one model, whatever engine their answers belong to.
+    """The answers of one model, whatever engine they belong to.
 
     Attributes
     ----------
     max_wait_s
-        Seconds that a pending step waits for the layers of a prompt.
+        Seconds that the next step waits for the layers of a prompt.
     """
 
     def __init__(self, lock: ModelLock) -> None:
-        self.lock = lock
         self.max_wait_s = 0.2
-        self._changed = threading.Condition()
-        self._pending: list[_Step] = []
-        self._answers = 0
-        self._claims = False
-        self._running = False
-        self._leader: _Step | None = None
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._answers: list[_Answer] = []
+        self._claims = self._steps = False
+        self._chosen: _Answer | None = None
+        self._last = 0.0
 
     @property
     def answers(self) -> int:
-        """Number of answers whose steps come here."""
-        return self._answers
+        """Number of answers that are being drawn."""
+        return len(self._answers)
 
-    @contextmanager
-    def answer(self) -> Iterator[AnswerSteps]:
-        """Count one more answer in the block, and run its steps."""
-        with self._changed:
-            self._answers += 1
-        steps = AnswerSteps(self)
+    def run(self, loaded: ReusableModel, first: SubsetPass, advance: Advance) -> None:
+        """Compute an answer's steps, with those of all other answers, until it has ended.
+
+        Parameters
+        ----------
+        advance
+            Called after each step, in the thread that computed it.
+
+        Raises
+        ------
+        Exception
+            What its own steps or ``advance`` raise; other answers' errors are theirs.
+        """
+        answer = _Answer(loaded, first, advance)
+        with self._mutex:
+            if not self._answers:
+                self._last = time.perf_counter()
+            self._answers.append(answer)
         try:
-            yield steps
+            while self._lock.is_mine and not answer.ended:
+                self._step_all()
+            while not answer.ended:
+                self._wait_or_lead(answer)
         finally:
-            with self._changed:
-                self._answers -= 1
-                self._changed.notify_all()
-            steps.end()
+            self._end(answer, None)
+        if answer.error is not None:
+            raise answer.error
 
-    # ---- the steps of threads that do not have the model
+    def _wait_or_lead(self, answer: _Answer) -> None:
+        """Wait until the answer has ended, or lead until others than steps want the model."""
+        self._claim()
+        try:
+            answer.woken.wait()
+            answer.woken.clear()
+            if self._lock.is_mine:
+                self._step_all()
+            while self._lock.is_mine and not answer.ended and not self._lock.is_wanted(but=self):
+                self._step_all()
+        except BaseException:  # interrupted
+            self._end(answer, None)
+            self._lock.is_wanted()  # after this, nobody makes the answer's thread the leader
+            raise
+        finally:
+            if self._lock.is_mine:
+                if self._answers:
+                    self._claim()
+                self._lock.release()
 
-    def submit(self, step: _Step) -> None:
-        """Let a thread that has the model run the step, or this one when it gets it."""
-        with self._changed:
-            self._pending.append(step)
+    # ---- a place in the model's queue
+
+    def _claim(self) -> None:
+        """Queue for the model, unless the answers have a place in its queue already."""
+        with self._mutex:
             claims, self._claims = self._claims, True
-            self._changed.notify_all()
         if not claims:
-            self.lock.enqueue(self)
-
-    def drop(self, step: _Step) -> bool:
-        """Remove a pending step; return whether it was there."""
-        with self._changed:
-            pending = step in self._pending
-            if pending:
-                self._pending.remove(step)
-            return pending
+            self._lock.enqueue(self)
 
     def thread(self) -> int | None:
-        """Make the thread of the first pending step the leader."""
-        with self._changed:
+        """Make the thread of the first answer the leader."""
+        with self._mutex:
             self._claims = False
-            if not self._pending:
-                return None
-            self._leader = leader = self._pending.pop(0)
-            leader.leads = True
-            return leader.thread
+            self._chosen = next(iter(self._answers), None)
+            return None if self._chosen is None else self._chosen.thread
 
     def wake(self) -> None:
         """Wake the leader, which has the model now."""
-        leader, self._leader = self._leader, None
-        if leader is not None:
-            leader.ready.set()
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            chosen.woken.set()
 
-    # ---- the thread that has the model
-
-    def lead(self, own: _Step) -> torch.Tensor:
-        """Run a step together with those of the other answers."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._pending) >= self._answers - 1, PATIENCE_S)
-            others, self._pending = self._pending, []
-        self._run([own, *others], own)
-        return own.result()
+    # ---- steps, in the thread that has the model
 
     @contextmanager
     def between_layers(self, loaded: ReusableModel) -> Iterator[None]:
-        """Run pending steps between the layers of the calling thread's passes in the block."""
+        """Run the steps between the layers of the calling thread's passes in the block."""
         if not self._answers:
             yield
             return
         here = threading.get_ident()
 
-        def run_pending(*_: object) -> None:
-            if threading.get_ident() != here or self._running:
+        def run_steps(*_: object) -> None:
+            if threading.get_ident() != here or self._steps or not self._answers:
                 return
-            with self._changed:
-                waited = time.perf_counter() - min(
-                    (step.since for step in self._pending), default=math.inf
-                )
-                if waited < self.max_wait_s:
-                    return
-                steps, self._pending = self._pending, []
-            self._run(steps)
+            if time.perf_counter() - self._last >= self.max_wait_s:
+                self._step_all()
 
-        hooks = [
-            layer.register_forward_pre_hook(run_pending)
-            for layer in backbone_of(loaded.model).layers
-        ]
+        layers = backbone_of(loaded.model).layers
+        hooks = [layer.register_forward_pre_hook(run_steps) for layer in layers]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _run(self, steps: Sequence[_Step], own: _Step | None = None) -> None:
-        """Compute steps and wake their threads. An interrupt leaves the others' pending."""
-        self._running = True
+    def _step_all(self) -> None:
+        """Compute the next step of every answer."""
+        with self._mutex:
+            answers = list(self._answers)
+        self._steps = True
         try:
-            for together in _compatible(steps):
-                _compute(together)
+            for together in _compatible(answers):
+                self._step(together)
         finally:
-            self._running = False
-            for step in steps:
-                if step is own:
-                    continue
-                if step.logits is None and step.error is None:
-                    self.submit(step)
-                else:
-                    step.ready.set()
+            self._steps = False
+            self._last = time.perf_counter()
 
+    def _step(self, answers: Sequence[_Answer]) -> None:
+        """Compute steps in one pass; where that fails, one after another: each has its own error.
 
-class AnswerSteps:
-    """One answer's steps. The leader keeps the model from one step to the next."""
-
-    def __init__(self, batch: StepBatch) -> None:
-        self._batch = batch
-        self._leads = False
-
-    def compute(self, loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
-        """Return the logits after the pass's last rows, ``[keep, vocab]`` float32.
-
-        Raises
-        ------
-        Exception
-            What the pass itself raises; other answers' steps never fail this one.
+        An interrupted pass is computed again. An interrupt while another thread's answer is drawn
+        ends that answer with an error.
         """
-        self._yield_model()
-        batch, step = self._batch, _Step(loaded, subset)
-        if not batch.lock.is_mine:
-            batch.submit(step)
-            self._wait(step)
-        if step.leads:
-            self._leads = True
-        elif step.ready.is_set():
-            return step.result()
         try:
-            return batch.lead(step)
-        finally:
-            self._yield_model()
+            found = _compute(answers)
+        except Exception as error:  # noqa: BLE001  handed to the answer's thread
+            if len(answers) == 1:
+                self._end(answers[0], error)
+                return
+            for answer in answers:
+                self._step([answer])
+            return
+        for answer, logits in zip(answers, found, strict=True):
+            try:
+                subset = answer.advance(logits)
+            except Exception as error:  # noqa: BLE001  handed to the answer's thread
+                self._end(answer, error)
+            except BaseException:
+                self._end(answer, RuntimeError("interrupted by another answer's thread"))
+                raise
+            else:
+                if subset is None:
+                    self._end(answer, None)
+                else:
+                    answer.subset = subset
 
-    def _wait(self, step: _Step) -> None:
-        try:
-            step.ready.wait()
-        except BaseException:  # interrupted
-            if not self._batch.drop(step) and step.leads:
-                self._leads = True
-            raise
-
-    def _yield_model(self) -> None:
-        """Let go of the model if others than steps wait for it."""
-        if self._leads and self._batch.lock.is_wanted(but=self._batch):
-            self.end()
-
-    def end(self) -> None:
-        """Let go of the model."""
-        if self._leads:
-            self._leads = False
-            self._batch.lock.release()
+    def _end(self, answer: _Answer, error: Exception | None) -> None:
+        """Take an answer out, and wake its thread."""
+        with self._mutex, suppress(ValueError):
+            self._answers.remove(answer)
+            answer.error = error
+        answer.ended = True
+        answer.woken.set()
 
 
-def _compatible(steps: Sequence[_Step]) -> list[list[_Step]]:
-    """Group steps that one pass can compute: on one side of the model's position limit."""
-    limit = steps[0].loaded.architecture.position_limit
-    if limit is None:
-        return [list(steps)]
-    sides: list[list[_Step]] = [[], []]
-    for step in steps:
-        sides[int(step.subset.rows[-1]) >= limit].append(step)
+def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
+    """Group answers whose steps one pass can compute: on one side of the position limit."""
+    sides: tuple[list[_Answer], list[_Answer]] = ([], [])
+    for answer in answers:
+        limit = answer.loaded.architecture.position_limit
+        sides[limit is not None and int(answer.subset.rows[-1]) >= limit].append(answer)
     return [side for side in sides if side]
 
 
 @torch.no_grad()
-def _compute(steps: Sequence[_Step]) -> None:
-    """Compute steps in one pass; where that fails, one after another: each has its own error."""
-    loaded = steps[0].loaded
-    rows = sum(len(step.subset.rows) for step in steps)
-    try:
-        with loaded.without_autocast(), decoding_experts(loaded.model, rows):
-            subsets = [step.subset for step in steps]
-            if len(steps) == 1 and _is_ordinary(loaded, subsets[0]):
-                found = [ordinary_forward(loaded, subsets[0])]
-            else:
-                found = joint_forward(loaded, subsets)
-    except Exception as error:  # noqa: BLE001  handed to the answer's thread
-        if len(steps) == 1:
-            steps[0].error = error
-            return
-        for step in steps:
-            _compute([step])
-        return
-    for step, logits in zip(steps, found, strict=True):
-        step.logits = logits
+def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
+    """Return each step's logits, ``[keep, vocab]`` float32."""
+    loaded, subsets = answers[0].loaded, [answer.subset for answer in answers]
+    rows = sum(len(subset.rows) for subset in subsets)
+    with loaded.without_autocast(), decoding_experts(loaded.model, rows):
+        if len(subsets) == 1 and _is_ordinary(loaded, subsets[0]):
+            return [ordinary_forward(loaded, subsets[0])]
+        return joint_forward(loaded, subsets)
 
 
 def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:

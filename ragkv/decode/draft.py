@@ -15,8 +15,9 @@ _SHARES = {1: 0.3, 2: 0.5, 3: 0.72, 8: 0.88}
 """Share of tokens taken, by the length of the match, from 1, 2, 3 and 8 on: see docs/log.md."""
 _PRIOR_TOKENS = 8
 """So many tokens of an answer's own drafts weigh as much as the shares above."""
-_SEVERAL, _EACH = 1.25, 0.035
-"""Cost of a step over several tokens, and of each more; one over a single token costs 1."""
+_SEVERAL, _EACH, _ANSWER = 1.25, 0.035, 0.25
+"""Cost of a step over several tokens, of each more token, and of each more answer's attention;
+a step over a single token costs 1."""
 
 
 class Drafts:
@@ -43,8 +44,11 @@ class Drafts:
         self._tried = dict.fromkeys(_SHARES, float(_PRIOR_TOKENS))
         self._match = 1
 
-    def propose(self, history: TokenHistory, room: int) -> list[int]:
-        """Return a draft of at most ``room`` tokens behind the history's last one."""
+    def propose(self, history: TokenHistory, room: int, answers: int = 1) -> list[int]:
+        """Return a draft of at most ``room`` tokens behind the history's last one.
+
+        The step is one of ``answers`` answers.
+        """
         most = min(self._longest, room)
         at, lengths = history.occurrences()
         if most < 1 or not len(at):
@@ -53,7 +57,7 @@ class Drafts:
         self._match = max(match for match in _SHARES if match <= longest)
         behind = int(at[lengths == longest][-1]) + 1
         draft: list[int] = history.ids[behind : behind + most].tolist()
-        return draft[: self._best_length(len(draft))]
+        return draft[: self._best_length(len(draft), answers)]
 
     def record(self, proposed: int, accepted: int) -> None:
         """Count the last draft's tokens, and how many of them the answer took."""
@@ -62,13 +66,16 @@ class Drafts:
         self._taken[self._match] += accepted
         self._tried[self._match] += min(accepted + 1, proposed)  # what follows a refusal is untried
 
-    def _best_length(self, most: int) -> int:
+    def _best_length(self, most: int, answers: int = 1) -> int:
+        """Return how many tokens yield most over this answer's part of the step's cost."""
         share = self._taken[self._match] / self._tried[self._match]
-        best, length, expected, chance = 1.0, 0, 1.0, 1.0
+        together = (_SEVERAL + _ANSWER * (answers - 1)) / answers
+        best = 1.0 if answers == 1 else 1.0 / together
+        length, expected, chance = 0, 1.0, 1.0
         for tokens in range(1, most + 1):
             chance *= share
             expected += chance
-            gain = expected / (_SEVERAL + _EACH * tokens)
+            gain = expected / (together + _EACH * tokens)
             if gain > best:
                 best, length = gain, tokens
         return length

@@ -67,24 +67,27 @@ class Loop:
         last = [] if self.seeded is None else [self.seeded]
         processors: Any = LogitsProcessorList([*logits_processor, *last])
         history, draft = self.steps.history, list[int]()
-        with self.steps.running() as first:
-            logits = first
-            while True:
-                for row, expected in enumerate([*draft, None]):
-                    scores = processors(input_ids, logits[row : row + 1].clone())
-                    token = _drawn(scores, sampling=bool(generation_config.do_sample))
-                    input_ids = torch.cat([input_ids, token], dim=-1)
-                    history.append([int(token)])
-                    self.streamer.put(token)  # type: ignore[no-untyped-call]
-                    ends = bool(stopping_criteria(input_ids, None).all())
-                    if ends or int(token) != expected:
-                        break
-                self.drafts.record(len(draft), row)
-                if ends:
-                    return input_ids
-                draft = self.drafts.propose(history, self._room(generation_config))
-                logits = self.steps.compute(draft)
-                self.count += 1
+
+        def take(logits: torch.Tensor) -> list[int] | None:
+            nonlocal input_ids, draft
+            for row, expected in enumerate([*draft, None]):
+                scores = processors(input_ids, logits[row : row + 1].clone())
+                token = _drawn(scores, sampling=bool(generation_config.do_sample))
+                input_ids = torch.cat([input_ids, token], dim=-1)
+                history.append([int(token)])
+                self.streamer.put(token)  # type: ignore[no-untyped-call]
+                ends = bool(stopping_criteria(input_ids, None).all())
+                if ends or int(token) != expected:
+                    break
+            self.drafts.record(len(draft), row)
+            if ends:
+                return None
+            draft = self.drafts.propose(history, self._room(generation_config), self.steps.answers)
+            self.count += 1
+            return draft
+
+        self.steps.run(take)
+        return input_ids
 
     def _room(self, config: GenerationConfig) -> int:
         """Return how many tokens may follow the last one in the next step.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from ragkv.attend.forward import SubsetPass
-from ragkv.decode.batch import AnswerSteps, batch_of
+from ragkv.decode.batch import batch_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.history import TokenHistory
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.splice.buffer import SplicedCache
+
+Take = Callable[[torch.Tensor], Sequence[int] | None]
 
 
 class Steps:
@@ -52,7 +54,6 @@ class Steps:
         self._loaded, self._cache = loaded, cache
         self._first, self._copies, self._prefilled = first, copies, prefilled
         self._batch = batch_of(loaded)
-        self._steps: AnswerSteps
 
     @property
     def position_limit(self) -> int | None:
@@ -61,36 +62,33 @@ class Steps:
 
     @property
     def answers(self) -> int:
-        """Number of answers whose steps run together."""
-        return self._batch.answers
+        """Number of answers whose steps run together, this one included."""
+        return max(1, self._batch.answers)
 
-    @contextmanager
-    def running(self) -> Iterator[torch.Tensor]:
-        """Compute the prompt, then run the steps of the block.
+    @torch.no_grad()
+    def run(self, take: Take) -> None:
+        """Compute the prompt, then steps, until ``take`` ends the answer.
 
-        Yields
-        ------
-        torch.Tensor
-            ``[1, vocab]`` float32: the logits after the prompt.
+        Parameters
+        ----------
+        take
+            Called with the logits after the prompt, ``[1, vocab]`` float32, and with those after
+            each token of a step, ``[tokens, vocab]``. Appends what it draws to the history, and
+            returns a draft of the tokens after it; None ends the answer.
         """
-        with torch.no_grad():
-            logits = self._first()[None]
-            with self._batch.answer() as self._steps:
-                self._prefilled()
-                yield logits
+        logits = self._first()[None]
+        subset = self._next(take, logits)
+        self._prefilled()
+        if subset is not None:
+            self._batch.run(self._loaded, subset, partial(self._next, take))
 
-    def compute(self, draft: Sequence[int] = ()) -> torch.Tensor:
-        """Compute the history's last token, and a draft of those after it.
-
-        Returns
-        -------
-        torch.Tensor
-            ``[1 + len(draft), vocab]`` float32: the logits after each.
-        """
+    def _next(self, take: Take, logits: torch.Tensor) -> SubsetPass | None:
+        """Draw, and return the pass over the history's last token and the draft."""
+        draft = take(logits)
+        if draft is None:
+            return None
         copies = self._copies
         repaired = np.empty(0, dtype=np.int64) if copies is None else copies.take(self.history)
         ids = np.concatenate([self.history.ids, np.asarray(draft, dtype=self.history.ids.dtype)])
         fed = np.arange(len(self.history) - 1, len(ids))
-        rows = np.concatenate([repaired, fed])
-        subset = SubsetPass(ids, rows, self._cache, keep=len(fed))
-        return self._steps.compute(self._loaded, subset)
+        return SubsetPass(ids, np.concatenate([repaired, fed]), self._cache, keep=len(fed))

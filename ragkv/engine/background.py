@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones."""
+"""An engine's work in the background: load named chunks, encode missed ones and turns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from functools import partial
 from typing import ParamSpec
 
 from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.turns import Turns
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -38,9 +40,11 @@ class Background:
         Whether encoded chunks can be stored.
     """
 
-    def __init__(self, corpus: Corpus, *, writable: bool) -> None:
+    def __init__(self, corpus: Corpus, costs: PrefillCosts, *, writable: bool) -> None:
         self._corpus = corpus
+        self._costs = costs
         self._writable = writable
+        self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
         self._last_named: Sequence[str] = ()
         self._warned = False
@@ -106,16 +110,31 @@ class Background:
             _log.warning(message)
         return (message,)
 
-    def schedule_followups(self, request: Request, plan: Plan) -> None:
-        """Encode the chunks that the prompt missed; load those that were too slow to load."""
+    def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
+        """Encode the chunks that the prompt missed; load those that were too slow to load.
+
+        Where the configuration says so, the turn is remembered.
+        """
         located, config = plan.located, request.config
         sink_of = partial(self._corpus.sink_for, config, request.method)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
-        if missed and config.on_miss == "store" and self._writable:
+        stores = config.on_miss == "store" and self._writable
+        if missed and stores:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
+        prompt = request.prompt
+        remembers = config.remember_turns and request.method.reuse == "chunks"
+        if remembers and stores and answer and not isinstance(prompt, str):
+            turn = prompt, located.text, answer
+            self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measure what prefills cost, the first time that it is called and not known."""
+        if self._costs.take():
+            self._submit(self._costs.measure)
 
     def _submit(
         self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
@@ -135,5 +154,6 @@ class Background:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work and end the thread."""
+        """Finish the submitted work, measuring aside, and end the thread."""
+        self._costs.close()
         self._thread.shutdown(wait=True)

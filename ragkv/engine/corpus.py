@@ -77,6 +77,8 @@ class Corpus:
         self._seen = 0
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
+        self.costs: Callable[[int, int], float] | None = None
+        """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
 
     def sink_for(self, config: ReuseConfig, method: Method) -> Sink:
         """Return the sink that a configuration and its method name."""
@@ -193,6 +195,11 @@ class Corpus:
         """Whether the chunk is stored for this model behind this sink."""
         return self.store.contains(_chunk(text), sink.fingerprint)
 
+    def knows(self, text: str) -> bool:
+        """Whether the text is a chunk in this namespace, for any model."""
+        self._refresh()
+        return text in self._finder
+
     def forget(self, text: str) -> bool:
         """Delete a chunk's entries; return whether there were any."""
         text = _chunk(text)
@@ -240,6 +247,7 @@ class Corpus:
         sink: Sink,
         *,
         document: str | None = None,
+        replace: bool = True,
         expires_in: float | None = None,
         show_progress: bool = False,
     ) -> PrecomputeReport:
@@ -248,8 +256,9 @@ class Corpus:
         Parameters
         ----------
         document
-            The document whose chunks are exactly these texts. Its former chunks are deleted,
-            unless they are another document's, too.
+            The document that the chunks belong to.
+        replace
+            Its former chunks are deleted, unless they are another document's, too.
         expires_in
             Seconds until the chunks expire. None leaves the expiry time of stored chunks,
             unless they have expired.
@@ -311,7 +320,8 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = _begin(writer, partial(write, batch))
-        removed = 0 if document is None else self.store.keep_only(document, wanted)
+        replaced = document if replace else None
+        removed = 0 if replaced is None else self.store.keep_only(replaced, wanted)
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),

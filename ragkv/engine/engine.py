@@ -101,7 +101,7 @@ class RagKV:
         self._admission.configure(batch)
         self._pipeline = FullPrefill(loaded, self._admission)
         if isinstance(loaded, ReusableModel):
-            settings = store if isinstance(store, StoreConfig) else StoreConfig()
+            settings = store if isinstance(store, StoreConfig) else StoreConfig(store)
             self._reuse = Reuse.over(loaded, self._store, settings)
             scorer = self._reuse.auxiliaries.scorer
             self._pipeline = Pipeline(self._reuse.corpus, scorer, self._admission)
@@ -293,16 +293,16 @@ class RagKV:
             warnings=self._warnings_of(plan),
         )
         on_text(pieces.finish())
-        self._follow_up(request, plan)
         answer = pieces.text(), drawn.token_ids
+        self._follow_up(request, plan, answer[0])
         return Completion(*answer, report, drawn.finish_reason, drawn.logprobs)
 
     def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
         return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
 
-    def _follow_up(self, request: Request, plan: Plan) -> None:
+    def _follow_up(self, request: Request, plan: Plan, answer: str = "") -> None:
         if self._reuse is not None:
-            self._reuse.background.schedule_followups(request, plan)
+            self._reuse.background.schedule_followups(request, plan, answer)
 
     # ---- the model's lock
 

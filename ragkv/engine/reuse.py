@@ -11,11 +11,13 @@ from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.costs import PrefillCosts
+from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import Store
+from ragkv.store.base import TURNS, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,8 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        background = Background(corpus, writable=not settings.read_only)
+        costs = PrefillCosts(corpus, lock_of(loaded.model), settings)
+        background = Background(corpus, costs, writable=not settings.read_only)
         return cls(corpus, Auxiliaries(corpus, make), background)
 
     def precompute(
@@ -45,6 +48,9 @@ class Reuse:
         show_progress: bool,
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too."""
+        if document == TURNS:
+            raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
+        self.background.turns.release(chunks)
         corpora = [(self.corpus, self.corpus.sink_for(config, method))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
@@ -54,4 +60,5 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
+        self.background.measure_costs()
         return reports[0]

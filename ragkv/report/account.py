@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
 from ragkv.errors import ConfigError
 from ragkv.report.trace import Trace
@@ -125,6 +126,30 @@ class ReuseReport:
         out["positions"] = "".join(map(str, self.positions))
         return out
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the report that :meth:`to_dict` wrote, without its trace.
+
+        Fields that this version does not know are left out.
+
+        Raises
+        ------
+        ConfigError
+            It is not such a dictionary.
+        """
+        try:
+            return cls(
+                **_known(cls, data)
+                | {
+                    "chunks": tuple(ChunkUse(**_known(ChunkUse, use)) for use in data["chunks"]),
+                    "misses": tuple(Miss(**_known(Miss, miss)) for miss in data["misses"]),
+                    "positions": bytes(map(int, data["positions"])),
+                    "warnings": tuple(data["warnings"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
+
     def to_html(self, *, question: str = "", model: str = "", answer: str = "") -> str:
         """Return a page that shows the prompt, each token marked by where it came from.
 
@@ -179,3 +204,14 @@ class PrecomputeReport:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the report that :meth:`to_dict` wrote; unknown fields are left out."""
+        return cls(**_known(cls, data))
+
+
+def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are fields of a dataclass."""
+    names = {each.name for each in fields(kind)} - {"trace"}
+    return {name: value for name, value in data.items() if name in names}

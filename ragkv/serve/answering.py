@@ -59,15 +59,15 @@ async def completions(request: Request, engine: Engine) -> Response:
     """Complete texts, each given as such or as token ids."""
     service = service_of(request)
     body = parse(CompletionFields, await read_json(request, service.settings))
-    prompts = await service.in_thread(_texts, body.prompt, engine)
+    prompts = await service.in_thread(prompts_in, body.prompt)
+    service.check_answers(body.n * len(prompts))
+    texts = await service.in_thread(_texts, prompts, engine)
     most = body.max_tokens or COMPLETION_TOKENS
-    return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
+    return await _answer(request, engine, Asked(body, texts, most, body.logprobs, TextForm()))
 
 
-def _texts(prompt: object, engine: RagKV) -> list[str]:
-    return [
-        each if isinstance(each, str) else text_of_ids(engine, each) for each in prompts_in(prompt)
-    ]
+def _texts(prompts: Sequence[str | list[int]], engine: RagKV) -> list[str]:
+    return [each if isinstance(each, str) else text_of_ids(engine, each) for each in prompts]
 
 
 async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
@@ -75,12 +75,7 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
     fields = asked.fields
     service.require_model(fields.model)
     count = fields.n * len(asked.prompts)
-    if count > service.settings.max_choices:
-        raise RefusedError(
-            *(400, f"At most {service.settings.max_choices} answers at once."),
-            param="n",
-            code="too_large",
-        )
+    service.check_answers(count)
     if fields.ragkv.report and not service.settings.reports:
         raise RefusedError(
             *(400, "This server sends no reports."),
@@ -107,7 +102,7 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
         await _unless_left(request, _collect(answers, writer))
     except ClientLeft:
         answers.close()
-        service.metrics.record_abort(count)
+        service.metrics.record_abort(writer.unfinished)
         return Response(status_code=499)
     except BaseException:
         answers.close()

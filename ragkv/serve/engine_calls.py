@@ -50,8 +50,20 @@ def overrides_of(engine: RagKV, fields: ReuseFields) -> dict[str, Any]:
 
 
 def text_of_ids(engine: RagKV, ids: Sequence[int]) -> str:
-    """Return the text of token ids, special tokens included: the engine reads text alone."""
-    known = len(engine.tokenizer)
+    """Return the text of token ids, special tokens included: the engine reads text alone.
+
+    Raises
+    ------
+    RefusedError
+        One of them is no token's, or there are more than the model has positions.
+    """
+    known, positions = len(engine.tokenizer), engine.loaded.positions
+    if positions is not None and len(ids) > positions:
+        raise RefusedError(
+            *(400, f"A prompt of {len(ids)} tokens exceeds the model's {positions} positions."),
+            param="prompt",
+            code="context_length_exceeded",
+        )
     if any(token >= known for token in ids):
         raise RefusedError(
             400, f"Token ids must be less than {known}.", param="prompt", code="invalid_value"

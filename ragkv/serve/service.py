@@ -109,6 +109,11 @@ class Service:
                 code="model_not_found",
             )
 
+    def check_answers(self, count: int) -> None:
+        """Refuse more answers than one request may ask for."""
+        if count > self.settings.max_choices:
+            raise _too_large(f"At most {self.settings.max_choices} answers at once.", "n")
+
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuse a prompt that is too long by far, before it is tokenised."""
         texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]

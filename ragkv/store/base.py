@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.entry.lazy import CorruptEntryError
+
+TURNS = "ragkv:turns"
+"""The document of the turns of chats, which ragkv itself remembers."""
 
 EntryT_co = TypeVar("EntryT_co", bound=LayeredKV, covariant=True)
 
@@ -200,6 +203,17 @@ class Store(ABC):
     def entries(self) -> Iterator[EntryInfo]:
         """Yield the metadata of all entries, expired ones included."""
 
+    def entries_of(self, document: str) -> list[EntryInfo]:
+        """Return the entries of a document's chunks, in the order in which the chunks came."""
+        return [info for info in self.entries() if document in info.documents]
+
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:
+        """Weigh entries by the seconds of computing ``(cached, new)`` tokens, present ones too.
+
+        Where nothing is evicted, it does nothing.
+        """
+        del costs
+
     def gc(self) -> int:
         """Delete expired chunks and the remains of crashed writers; return the deleted chunks."""
         now = time.time()
@@ -282,6 +296,12 @@ class StoreOver(Store):
 
     def entries(self) -> Iterator[EntryInfo]:  # noqa: D102
         return self.below.entries()
+
+    def entries_of(self, document: str) -> list[EntryInfo]:  # noqa: D102
+        return self.below.entries_of(document)
+
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:  # noqa: D102
+        self.below.set_costs(costs)
 
     def make_room(self) -> bool:  # noqa: D102
         return self.below.make_room()

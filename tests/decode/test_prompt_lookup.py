@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from typing import Any
@@ -28,6 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from ragkv import Completion, RagKV
 from ragkv.decode.draft import LONGEST, Drafts
 from ragkv.decode.loop import Loop, SeededSampling
+from ragkv.decode.steps import Take
 from ragkv.errors import ConfigError
 from ragkv.prompt.history import TokenHistory
 
@@ -44,7 +45,7 @@ class Guesses(Drafts):
         super().__init__()
         self._answer, self._draw = answer, np.random.default_rng(seed)
 
-    def propose(self, history: TokenHistory, room: int) -> list[int]:
+    def propose(self, history: TokenHistory, room: int, answers: int = 1) -> list[int]:
         """Continue the answer; every fourth token on average is another."""
         done = len(history) - history.prompt_tokens
         count = min(int(self._draw.integers(0, 7)), max(room, 0))
@@ -108,6 +109,7 @@ class Table:
     """Steps whose logits are a tiny model's, computed once for each text."""
 
     position_limit = None
+    answers = 1
 
     def __init__(self, model: Any, known: dict[tuple[int, ...], torch.Tensor]) -> None:
         self._model, self._known = model, known
@@ -116,9 +118,11 @@ class Table:
         """Start an answer."""
         self.history = TokenHistory(np.array(prompt, dtype=np.int32))
 
-    def running(self) -> Any:
-        """Give the logits after the prompt."""
-        return nullcontext(self.after(self.history.ids.tolist())[None])
+    def run(self, take: Take) -> None:
+        """Compute the prompt, then steps until the answer ends."""
+        draft = take(self.after(self.history.ids.tolist())[None])
+        while draft is not None:
+            draft = take(self.compute(draft))
 
     def compute(self, draft: Sequence[int]) -> torch.Tensor:
         """Return the logits after the last token and after each of the draft."""
@@ -139,7 +143,7 @@ class AnyToken(Drafts):
         super().__init__()
         self._chances, self._draw = chances, np.random.default_rng(0)
 
-    def propose(self, history: TokenHistory, room: int) -> list[int]:
+    def propose(self, history: TokenHistory, room: int, answers: int = 1) -> list[int]:
         """Draw tokens."""
         draft: list[int] = []
         while len(draft) < room:
@@ -324,3 +328,17 @@ def test_the_best_length_has_the_highest_expected_gain() -> None:
             for length in range(1, cost + 1)
         ]
         assert drafts._best_length(cost) == int(np.argmax(gains))
+
+
+def test_drafts_pay_for_their_part_of_a_step_of_many() -> None:
+    drafts = Drafts()
+    drafts._taken[3], drafts._tried[3], drafts._match = 0.6, 1.0, 3
+    lengths = [drafts._best_length(15, answers) for answers in (1, 2, 4, 8)]
+    assert lengths[1] > 0
+    for answers, length in zip((2, 4, 8), lengths[1:], strict=True):
+        together = (1.25 + 0.25 * (answers - 1)) / answers
+        gains = [
+            sum(0.6**token for token in range(count + 1)) / (together + 0.035 * count)
+            for count in range(16)
+        ]
+        assert length == int(np.argmax(gains))

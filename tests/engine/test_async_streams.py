@@ -14,6 +14,7 @@ from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
 from ragkv import RagKV
+from ragkv.config import BatchConfig
 from ragkv.errors import ModelInUseError
 
 Make = Callable[..., RagKV]
@@ -103,8 +104,8 @@ def test_who_waits_takes_no_thread_of_the_programs(make_engine: Make, way: str) 
 def test_who_is_cancelled_lets_go_at_once(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Whoever holds the model ends with the next token; those who wait prepare nothing."""
-    engine = endless(make_engine())
+    """Whoever runs ends with the next token; those who wait prepare nothing."""
+    engine = endless(make_engine(batch=BatchConfig(max_running=1)))
     call = calls(engine, 100_000)[way]
     prepare, prepared, begun = engine._pipeline._plan, [], threading.Event()
 

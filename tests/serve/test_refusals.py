@@ -165,6 +165,12 @@ def test_a_prompt_that_is_too_long_by_far_is_not_tokenised(client, kv, monkeypat
         refused(client.post("/tokenize", json=body), 400, code="context_length_exceeded")
 
 
+def test_too_many_prompts_or_tokens_are_not_decoded(client, kv, monkeypatch):
+    monkeypatch.setattr(type(kv.tokenizer), "decode", None)
+    refused(client.post(TEXT, json={"prompt": [[5]] * 17}), 400, code="too_large")
+    refused(client.post(TEXT, json={"prompt": [5] * 4097}), 400, code="context_length_exceeded")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long(client, stream):
     long = [{"role": "user", "content": "word " * 5000}]

@@ -19,14 +19,16 @@ from ragkv.errors import ConfigError
 from ragkv.measure.data.examples import DataSet
 from ragkv.measure.data.prompts import chunk_texts, prompt, template
 from ragkv.measure.speed.costs import synchronise
-from ragkv.measure.speed.machine import device_name, setup_of
+from ragkv.measure.speed.machine import setup_of
 from ragkv.measure.speed.peers.base import Opening
 from ragkv.measure.speed.result import FULL, AnswerBenchmark, AnswerPeerRow, AnswerRow
 from ragkv.measure.speed.traces import RequestTrace, make_traces, token_ids
 from ragkv.measure.speed.ttft import UNBOUNDED, middle, require_different
 from ragkv.model.loaded import LoadedModel, require_reusable
+from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.select import get_method
+from ragkv.store.tiers.costs import ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0)
+    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, costs=ALIKE)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
         if data is None:

@@ -17,12 +17,13 @@ from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.measure.results import Saved
 from ragkv.measure.speed.costs import synchronise
-from ragkv.measure.speed.machine import device_name
 from ragkv.measure.speed.traces import Text
 from ragkv.measure.speed.ttft import middle
 from ragkv.model.loaded import LoadedModel
+from ragkv.model.machine import device_name
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import Tokens, tokenize
+from ragkv.store.tiers.costs import ALIKE
 
 _SINK = "Answer from these passages."
 
@@ -94,7 +95,7 @@ def bench_ingest(
     prefill_s, ingest_s = [], []
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix="ragkv-ingest-") as place,
-        RagKV(loaded, store=StoreConfig(place, codec=codec)) as kv,
+        RagKV(loaded, store=StoreConfig(place, codec=codec, costs=ALIKE)) as kv,
     ):
         tokenized = [
             (one, tokenize(Rendered(one, add_special_tokens=False), loaded.tokenizer))

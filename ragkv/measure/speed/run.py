@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ragkv.measure.speed.machine import device_name, setup_of
+from ragkv.measure.speed.machine import setup_of
 from ragkv.measure.speed.peers.base import Opening, compare, reference
 from ragkv.measure.speed.result import Benchmark
 from ragkv.measure.speed.ttft import Bench, Measured, TtftPlan
 from ragkv.model.loaded import LoadedModel
+from ragkv.model.machine import device_name
 
 
 def bench_ttft(

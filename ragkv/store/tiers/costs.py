@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -52,6 +54,11 @@ class CostTable:
         """Return the table of a model whose every token costs the same."""
         return cls((0,), (0, 1), ((0.0, 1.0 / tokens_per_second),))
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a mere rate, as :meth:`at_rate` returns."""
+        return self.new == (0, 1)
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """Return the table that :meth:`to_dict` wrote; ConfigError where it is none."""
@@ -94,6 +101,10 @@ def _between(row: Sequence[float], column: int, share: float) -> float:
     return row[column] + (row[column + 1] - row[column]) * share
 
 
+ALIKE = CostTable.at_rate(1.0)
+"""Counts every token alike; given to a store, it has nothing measured."""
+
+
 @torch.no_grad()
 def measure_costs(
     loaded: LoadedModel,
@@ -101,6 +112,9 @@ def measure_costs(
     new: Sequence[int] = _NEW,
     *,
     repeats: int = 2,
+    budget_s: float = math.inf,
+    pass_s: float = math.inf,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> CostTable:
     """Measure prefills on a loaded model; lengths beyond its positions are left out.
 
@@ -110,28 +124,91 @@ def measure_costs(
         Ascending token counts.
     repeats
         Runs a point; the fastest counts.
+    budget_s, pass_s
+        Seconds that all passes may take, and a single one. What is expected to take longer is left
+        out, but for the shortest pass, which alone gives a rate.
+    turn
+        Entered around each pass: the model's lock.
     """
-    limit = loaded.positions or sum(_CACHED + _NEW)
+    limit = loaded.positions or cached[-1] + new[-1]
     new = [count for count in new if count <= limit // 2]
     if len(new) < 2:
         new = [limit // 4, limit // 2]
     cached = [count for count in cached if count + new[-1] <= limit]
-    vocabulary = int(config_of(loaded.model).vocab_size)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (1, cached[-1] + new[-1]), generator=draw).to(loaded.device)
-    seconds = [
-        [min(_prefill(loaded, ids, a, b) for _ in range(repeats)) for b in new] for a in cached
-    ]
-    return CostTable(tuple(cached), tuple(new), tuple(map(tuple, seconds)))
+    prefills = _Prefills(loaded, cached[-1] + new[-1], budget_s, pass_s, turn)
+    prefills.warm_up(new[0])
+    rows: list[list[float]] = []
+    for count in cached:
+        row = prefills.row(count, new, repeats)
+        if not rows:
+            new = new[: len(row)]
+        if len(row) < len(new):
+            break
+        rows.append(row)
+    if len(new) == 1:
+        return CostTable.at_rate(new[0] / rows[0][0])
+    return CostTable(tuple(cached[: len(rows)]), tuple(new), tuple(map(tuple, rows)))
 
 
-def _prefill(loaded: LoadedModel, ids: torch.Tensor, cached: int, new: int) -> float:
-    """Return the seconds of one prefill of ``new`` tokens behind ``cached`` ones."""
-    cache = DynamicCache()
-    if cached:
-        loaded.model(ids[:, :cached], past_key_values=cache, use_cache=True, logits_to_keep=1)
-    rest = ids[:, cached : cached + new]
-    started = time.perf_counter()
-    out = loaded.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    out.logits.sum().item()  # waits for the device
-    return time.perf_counter() - started
+class _Prefills:
+    """Prefills of random tokens within a budget."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokens: int,
+        budget_s: float,
+        pass_s: float,
+        turn: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._loaded = loaded
+        self._left, self._pass_s, self._turn = budget_s, pass_s, turn
+        self._per_token = 0.0
+        vocabulary = int(config_of(loaded.model).vocab_size)
+        draw = torch.Generator().manual_seed(0)
+        self._ids = torch.randint(vocabulary, (1, tokens), generator=draw).to(loaded.device)
+
+    def warm_up(self, new: int) -> None:
+        """Run a prefill outside of the budget: the first of a thread is slow."""
+        with self._turn():
+            self._timed(DynamicCache(), 0, new)
+
+    def row(self, cached: int, new: Sequence[int], repeats: int) -> list[float]:
+        """Return the seconds of each of ``new`` behind ``cached`` tokens; fewer, out of budget."""
+        cache, filled, row = DynamicCache(), 0, list[float]()
+        while filled < cached:
+            piece = min(new[-1], cached - filled)
+            if not self._fits(piece):
+                return row
+            self._run(cache, filled, piece)
+            filled += piece
+        for count in new:
+            seconds = math.inf
+            for _ in range(repeats):
+                if not self._fits(count):
+                    break
+                seconds = min(seconds, self._run(cache, cached, count))
+                cache.crop(-count)
+            if seconds == math.inf:
+                break
+            row.append(seconds)
+        return [min(row[at:]) for at in range(len(row))]  # fewer tokens never take longer
+
+    def _run(self, cache: DynamicCache, cached: int, new: int) -> float:
+        with self._turn():
+            seconds = self._timed(cache, cached, new)
+        self._left -= seconds
+        self._per_token = seconds / new
+        return seconds
+
+    def _timed(self, cache: DynamicCache, cached: int, new: int) -> float:
+        """Return the seconds of one prefill of ``new`` tokens behind the ``cached`` ones."""
+        ids = self._ids[:, cached : cached + new]
+        started = time.perf_counter()
+        out = self._loaded.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out.logits.sum().item()  # waits for the device
+        return time.perf_counter() - started
+
+    def _fits(self, tokens: int) -> bool:
+        expected = tokens * self._per_token
+        return expected <= min(self._left, self._pass_s)

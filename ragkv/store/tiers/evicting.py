@@ -97,6 +97,13 @@ class EvictingStore(StoreOver):
             self._policy.remove(text)
         return self.below.delete(text)
 
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:
+        """Weigh chunks, and the tiers' entries, by these costs."""
+        with self._lock:
+            self._costs = costs
+            self._policy.reprice(costs)
+        super().set_costs(costs)
+
     def _make_room(self, entry: ChunkKV, nbytes: int, write: Callable[[], int]) -> int:
         self._learn(self._per_token or nbytes / len(entry))
         freed, written = 0, self._written

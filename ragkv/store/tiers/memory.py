@@ -129,7 +129,6 @@ class MemoryStore(Store):
     ) -> list[Evicted] | None:
         """Put an entry and return those that it evicted; None where it is not kept."""
         key, nbytes = (entry.text, fingerprint), self._size(entry)
-        seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
         with self._lock:
             if not self._admitted(key, nbytes):
                 self._remove(key)
@@ -142,6 +141,7 @@ class MemoryStore(Store):
                 self._remove(key)
             return None
         with self._lock:
+            seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
             before = self._chunks.get(entry.text)
             self._remove(key)
             evicted = [self._evict(victim) for victim in self._victims(nbytes)]
@@ -224,6 +224,12 @@ class MemoryStore(Store):
                 [text for text, _ in added][::-1],
                 [text for text, _ in removed][::-1],
             )
+
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:
+        """Weigh new entries and those that are there by these costs."""
+        with self._lock:
+            self._costs = costs
+            self._policy.reprice(costs)
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """Return 0: nothing is loaded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -173,6 +173,12 @@ class TieredStore(StoreOver):
                 self._forget(own.removed)
             self._seen = found.newest
         return found
+
+    def set_costs(self, costs: Callable[[int, int], float]) -> None:
+        """Weigh the tiers' entries by these costs."""
+        for tier in self.tiers:
+            tier.set_costs(costs)
+        super().set_costs(costs)
 
     def make_room(self) -> bool:
         """Empty the tier on the device, where there is one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +14,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.errors import ConfigError
 from ragkv.model.load import load_model
-from ragkv.store.tiers import policies
+from ragkv.store.tiers import costs, policies
 from ragkv.store.tiers.admission import Admission, CountSketch
 from ragkv.store.tiers.costs import CostTable, measure_costs
 from ragkv.store.tiers.policies import make_policy, pgdsf, policy_names
@@ -206,3 +208,63 @@ def test_costs_are_measured_on_a_model() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     model.config.max_position_embeddings = 100
     assert measure_costs(load_model(model, tiny_tokenizer()), repeats=1).cached == (0,)
+
+
+def test_out_of_time_fewer_points_are_measured() -> None:
+    loaded = load_model(tiny_model(), tiny_tokenizer())
+    rate = measure_costs(loaded, (0, 64), (8, 32), budget_s=0.0)
+    assert rate.new == (0, 1)
+    assert rate(0, 100) == pytest.approx(100 * rate(0, 1)) != 0
+    entered = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        entered.append(1)
+        yield
+
+    one = measure_costs(loaded, (0, 512), (8, 32), repeats=1, turn=turn)
+    assert one.cached == (0, 512)
+    assert len(entered) == 1 + 2 + 512 // 32 + 2  # one warms up
+
+
+def test_costs_out_of_a_pass_s_length_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token takes a millisecond: what takes longer than a tenth of a second is omitted."""
+    monkeypatch.setattr(
+        costs._Prefills, "_timed", lambda self, cache, cached, new: new / 1e3, raising=True
+    )
+    loaded = load_model(tiny_model(), tiny_tokenizer())
+    points = ((0, 128, 1024), (16, 64, 256))
+    table = measure_costs(loaded, *points, pass_s=0.1, repeats=1)
+    assert (table.cached, table.new) == ((0, 128, 1024), (16, 64))
+    # 16 + 80, 128 + 80
+    table = measure_costs(loaded, *points, pass_s=0.1, budget_s=0.4, repeats=1)
+    assert (table.cached, table.new) == ((0, 128), (16, 64))
+    assert table(128, 64) == pytest.approx(0.064)
+
+
+@pytest.mark.parametrize(("name", "later"), [("gdsf", "new"), ("pgdsf", "gone")])
+def test_costs_that_come_late_rank_what_is_there(name: str, later: str) -> None:
+    """As if they had been known from the start, ageing aside."""
+    policy = make_policy(name)
+    for key, tokens in (("long", 100), ("short", 10), ("gone", 50)):
+        policy.insert(key, tokens, float(tokens), tokens)
+    policy.hit("short")
+    policy.evict("gone")
+    assert policy.victims(1) == ["long"]
+    policy.reprice(lambda _, new: new * new / 1e3)
+    assert policy.clock == 0
+    assert policy.victims(1) == ["short"]
+    policy.insert("gone", 50, 2.5, 50)  # its second miss
+    policy.insert("new", 50, 2.5, 50)
+    policy.hit("long")
+    assert policy.victims(110)[::2] == ["short", later]
+
+
+def test_costs_that_come_late_change_no_order_by_time_or_uses() -> None:
+    for name in ("lru", "frequency"):
+        policy = make_policy(name)
+        for key in "abcab":
+            policy.hit(key) if key in policy else policy.insert(key, 1)
+        before = policy.victims(3)
+        policy.reprice(lambda _, new: 5.0 * new)
+        assert policy.victims(3) == before

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
-from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -19,20 +18,27 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, SecretStr
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.call import clipped_window, decode_arguments
-from llama_index.llms.ragkv.engine import EngineSource, check_again, check_given, left_out
-from llama_index.llms.ragkv.prompts import as_dicts, template_head
-from llama_index.llms.ragkv.responses import aresponses, as_chat, as_completion, responses
+from llama_index.llms.ragkv.call import clipped_window, decode_arguments, generation_config_of
+from llama_index.llms.ragkv.engine import EngineSource, check_again, left_out
+from llama_index.llms.ragkv.prompts import (
+    as_dicts,
+    as_template,
+    has_chat_template,
+    render_messages,
+    template_head,
+)
+from llama_index.llms.ragkv.responses import Begin, aresponses, as_chat, as_completion, responses
 
-from ragkv import CompletionStream, RagKV, ReuseConfig, ReuseReport
+from ragkv import RagKV, ReuseConfig, ReuseReport
 from ragkv.select import method_of
+from ragkv.serve.client import RemoteRagKV
 
 Prompt = str | list[dict[str, str]]
 
@@ -71,6 +77,10 @@ class RagKVLLM(CustomLLM):
     kv
         An engine to use instead of making one. It brings its model, store and reuse settings:
         to give others beside it is an error.
+    api_base, api_key, timeout, max_retries
+        Address of a ``ragkv serve``, which then has the model (called ``model_name``) and the
+        store; the key of a namespace, or the environment's ``RAGKV_API_KEY``; the seconds after
+        which an answer is given up (600), and how often a request is sent again (2).
 
     Raises
     ------
@@ -98,6 +108,9 @@ class RagKVLLM(CustomLLM):
     recompute_ratio: float | Literal["auto"] | None = None
     method: str | None = None
     sink: str | None = Field(default=None, description="Text that chunks are encoded behind.")
+    api_base: str | None = Field(default=None, description="Address of a ragkv server.")
+    timeout: float | None = Field(default=None, gt=0)
+    max_retries: int | None = Field(default=None, ge=0)
 
     _source: EngineSource = PrivateAttr()
     _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
@@ -135,11 +148,13 @@ class RagKVLLM(CustomLLM):
         namespace: str = "default",
         reuse: ReuseConfig | None = None,
         on_unsupported: Literal["raise", "full"] = "raise",
-        kv: RagKV | None = None,
+        kv: RagKV | RemoteRagKV | None = None,
+        api_base: str | None = None,
+        api_key: str | SecretStr | None = None,
+        timeout: float | None = None,
+        max_retries: int | None = None,
     ) -> None:
         del tokenizer_outputs_to_remove
-        if kv is not None:
-            check_given(kv, namespace, model=model, tokenizer=tokenizer, store=store, reuse=reuse)
         loading = {
             "model": model,
             "tokenizer": tokenizer,
@@ -150,34 +165,22 @@ class RagKVLLM(CustomLLM):
             "namespace": namespace,
             "on_unsupported": on_unsupported,
         }
-        unwritten = left_out(
-            kv=kv,
-            reuse=reuse,
-            messages_to_prompt=messages_to_prompt,
-            completion_to_prompt=completion_to_prompt,
-            **loading,
-        )
-        reuse = reuse or ReuseConfig()
-        if sink is None and sink_from is None and kv is None and reuse.sink == "auto":
-            sink_from = "default"
-        source = EngineSource(
-            model_name=model_name or "",
-            tokenizer_name=tokenizer_name or "",
-            reuse=reuse,
-            engine=kv,
-            is_shared=kv is not None,
-            **loading,
-        )
+        remote = {
+            "api_base": api_base,
+            "api_key": api_key,
+            "timeout": timeout,
+            "max_retries": max_retries,
+        }
+        names = {"model_name": model_name, "tokenizer_name": tokenizer_name}
+        source = EngineSource.of(kv, reuse, remote=remote, loading=loading, **names)
         engine = source.get()
-        if isinstance(query_wrapper_prompt, dict):  # as to_dict() writes it
-            query_wrapper_prompt = str(query_wrapper_prompt["template"])
-        if isinstance(query_wrapper_prompt, str):
-            query_wrapper_prompt = PromptTemplate(query_wrapper_prompt)
+        if sink is None and sink_from is None and kv is None and source.reuse.sink == "auto":
+            sink_from = "default"
         super().__init__(
             context_window=clipped_window(context_window, engine),
             max_new_tokens=max_new_tokens,
-            query_wrapper_prompt=query_wrapper_prompt,
-            tokenizer_name=tokenizer_name or model_name or engine.model_name,
+            query_wrapper_prompt=as_template(query_wrapper_prompt),
+            tokenizer_name="" if api_base else tokenizer_name or model_name or engine.model_name,
             model_name=model_name or engine.model_name,
             stopping_ids=stopping_ids or [],
             generate_kwargs=generate_kwargs or {},
@@ -191,9 +194,19 @@ class RagKVLLM(CustomLLM):
             recompute_ratio=recompute_ratio,
             method=method,
             sink=sink,
+            api_base=api_base,
+            timeout=timeout,
+            max_retries=max_retries,
         )
         self._source = source
-        self._left_out = unwritten
+        self._left_out = left_out(
+            kv=kv,
+            reuse=reuse,
+            messages_to_prompt=messages_to_prompt,
+            completion_to_prompt=completion_to_prompt,
+            api_key=api_key,
+            **loading,
+        )
         self._usual_functions = (
             None if completion_to_prompt else self.completion_to_prompt,
             None if messages_to_prompt else self.messages_to_prompt,
@@ -238,8 +251,8 @@ class RagKVLLM(CustomLLM):
         )
 
     @property
-    def kv(self) -> RagKV:
-        """The engine underneath."""
+    def kv(self) -> RagKV | RemoteRagKV:
+        """The engine underneath, or the client of the server."""
         return self._source.get()
 
     @property
@@ -254,12 +267,8 @@ class RagKVLLM(CustomLLM):
     @property
     def reuse_overrides(self) -> dict[str, Any]:
         """The reuse settings that this object was given, as overrides of the engine's."""
-        chosen = {
-            "recompute_ratio": self.recompute_ratio,
-            "method": self.method,
-            "sink": self.sink,
-        }
-        return {name: value for name, value in chosen.items() if value is not None}
+        names = ("recompute_ratio", "method", "sink")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def last_report(self) -> ReuseReport | None:
@@ -269,9 +278,18 @@ class RagKVLLM(CustomLLM):
     def render_template(self, template: BasePromptTemplate, **values: str) -> str:
         """Return the text that ``predict`` would give the model for a template."""
         if self.is_chat_model:
-            messages = self._get_messages(template, **values)
+            messages = self.template_messages(template, **values)
             return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
         return self._get_prompt(template, **values)
+
+    def template_messages(self, template: BasePromptTemplate, **values: str) -> list[ChatMessage]:
+        """Return the messages that ``predict`` would give a chat model for a template."""
+        return self._get_messages(template, **values)
+
+    @property
+    def uses_chat_template(self) -> bool:
+        """Whether templates reach the model as messages, through its own chat template."""
+        return self.is_chat_model and self._leaves_template_to_model()
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -334,24 +352,23 @@ class RagKVLLM(CustomLLM):
 
     def _chat_prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
         """Leave the chat template to the engine, which tokenises once."""
+        if self._leaves_template_to_model():
+            return as_dicts(messages)
+        return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
+
+    def _leaves_template_to_model(self) -> bool:
         own = self.messages_to_prompt or self._messages_to_prompt
-        if own != self._usual_functions[1] or not self.kv.tokenizer.chat_template:
-            return str(own(messages))
-        return as_dicts(messages)
+        return own == self._usual_functions[1] and has_chat_template(self.kv)
 
     def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
-        tokenizer = self.kv.tokenizer
-        if not tokenizer.chat_template:
-            return generic_messages(messages)
-        chat = as_dicts(messages)
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        return render_messages(messages, self.kv)
 
     def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return decode_arguments(
             self.generate_kwargs,
             {**self.reuse_overrides, "stop_token_ids": self.stopping_ids, **kwargs},
             max_new_tokens=self.max_new_tokens,
-            generation_config=getattr(self.kv.model, "generation_config", None),
+            generation_config=generation_config_of(self.kv),
         )
 
     def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
@@ -366,7 +383,7 @@ class RagKVLLM(CustomLLM):
         last.delta = None
         return last
 
-    def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Callable[[], CompletionStream]:
+    def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Begin:
         """Return what begins an answer: with the first response that is asked for."""
         return partial(self.kv.stream, prompt, **self._arguments(kwargs))
 

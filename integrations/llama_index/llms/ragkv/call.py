@@ -8,6 +8,7 @@ from typing import Any
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
 _DECODE = (
@@ -88,9 +89,17 @@ def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def clipped_window(context_window: int, engine: RagKV) -> int:
+def generation_config_of(engine: RagKV | RemoteRagKV) -> Any:
+    """Return the model's own settings of generation; of a server's model none are known."""
+    if isinstance(engine, RemoteRagKV):
+        return None
+    return getattr(engine.model, "generation_config", None)
+
+
+def clipped_window(context_window: int, engine: RagKV | RemoteRagKV) -> int:
     """Return the context window, at most the positions that the model knows."""
-    positions = engine.loaded.positions
+    known = engine if isinstance(engine, RemoteRagKV) else engine.loaded
+    positions = known.positions
     if not positions or positions >= context_window:
         return context_window
     _log.warning(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from llama_index.core.bridge.pydantic import SecretStr
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _LOADING = threading.Lock()
 
@@ -32,6 +35,10 @@ class EngineSource:
         CUDA device, or the CPU.
     is_shared
         The engine was given, not made here: its settings are left alone.
+    api_base, timeout, max_retries
+        A server's address and how it is asked, instead of a model here.
+    api_key
+        Its key, which is not pickled: another process takes the environment's.
     """
 
     model_name: str = ""
@@ -45,10 +52,60 @@ class EngineSource:
     namespace: str = "default"
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
     on_unsupported: Literal["raise", "full"] = "raise"
-    engine: RagKV | None = None
+    engine: RagKV | RemoteRagKV | None = None
     is_shared: bool = False
+    api_base: str | None = None
+    api_key: SecretStr | None = None
+    timeout: float | None = None
+    max_retries: int | None = None
 
-    def get(self) -> RagKV:
+    @classmethod
+    def of(
+        cls,
+        kv: RagKV | RemoteRagKV | None,
+        reuse: ReuseConfig | None,
+        *,
+        remote: dict[str, Any],
+        loading: dict[str, Any],
+        **names: str | None,
+    ) -> Self:
+        """Return the source of an engine that is given, a server's, or one that is loaded.
+
+        Parameters
+        ----------
+        remote
+            ``api_base``, ``api_key``, ``timeout`` and ``max_retries``; None where not given.
+        loading
+            The arguments for a model in this process, and the namespace.
+        names
+            ``model_name`` and ``tokenizer_name``.
+
+        Raises
+        ------
+        ConfigError
+            Arguments that exclude each other, or another namespace than the engine's.
+        """
+        namespace = loading["namespace"]
+        local = {name: loading[name] for name in loading if name != "namespace"}
+        if kv is not None:
+            own = {name: loading[name] for name in ("model", "tokenizer", "store")}
+            check_given(kv, namespace, **own, reuse=reuse, **remote)
+        elif remote["api_base"] is None:
+            if given := [name for name, value in remote.items() if value is not None]:
+                raise ConfigError(f"{', '.join(given)}: only a server has that; give api_base=...")
+        elif given := left_out(**local, tokenizer_name=names["tokenizer_name"]):
+            raise ConfigError(
+                f"{', '.join(given)}: the model of api_base is the server's, and so is that; omit "
+                "it, or omit api_base to load a model here"
+            )
+        if isinstance(remote["api_key"], str):
+            remote = {**remote, "api_key": SecretStr(remote["api_key"])}
+        arguments = {name: value or "" for name, value in names.items()} | remote | loading
+        source = cls(reuse=reuse or ReuseConfig(), engine=kv, is_shared=kv is not None, **arguments)
+        check_namespace(source.get(), namespace)
+        return source
+
+    def get(self) -> RagKV | RemoteRagKV:
         """Return the engine, loading it on the first call."""
         if self.engine is None:
             with _LOADING:
@@ -87,12 +144,22 @@ class EngineSource:
                 "pipeline without num_workers."
             )
         dtype = {} if self.model is None else {"dtype": self.model.dtype}
+        kwargs = dtype | self.model_kwargs
         spec = replace(
-            self, model_name=name, model=None, engine=None, model_kwargs=dtype | self.model_kwargs
+            self, model_name=name, model=None, engine=None, api_key=None, model_kwargs=kwargs
         )
         return dict(spec.__dict__)
 
-    def _load(self) -> RagKV:
+    def _load(self) -> RagKV | RemoteRagKV:
+        if self.api_base is not None:
+            return RemoteRagKV(
+                self.api_base,
+                None if self.api_key is None else self.api_key.get_secret_value(),
+                timeout=self.timeout or TIMEOUT_S,
+                max_retries=2 if self.max_retries is None else self.max_retries,
+                model=self.model_name or None,
+                reuse=self.reuse,
+            )
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         model, tokenizer = self.model, self.tokenizer
@@ -122,7 +189,7 @@ class EngineSource:
         )
 
 
-def check_given(kv: RagKV, namespace: str, **others: Any) -> None:
+def check_given(kv: RagKV | RemoteRagKV, namespace: str, **others: Any) -> None:
     """Refuse what would be dropped silently beside an engine."""
     given = [name for name, value in others.items() if value is not None]
     if given:
@@ -130,6 +197,11 @@ def check_given(kv: RagKV, namespace: str, **others: Any) -> None:
             f"the engine that was given has its own {', '.join(given)}: give recompute_ratio, "
             "method and sink instead, or no kv"
         )
+    check_namespace(kv, namespace)
+
+
+def check_namespace(kv: RagKV | RemoteRagKV, namespace: str) -> None:
+    """Refuse another namespace than the engine's."""
     if namespace not in ("default", kv.namespace):
         raise ConfigError(
             f"the engine that was given keeps namespace {kv.namespace!r}, not {namespace!r}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 
+from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
 
 if TYPE_CHECKING:
     from llama_index.llms.ragkv.base import RagKVLLM
@@ -19,6 +22,7 @@ _CONTEXT = ("context_str", "context", "context_msg")
 _CALL = ("query_str", "existing_answer")
 _MARK = "\ue000"
 _CONTEXT_MARK = "\ue001"
+_ANY_MARK = re.compile(f"[{_MARK}{_CONTEXT_MARK}]")
 _NOT_TEXT = ("image", "audio", "video", "document", "citable")
 
 
@@ -45,13 +49,26 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
         is_default = template == "default"
         template = DEFAULT_TEXT_QA_PROMPT_SEL if is_default else PromptTemplate(template)
     values = dict.fromkeys(_CALL, _MARK) | dict.fromkeys(_CONTEXT, _CONTEXT_MARK)
-    rendered = llm.render_template(_marked(template), **values)
+    template = _marked(template)
+    kv = llm.kv
+    if llm.uses_chat_template and isinstance(kv, RemoteRagKV):  # the server has that
+        messages = as_dicts(llm.template_messages(template, **values))
+        rendered = "".join(each["content"] for each in messages)
+    else:
+        messages, rendered = [], llm.render_template(template, **values)
     if _CONTEXT_MARK not in rendered:
         raise ConfigError(
             "sink_from needs a template that writes its field {context_str} verbatim; the fields "
             f"of this one: {', '.join(template.template_vars) or 'none'}"
         )
-    return re.split(f"[{_MARK}{_CONTEXT_MARK}]", rendered, maxsplit=1)[0]
+    if messages:
+        return kv.sink_from([{**each, "content": _fields(each["content"])} for each in messages])
+    return _ANY_MARK.split(rendered, maxsplit=1)[0]
+
+
+def _fields(text: str) -> str:
+    """Write marks as fields of a format string, and all other braces as plain text."""
+    return _ANY_MARK.sub("{field}", text.replace("{", "{{").replace("}", "}}"))
 
 
 def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
@@ -79,3 +96,33 @@ def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
                 "give its text, as a string or in a TextBlock."
             )
     return [{"role": message.role.value, "content": message.content or ""} for message in messages]
+
+
+def as_template(given: str | PromptTemplate | dict[str, Any]) -> PromptTemplate:
+    """Return a template from its text, or from what ``to_dict`` wrote of it."""
+    text = given["template"] if isinstance(given, dict) else given
+    return PromptTemplate(text) if isinstance(text, str) else text
+
+
+def has_chat_template(kv: RagKV | RemoteRagKV) -> bool:
+    """Whether the engine takes messages; a server says so when it is asked."""
+    return isinstance(kv, RemoteRagKV) or bool(kv.tokenizer.chat_template)
+
+
+def render_messages(messages: Sequence[ChatMessage], kv: RagKV | RemoteRagKV) -> str:
+    """Return messages as the model reads them, without a chat template in LlamaIndex's form.
+
+    Raises
+    ------
+    ConfigError
+        The chat template is a server's.
+    """
+    if isinstance(kv, RemoteRagKV):
+        raise ConfigError(
+            "the chat template is the server's: give chat() the messages, or RagKVLLM a "
+            "messages_to_prompt of your own"
+        )
+    if not kv.tokenizer.chat_template:
+        return generic_messages(messages)
+    chat = as_dicts(messages)
+    return str(kv.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))

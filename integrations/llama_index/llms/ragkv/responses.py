@@ -13,6 +13,9 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragkv import Completion, CompletionStream, ReuseReport
+from ragkv.serve.client import RemoteStream
+
+Begin = Callable[[], CompletionStream | RemoteStream]
 
 
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
@@ -20,7 +23,7 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
     report = completion.report.to_dict()
     usage = {
         "prompt_tokens": completion.report.prompt_tokens,
-        "completion_tokens": len(completion.token_ids),
+        "completion_tokens": completion.report.completion_tokens,
     }
     raw = {"token_ids": list(completion.token_ids), "usage": usage, "report": report}
     return CompletionResponse(text=completion.text, delta=delta, additional_kwargs=report, raw=raw)
@@ -41,7 +44,7 @@ def as_chat(response: CompletionResponse) -> ChatResponse:
 
 
 def responses(
-    begin: Callable[[], CompletionStream],
+    begin: Begin,
     keep: Callable[[ReuseReport], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> Generator[Any, None, None]:
@@ -64,7 +67,7 @@ def responses(
 
 
 async def aresponses(
-    begin: Callable[[], CompletionStream],
+    begin: Begin,
     keep: Callable[[ReuseReport], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> AsyncGenerator[Any, None]:

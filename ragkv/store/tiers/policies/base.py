@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 _SPARE = 64
@@ -51,7 +51,7 @@ class Policy(ABC):
 
     @abstractmethod
     def priority(self, key: Hashable, record: Record) -> float:
-        """Return the priority of an entry that was just used."""
+        """Return an entry's priority, had it just been used."""
 
     def insert(self, key: Hashable, nbytes: int, seconds: float = 0.0, tokens: int = 1) -> None:
         """Note an entry that a request missed and that is in the tier now.
@@ -72,12 +72,39 @@ class Policy(ABC):
         self._now += 1
         record.uses += 1
         record.last = self._now
-        rank = self.priority(key, record), self._now
-        self._ranks[key] = rank
+        self.count(key, record)
+        rank = self._rank(key, record)
         heapq.heappush(self._heap, (*rank, key))
         if len(self._heap) > 2 * len(self._records) + _SPARE:
-            self._heap = [(*rank, key) for key, rank in self._ranks.items()]
-            heapq.heapify(self._heap)
+            self._heapify()
+
+    def count(self, key: Hashable, record: Record) -> None:
+        """Enter a use, before its priority is asked for, where the record does not suffice."""
+        del key, record
+
+    def reprice(self, costs: Callable[[int, int], float]) -> None:
+        """Rank all entries anew by what computing them costs, known only now.
+
+        Ageing begins again: the clock was in what earlier costs counted.
+
+        Parameters
+        ----------
+        costs
+            Seconds of computing ``(cached, new)`` tokens.
+        """
+        self.clock = 0.0
+        for key, record in self._records.items():
+            record.seconds = costs(0, record.tokens)
+            self._rank(key, record)
+        self._heapify()
+
+    def _rank(self, key: Hashable, record: Record) -> tuple[float, int]:
+        rank = self._ranks[key] = self.priority(key, record), record.last
+        return rank
+
+    def _heapify(self) -> None:
+        self._heap = [(*rank, key) for key, rank in self._ranks.items()]
+        heapq.heapify(self._heap)
 
     def victims(self, nbytes: int) -> list[Hashable]:
         """Return the keys to evict, lowest first, so that this many bytes come free.

@@ -8,7 +8,7 @@ make it cost (:class:`ragkv.store.tiers.costs.CostTable`). Frequency and misses 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ragkv.store.tiers.policies.base import Policy, Record
@@ -31,16 +31,31 @@ class PGDSF(Policy):
         super().__init__()
         self._histories: OrderedDict[int, _History] = OrderedDict()  # by hash: no text is kept
 
-    def priority(self, key: Hashable, record: Record) -> float:
-        """Return ``clock + frequency * mean cost``, after entering the use."""
+    def count(self, key: Hashable, record: Record) -> None:
+        """Count a request, and a miss where the entry has just come."""
         history = self._histories.setdefault(hash(key), _History())
         self._histories.move_to_end(hash(key))
         history.requests += 1
-        if record.uses == 1:  # it was missed, and has just come
+        if record.uses == 1:
             history.misses += 1
             history.cost += record.seconds / max(1, record.tokens)
         while len(self._histories) > REMEMBERED:
             self._histories.popitem(last=False)
+
+    def reprice(self, costs: Callable[[int, int], float]) -> None:
+        """Give all misses of an entry its new cost; those that are not in the tier the mean."""
+        per_token = {
+            hash(key): costs(0, record.tokens) / max(1, record.tokens)
+            for key, record in self._records.items()
+        }
+        mean = sum(per_token.values()) / max(1, len(per_token))
+        for name, history in self._histories.items():
+            history.cost = history.misses * per_token.get(name, mean)
+        super().reprice(costs)
+
+    def priority(self, key: Hashable, record: Record) -> float:  # noqa: ARG002
+        """Return ``clock + frequency * mean cost``."""
+        history = self._histories[hash(key)]
         return self.clock + history.requests * history.cost / max(1, history.misses)
 
 

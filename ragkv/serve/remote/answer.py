@@ -1,0 +1,147 @@
+"""A prompt as the body of a request, and the events of its answer as a Completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from ragkv.config import DecodeConfig, ReuseConfig
+from ragkv.errors import ConfigError, ServerError
+from ragkv.report.account import ReuseReport
+from ragkv.serve.remote.connection import Connection
+
+if TYPE_CHECKING:
+    from ragkv.engine.stream import Completion
+
+Prompt = str | Sequence[Mapping[str, Any]]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+_ALWAYS = ("temperature", "top_p")
+_WHERE_GIVEN = ("top_k", "stop_token_ids")
+
+
+def path_of(prompt: Prompt) -> str:
+    """Return the path that answers a text, or chat messages."""
+    return TEXT if isinstance(prompt, str) else CHAT
+
+
+def body_of(
+    prompt: Prompt, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
+) -> dict[str, Any]:
+    """Return the body of a request for an answer in events.
+
+    Parameters
+    ----------
+    reuse
+        Fields of ReuseConfig, in JSON's types.
+
+    Raises
+    ------
+    ConfigError
+        A setting is the server's to make, or the prompt is none.
+    """
+    for name in ("cache_implementation", "prompt_lookup_num_tokens", "logprobs"):
+        if getattr(decode, name) is not None:
+            raise ConfigError(f"{name} cannot be set for an answer of a server: omit it")
+    if isinstance(prompt, str):
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
+    else:
+        body = {"messages": _messages(prompt), "max_completion_tokens": decode.max_new_tokens}
+    body |= {name: getattr(decode, name) for name in _ALWAYS}
+    body |= {name: value for name in _WHERE_GIVEN if (value := getattr(decode, name))}
+    if decode.stops:
+        body["stop"] = list(decode.stops)
+    if decode.seed is not None:
+        body["seed"] = decode.seed
+    if decode.ignore_eos:
+        body["ignore_eos"] = True
+    return body | {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ragkv": {**reuse, "report": True},
+    }
+
+
+def _messages(prompt: object) -> list[dict[str, Any]]:
+    if isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt):
+        return [dict(message) for message in prompt]
+    raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+
+
+def reuse_fields(own: ReuseConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a request says about reuse: what differs from the defaults, and ``overrides``.
+
+    Raises
+    ------
+    ConfigError
+        An override is unknown or wrong, or a method is not a name.
+    """
+    usual, config = ReuseConfig(), own.override(**overrides)
+    return {
+        each.name: _plain(each.name, getattr(config, each.name))
+        for each in fields(config)
+        if each.name in overrides or getattr(config, each.name) != getattr(usual, each.name)
+    }
+
+
+def _plain(name: str, value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type) and name != "method":
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ConfigError(f"a server takes the name of a method, not {value!r}: put it there first")
+
+
+async def tokens_of(connection: Connection, text: str) -> list[int]:
+    """Return a text's tokens, within the loop; what a prompt of no text has is no part of them."""
+    none, found = [
+        (await connection.request("POST", "/tokenize", json={"prompt": each}))["tokens"]
+        for each in ("", text)
+    ]
+    return list(map(int, found[len(none) :] if found[: len(none)] == none else found))
+
+
+class Events:
+    """Collects an answer from the events of its stream."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._text: list[str] = []
+        self._finish_reason: Any = "stop"
+        self._report: object = None
+        self.token_ids: list[int] = []
+
+    def feed(self, event: Mapping[str, Any]) -> str:
+        """Take an event; return its text."""
+        self._report = event.get("ragkv") or self._report
+        piece = ""
+        for choice in event.get("choices") or ():
+            piece += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            self.token_ids += choice.get("token_ids") or ()
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        self._text.append(piece)
+        return piece
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._text)
+
+    def completion(self) -> Completion:
+        """Return the whole answer.
+
+        Raises
+        ------
+        ServerError
+            The server sent no report of ragkv.
+        """
+        from ragkv.engine.stream import Completion
+
+        if not isinstance(self._report, Mapping):
+            raise ServerError(
+                f"{self._address} sends no report of ragkv: the client needs `ragkv serve`, and "
+                "that with reports"
+            )
+        report = ReuseReport.from_dict(self._report)
+        return Completion(self.text, self.token_ids, report, finish_reason=self._finish_reason)

@@ -1,0 +1,451 @@
+"""RemoteRagKV against a stub: what is sent, what comes back, what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from ragkv import ReuseConfig, ReuseReport
+from ragkv.errors import (
+    ClosedError,
+    ConfigError,
+    PromptTooLongError,
+    RagKVError,
+    ServerError,
+)
+from ragkv.select import Method
+from ragkv.serve.client import RemoteRagKV
+
+VERSION = {
+    "version": "0.1.0",
+    "model": "tiny",
+    "fingerprint": "abc",
+    "namespace": "team",
+    "supported": True,
+    "positions": 4096,
+}
+REPORT = ReuseReport("query", 6, 2, 1, 1, 2, 0.2, 0.5, 0.01, positions=bytes([0, 0, 1, 2, 3, 3]))
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def refused(status, code=None, headers=None, message="No."):
+    body = {"error": {"message": message, "type": "x", "param": None, "code": code}}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def sse(*events):
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    return "".join(f"data: {line}\n\n" for line in lines)
+
+
+def text_events(*pieces, ids=(), reason="length", report=REPORT):
+    choices = [{"index": 0, "text": piece, "finish_reason": None} for piece in pieces]
+    choices.append({"index": 0, "text": "", "finish_reason": reason})
+    if ids:
+        choices[-1]["token_ids"] = list(ids)
+    last = {"choices": [], "usage": {}}
+    if report:
+        last["ragkv"] = report.to_dict()
+    return sse(*({"choices": [choice]} for choice in choices), last, "[DONE]")
+
+
+class Endless(httpx.AsyncByteStream):
+    """An answer of one word that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    async def __aiter__(self):
+        yield sse({"choices": [{"text": "Word", "finish_reason": None}]}).encode()
+        await asyncio.Event().wait()
+
+    async def aclose(self):
+        self.closed.set()
+
+
+@dataclass
+class Stub:
+    """Answers by path, the last answer again and again."""
+
+    answers: dict[str, list[Any]] = field(default_factory=dict)
+    requests: list[httpx.Request] = field(default_factory=list)
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answers = self.answers[f"{request.method} {request.url.path}"]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, httpx.Response):
+            return answer
+        if isinstance(answer, str):
+            return httpx.Response(200, text=answer)
+        return httpx.Response(200, json=answer)
+
+    def bodies(self, path):
+        return [json.loads(each.content) for each in self.requests if each.url.path == path]
+
+
+@pytest.fixture
+def stub():
+    return Stub(
+        {
+            "GET /version": [VERSION],
+            "POST /tokenize": [{"tokens": [0], "count": 1}, {"tokens": [0, 7, 8], "count": 3}],
+            "POST /v1/completions": [text_events("Hel", "lo")],
+        }
+    )
+
+
+@pytest.fixture
+def connect(stub):
+    made = []
+
+    def connect(base_url="http://host:8000", **given):
+        given.setdefault("transport", httpx.MockTransport(stub))
+        made.append(RemoteRagKV(base_url, **given))
+        return made[-1]
+
+    yield connect
+    for kv in made:
+        kv.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.delenv("RAGKV_API_KEY", raising=False)
+    for module in ("connection", "chunks"):
+        monkeypatch.setattr(f"ragkv.serve.remote.{module}._FIRST_PAUSE_S", 0.0)
+
+
+# ---- answers
+
+
+def test_an_answer_and_what_is_asked_for_it(connect, stub):
+    kv = connect(api_key="secret", reuse=ReuseConfig(recompute_ratio=0.3))
+    completion = kv.generate("Hi", max_new_tokens=2, stop="X", top_k=3, seed=0, method="epic")
+    assert (completion.text, completion.report, completion.finish_reason) == (
+        "Hello",
+        REPORT,
+        "length",
+    )
+    assert completion.token_ids == [7, 8], "without the special tokens of a prompt"
+    assert stub.bodies("/v1/completions") == [
+        {
+            "prompt": "Hi",
+            "max_tokens": 2,
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "top_k": 3,
+            "stop": ["X"],
+            "seed": 0,
+            "model": "default",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ragkv": {"method": "epic", "recompute_ratio": 0.3, "report": True},
+        }
+    ]
+    assert stub.requests[0].headers["authorization"] == "Bearer secret"
+
+
+def test_messages_are_a_chat_and_token_ids_come_along(connect, stub):
+    delta = {"delta": {"role": "assistant", "content": "Yes"}, "finish_reason": None}
+    end = {"delta": {}, "finish_reason": "stop", "token_ids": [5, 1]}
+    stub.answers["POST /v1/chat/completions"] = [
+        sse({"choices": [delta]}, {"choices": [end], "ragkv": REPORT.to_dict()}, "[DONE]")
+    ]
+    kv = connect(model="tiny")
+    with kv.stream(MESSAGES, ignore_eos=True, stop_token_ids=[4]) as stream:
+        assert "".join(stream) == "Yes"
+        assert stream.completion.token_ids == [5, 1]
+    (body,) = stub.bodies("/v1/chat/completions")
+    assert (body["messages"], body["model"], body["max_completion_tokens"]) == (
+        MESSAGES,
+        "tiny",
+        256,
+    )
+    assert (body["ignore_eos"], body["stop_token_ids"]) == (True, [4])
+    assert body["ragkv"] == {"report": True}
+
+
+async def test_an_answer_in_an_event_loop(connect):
+    async with connect().stream("Hi") as stream:
+        assert "".join([piece async for piece in stream]) == "Hello"
+    assert stream.completion.text == "Hello"
+    assert await anext(stream, None) is None
+
+
+def test_closing_a_stream_closes_its_connection(connect, stub):
+    kv = connect()
+    for leave in ("close", "drop", "block"):
+        body = Endless()
+        stub.answers["POST /v1/completions"] = [httpx.Response(200, stream=body)]
+        stream = kv.stream("Hi")
+        assert next(stream) == "Word"
+        with pytest.raises(TimeoutError):
+            stream.read(0.01)
+        if leave == "close":
+            stream.close()
+            with pytest.raises(RuntimeError, match="to its end"):
+                _ = stream.completion
+        elif leave == "block":
+            with stream:
+                pass
+        else:
+            del stream
+            gc.collect()
+        assert body.closed.wait(10)
+
+
+def test_an_answer_that_takes_too_long(connect, stub):
+    stub.answers["POST /v1/completions"] = [httpx.Response(200, stream=Endless())]
+    with pytest.raises(TimeoutError, match=r"within timeout=0\.05"):
+        connect(timeout=0.05).generate("Hi")
+    stub.answers["POST /v1/completions"] = [httpx.Response(200, stream=Endless())]
+    with pytest.raises(TimeoutError, match=r"within timeout=0\.04"):
+        connect().generate("Hi", timeout=0.04)
+
+
+def test_closing_the_client(connect, stub):
+    stub.answers["POST /v1/completions"] = [httpx.Response(200, stream=Endless())]
+    kv = connect()
+    stream = kv.stream("Hi")
+    assert next(stream) == "Word"
+    kv.close()
+    kv.close()
+    with pytest.raises(ClosedError):
+        next(stream)
+    for call in (lambda: kv.stream("Hi"), lambda: kv.contains("text"), lambda: kv.model_name):
+        with pytest.raises(ClosedError, match="closed"):
+            call()
+
+
+def test_many_threads_share_a_client(connect):
+    kv, texts = connect(), []
+    threads = [
+        threading.Thread(target=lambda: texts.append(kv.generate("Hi").text)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["Hello"] * 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_has_connections_of_its_own(connect):
+    kv = connect()
+    assert kv.model_name == "tiny"
+    if (child := os.fork()) == 0:
+        os._exit(0 if kv.generate("Hi").text == "Hello" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "says"),
+    [
+        (refused(400, "invalid_value", message="stop: wrong"), ConfigError, "stop: wrong"),
+        (refused(400, "context_length_exceeded"), PromptTooLongError, "No"),
+        (refused(401, "invalid_api_key"), ServerError, "RAGKV_API_KEY"),
+        (refused(404, "model_not_found"), ServerError, "404 Not Found: No"),
+        (refused(413, "too_large"), ConfigError, "refuses"),
+        (refused(500), ServerError, "500"),
+        (refused(503, headers={"Retry-After": "0"}), ServerError, "503"),
+        (refused(504), TimeoutError, "No"),
+        (httpx.Response(502, text="<html>"), ServerError, "502"),
+        (httpx.Response(302, headers={"Location": "http://other"}), ServerError, "302"),
+        (sse({"error": {"message": "late", "code": "timeout"}}), TimeoutError, "late"),
+        (sse({"error": {"message": "gone", "code": "draining"}}), ServerError, "gone"),
+        (sse({"choices": []}), ServerError, "before the answer was complete"),
+        (sse("{"), ServerError, "no JSON"),
+        (text_events("Hi", report=None), ServerError, "no report"),
+    ],
+)
+def test_what_goes_wrong_has_a_type(connect, stub, response, error, says):
+    stub.answers["POST /v1/completions"] = [response]
+    with pytest.raises(error, match=says):
+        connect(max_retries=1).generate("Hi")
+
+
+def test_a_refused_connection_names_the_address():
+    with (
+        RemoteRagKV("http://127.0.0.1:9", max_retries=1) as kv,
+        pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9 cannot be reached"),
+    ):
+        kv.generate("Hi")
+
+
+def test_what_cannot_have_begun_is_sent_again(connect, stub):
+    answers = [
+        refused(503, headers={"Retry-After": "0"}),
+        httpx.ConnectError("no"),
+        text_events("Hi"),
+    ]
+    stub.answers["POST /v1/completions"] = list(answers)
+    assert connect(max_retries=2).generate("Hi").text == "Hi"
+    stub.answers["POST /v1/completions"] = list(answers)
+    with pytest.raises(ServerError, match="cannot be reached"):
+        connect(max_retries=1).generate("Hi")
+
+
+def test_settings_are_refused_before_anything_is_sent(connect, stub):
+    kv = connect()
+    own = Method("mine", source="a test", score=lambda _: None)
+    for wrong in (
+        {"max_new_tokens": 0},
+        {"recompute_ration": 1},
+        {"method": own},
+        {"cache_implementation": "static"},
+        {"prompt_lookup_num_tokens": 3},
+        {"logprobs": 1},
+    ):
+        with pytest.raises(ConfigError):
+            kv.stream("Hi", **wrong)
+    with pytest.raises(ConfigError, match="messages"):
+        kv.stream([1])
+    with pytest.raises(ConfigError, match="in a list"):
+        kv.precompute("text")
+    assert not stub.requests
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base_url": "host:8000"},
+        {"base_url": "ftp://host"},
+        {"base_url": "http://me:secret@host"},
+        {"base_url": 3},
+        {"api_key": "sécret"},
+        {"timeout": 0},
+        {"max_retries": -1},
+    ],
+)
+def test_wrong_arguments_are_refused_without_secrets(wrong):
+    with pytest.raises(ConfigError) as refusal:
+        RemoteRagKV(**{"base_url": "http://host", **wrong})
+    assert "cret" not in str(refusal.value)
+
+
+# ---- chunks and the rest
+
+
+def test_precompute_asks_until_it_is_done(connect, stub):
+    job = {"id": "j1", "status": "running", "report": None, "done": 1, "total": 2, "error": None}
+    made = {"new": 2, "existing": 0, "skipped": 0, "tokens": 9, "bytes": 8, "seconds": 0.5}
+    stub.answers["POST /v1/chunks"] = [httpx.Response(202, json=job)]
+    stub.answers["GET /v1/chunks/j1"] = [job, {**job, "status": "done", "report": made}]
+    report = connect().precompute(
+        (text for text in ("a", "b")), document="d", expires_in=5, sink="Read:"
+    )
+    assert (report.new, report.tokens, report.seconds) == (2, 9, 0.5)
+    assert stub.bodies("/v1/chunks") == [
+        {
+            "texts": ["a", "b"],
+            "wait": False,
+            "document": "d",
+            "expires_in": 5,
+            "ragkv": {"sink": "Read:"},
+        }
+    ]
+    failed = {**job, "status": "failed", "error": "The store is full."}
+    stub.answers["GET /v1/chunks/j1"] = [failed]
+    with pytest.raises(ServerError, match="The store is full"):
+        connect().precompute(["a"])
+
+
+def test_a_corpus_goes_in_parts_and_a_document_whole(connect, stub):
+    done = {"id": "j", "status": "done", "report": {"new": 1}, "done": 1, "total": 1}
+    stub.answers["POST /v1/chunks"] = [done]
+    texts = [f"text {at}" for at in range(1200)]
+    assert connect().precompute(texts, show_progress=False).new == 3
+    sent = [body["texts"] for body in stub.bodies("/v1/chunks")]
+    assert [len(part) for part in sent] == [512, 512, 176]
+    assert [text for part in sent for text in part] == texts
+    connect().precompute(texts, document="all")
+    assert len(stub.bodies("/v1/chunks")[-1]["texts"]) == 1200
+    assert connect().precompute([]).new == 0
+
+
+def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
+    stub.answers |= {
+        "GET /v1/chunks": [{"text_known": True}],
+        "DELETE /v1/chunks": [{"deleted": 1}, {"deleted": 4}],
+        "POST /v1/chunks/prefetch": [{"prefetching": 1}],
+        "POST /v1/sink": [{"sink": "Read:"}],
+    }
+    kv = connect(reuse=ReuseConfig(sink="Read:"))
+    assert kv.contains("a & b") is True
+    assert stub.requests[-1].url.params.multi_items() == [("text", "a & b"), ("sink", "Read:")]
+    assert (kv.forget("a"), kv.forget_document("d")) == (True, 4)
+    kv.prefetch(["a"], method="epic")
+    assert stub.bodies("/v1/chunks/prefetch") == [
+        {"texts": ["a"], "ragkv": {"method": "epic", "sink": "Read:"}}
+    ]
+    assert kv.sink_from([{"role": "system", "content": "Read: {context}"}]) == "Read:"
+    kv.wait()
+
+
+def test_what_the_server_says_of_itself(connect, stub):
+    kv = connect("http://host:8000/prefix/v1/")
+    stub.answers["GET /prefix/version"] = [VERSION]
+    assert (kv.model_name, kv.namespace, kv.fingerprint) == ("tiny", "team", "abc")
+    assert (kv.positions, kv.supported, kv.base_url) == (4096, True, "http://host:8000/prefix")
+    assert len(stub.requests) == 1
+    assert connect().tokenize("x") == [7, 8]
+    stub.answers["GET /version"] = [{"version": "vllm"}]
+    with pytest.raises(ServerError, match="fingerprint"):
+        _ = connect().model_name
+    stub.answers["GET /version"] = ["plain"]
+    with pytest.raises(ServerError, match="without JSON"):
+        _ = connect().model_name
+
+
+def test_what_only_a_model_here_has_is_refused_by_name(connect):
+    kv = connect()
+    for name in ("tokenizer", "model", "loaded", "prefill", "turn"):
+        with pytest.raises(ConfigError, match=name):
+            getattr(kv, name)
+    with pytest.raises(AttributeError):
+        _ = kv.nonesuch
+
+
+def test_the_key_is_never_shown(connect, stub, monkeypatch):
+    kv = connect(api_key="secret")
+    assert "secret" not in repr(kv)
+    with pytest.raises(TypeError, match="each process"):
+        pickle.dumps(kv)
+    monkeypatch.setenv("RAGKV_API_KEY", "from-outside")
+    assert connect().model_name
+    assert stub.requests[-1].headers["authorization"] == "Bearer from-outside"
+    monkeypatch.delenv("RAGKV_API_KEY")
+    assert connect().model_name
+    assert "authorization" not in stub.requests[-1].headers
+
+
+def test_errors_are_ragkvs():
+    assert issubclass(ServerError, RagKVError)
+    assert pickle.loads(pickle.dumps(ServerError("no", 503))).args == ("no",)
+
+
+def test_importing_the_client_is_light():
+    code = (
+        "import ragkv.serve.client, sys; "
+        "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,28 @@
+"""A server of ragkv over an engine: uvicorn in a thread, on a free port of this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ragkv import RagKV
+from ragkv.serve.app import make_app
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.run import DrainingServer
+
+
+@contextmanager
+def listening(engine: RagKV, **settings: object) -> Iterator[str]:
+    """Yield the address of a server; ``settings`` are ServeConfig's."""
+    config = ServeConfig(port=0, **settings)  # type: ignore[arg-type]
+    app = make_app(config, dict.fromkeys(config.namespaces, engine))
+    ready = threading.Event()
+    server = DrainingServer(app, config, on_ready=lambda _: ready.set(), log_level="critical")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield server.address
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
