@@ -99,10 +99,10 @@ class Soak:
                 try:
                     await deed(client)
                 except httpx.TransportError as error:
-                    if down or self.down:
-                        await asyncio.sleep(0.1)
-                    else:
+                    if not (down or self.down):
                         self.findings.violations.append(f"{deed.__name__}: {error!r}")
+                if self.down:
+                    await asyncio.sleep(0.5)  # refused, as everything is now
 
     async def _restart(self, server: ServerProcess, mischief: Mischief) -> None:
         """SIGTERM while answers run: they end whole, new ones get 503, the store serves again."""
