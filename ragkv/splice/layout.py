@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ragkv.chunk.kv import LayeredKV
 from ragkv.prompt.tokens import IntArray, Tokens
-from ragkv.store.prefixes.node import PrefixMatch
+
+if TYPE_CHECKING:  # the stores, and the kernels' codecs with them, are loaded later
+    from ragkv.store.prefixes.node import PrefixMatch
 
 
 class Origin(IntEnum):

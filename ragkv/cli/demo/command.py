@@ -52,7 +52,7 @@ def demo(
 ) -> None:
     """Answer questions on the Python language reference, by full prefill and by ragkv."""
     start = time.perf_counter()
-    from ragkv import ReuseConfig
+    from ragkv import ReuseConfig, StoreConfig
     from ragkv.cli.demo.run import FRAMEWORKS, DemoSettings, run_demo
     from ragkv.cli.demo.show import show_summary
 
@@ -66,7 +66,9 @@ def demo(
     )
     chosen = {} if method is None else {"method": method}
     reuse = ReuseConfig(recompute_ratio=recompute_ratio).override(**chosen)
-    with open_engine(model, store=store, namespace="demo", reuse=reuse) as kv:
+    # chunks are what is shown: no prompt may continue the one that warmed the model up
+    where = StoreConfig(store, prefix_bytes=0)
+    with open_engine(model, store=where, namespace="demo", reuse=reuse) as kv:
         result = run_demo(kv, settings)
     show_summary(result)
     err.print(f"All in all {time.perf_counter() - start:.0f} s.", highlight=False)

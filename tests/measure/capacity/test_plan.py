@@ -15,9 +15,10 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import MambaConfig
 from typer.testing import CliRunner
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import LayeredKV
 from ragkv.cli.main import app
+from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
@@ -55,7 +56,7 @@ def sink_of(engine: RagKV) -> Sink:
 @pytest.fixture
 def served(make_engine: Make) -> tuple[RagKV, Planted]:
     """An engine without memory tier, whose rates are 1 ms a token and as planted."""
-    engine, below = make_engine(), Planted()
+    engine, below = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0)), Planted()
     engine.precompute(some_chunks(6))
     for text in engine._store.texts():
         entry = engine._reuse.corpus.get(text, sink_of(engine)).entry
