@@ -15,7 +15,8 @@ from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
+from ragkv.config import MEMORY
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
@@ -24,6 +25,8 @@ from ragkv.model.memory import Workspace
 from ragkv.store import MemoryStore, TieredStore
 
 Make = Callable[..., RagKV]
+ANEW = StoreConfig(MEMORY, prefix_bytes=0)
+"""No prompt continues a former one."""
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
 
@@ -91,7 +94,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU ``generate`` computes all steps' experts in a way that is for one token."""
-    engine = make_engine("gpt-oss")
+    engine = make_engine("gpt-oss", store=ANEW)
     model = engine.model
     model.set_experts_implementation("grouped_mm")
     model.generation_config.eos_token_id = None
@@ -121,7 +124,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
 def test_the_device_tier_makes_room_for_a_request(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(store=ANEW)
     engine.precompute(CHUNKS)
     expected = engine.generate(PROMPT, max_new_tokens=4).token_ids
     room, asked = Workspace.uninitialised, []
