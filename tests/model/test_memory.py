@@ -11,7 +11,8 @@ import torch
 from threads import each_in_a_thread
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
+from ragkv.config import MEMORY
 from ragkv.engine.corpus import SINKS_KEPT
 from ragkv.model.memory import Workspace
 
@@ -95,7 +96,7 @@ def test_what_is_left_of_another_prompt_is_never_seen(
     make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 256)
-    kv = make_engine()
+    kv = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
     kv.precompute([A, B])
     overrides = {"method": "query", "recompute_ratio": 0.2}
     expected = kv.prefill(PROMPT, **overrides).logits
