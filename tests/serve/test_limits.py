@@ -86,7 +86,7 @@ def test_a_full_queue(small):
     with ThreadPoolExecutor(2) as pool:
         with model_held(small.engine):
             waiting = [pool.submit(post, small.url) for _ in range(2)]
-            until(lambda: small.engine.waiting == 1)
+            until(lambda: (small.engine.running, small.engine.waiting) == (1, 1))
             assert metric(small.url, "ragkv:num_requests_running") == 1
             assert metric(small.url, "ragkv:num_requests_waiting") == 1
             response = post(small.url)

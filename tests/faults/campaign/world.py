@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -61,7 +61,9 @@ def loaded() -> LoadedModel:
 
 def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
-    return RagKV(loaded(), store=store, reuse=_REUSE)
+    config = store if isinstance(store, StoreConfig) else StoreConfig(store)
+    config = replace(config, prefix_bytes=0)  # logits are compared bit by bit
+    return RagKV(loaded(), store=config, reuse=_REUSE)
 
 
 def draw_questions(draw: random.Random, count: int) -> list[Question]:
