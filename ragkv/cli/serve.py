@@ -79,7 +79,7 @@ def serve(
     reports: Reports = True,
 ) -> None:
     """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused."""
-    from ragkv.config import BatchConfig, StoreConfig
+    from ragkv.config import PREFIX_BYTES, BatchConfig, StoreConfig
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 
@@ -101,8 +101,14 @@ def serve(
     )
     first, *others = sorted(settings.namespaces)
     reuse = reuse_config(method, recompute_ratio)
-    memory = StoreConfig().memory_bytes // len(settings.namespaces)
-    where = StoreConfig(store, memory_bytes=memory, codec=codec, encrypt=encrypt)
+    shares = len(settings.namespaces)
+    where = StoreConfig(
+        store,
+        memory_bytes=StoreConfig().memory_bytes // shares,
+        prefix_bytes=PREFIX_BYTES // shares,
+        codec=codec,
+        encrypt=encrypt,
+    )
     with ExitStack() as stack:
         kv = open_engine(
             model,

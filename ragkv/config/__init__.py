@@ -3,13 +3,14 @@
 from ragkv.config.batch import BatchConfig
 from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
-from ragkv.config.store import CODECS, MEMORY, StoreConfig
+from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, StoreConfig
 
 __all__ = [
     "CODECS",
     "LEAST_TEMPERATURE",
     "MEMORY",
     "MOST_LOGPROBS",
+    "PREFIX_BYTES",
     "PROFILE_FORMAT",
     "AutoRatio",
     "BatchConfig",

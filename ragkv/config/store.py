@@ -13,6 +13,9 @@ from ragkv.errors import ConfigError, MissingDependencyError
 MEMORY = ":memory:"
 """Store location in memory alone, with nothing on disk."""
 
+PREFIX_BYTES = 1 << 30
+"""Budget of an engine's knowledge tree where none is given."""
+
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
 

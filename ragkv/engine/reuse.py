@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from ragkv.config import ReuseConfig, StoreConfig
+from ragkv.config import PREFIX_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
@@ -24,8 +24,6 @@ from ragkv.store.base import TURNS, Store
 from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import ALIKE
 
-_PREFIX_BYTES = 1 << 30
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
@@ -41,7 +39,7 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        budget = _PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
+        budget = PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
         tree = PrefixTree(budget, partial(_seconds, corpus)) if budget else None
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
         conversations = Conversations(corpus, tree)
