@@ -19,6 +19,7 @@ import torch
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
 from ragkv.model.architecture import backbone_of
 from ragkv.model.experts import decoding_experts
+from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
 from ragkv.splice.overlap import OverlappedCache
@@ -82,8 +83,10 @@ class StepBatch(Claim):
                 self._last = time.perf_counter()
             self._answers.append(answer)
         try:
-            while self._lock.is_mine and not answer.ended:
-                self._step_all()
+            if self._lock.is_mine:
+                with fast_linear_layers(loaded.model):
+                    while not answer.ended:
+                        self._step_all()
             while not answer.ended:
                 self._wait_or_lead(answer)
         finally:
@@ -98,9 +101,10 @@ class StepBatch(Claim):
             answer.woken.wait()
             answer.woken.clear()
             if self._lock.is_mine:
-                self._step_all()
-            while self._lock.is_mine and not answer.ended and not self._lock.is_wanted(but=self):
-                self._step_all()
+                with fast_linear_layers(answer.loaded.model):  # once, not for each step
+                    self._step_all()
+                    while not answer.ended and not self._lock.is_wanted(but=self):
+                        self._step_all()
         except BaseException:  # interrupted
             self._end(answer, None)
             self._lock.is_wanted()  # after this, nobody makes the answer's thread the leader

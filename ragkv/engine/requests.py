@@ -53,7 +53,7 @@ class Turn:
         if self.has_model:
             self.has_model = False
             self.requests.lock.release()
-            self.requests.end_prefill(self)
+        self.requests.end_prefill(self)
 
 
 class RequestQueue:
@@ -124,8 +124,6 @@ class RequestQueue:
             turn.prefilled()
             with self._changed:
                 self._running.discard(turn)
-                if self._prefilling is turn:
-                    self._prefilling = None
                 self._changed.notify_all()
 
     def end_prefill(self, turn: Turn) -> None:
