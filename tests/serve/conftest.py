@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from listening import Listening, serving
 
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
-from ragkv.serve.run import DrainingServer
-from ragkv.serve.service import Service
-
-
-@dataclass
-class Listening:
-    url: str
-    engine: RagKV
-    service: Service
-    server: DrainingServer
-    thread: threading.Thread
 
 
 @pytest.fixture
@@ -46,22 +33,6 @@ def listen(make_engine) -> Iterator[Callable[..., Listening]]:
     with ExitStack() as stack:
 
         def start(engine: RagKV | None = None, **settings: object) -> Listening:
-            engine = engine or make_engine()
-            config = ServeConfig(port=0, **settings)  # type: ignore[arg-type]
-            app = make_app(config, dict.fromkeys(config.namespaces, engine))
-            return stack.enter_context(_listening(app, config, engine))
+            return stack.enter_context(serving(engine or make_engine(), **settings))
 
         yield start
-
-
-@contextmanager
-def _listening(app: FastAPI, config: ServeConfig, engine: RagKV) -> Iterator[Listening]:
-    ready = threading.Event()
-    server = DrainingServer(app, config, on_ready=lambda _: ready.set(), log_level="critical")
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    yield Listening(server.address, engine, app.state.service, server, thread)
-    server.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()

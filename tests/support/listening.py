@@ -5,16 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ragkv import RagKV
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.run import DrainingServer
+from ragkv.serve.service import Service
+
+
+@dataclass
+class Listening:
+    url: str
+    engine: RagKV
+    service: Service
+    server: DrainingServer
+    thread: threading.Thread
 
 
 @contextmanager
-def listening(engine: RagKV, **settings: object) -> Iterator[str]:
-    """Yield the address of a server; ``settings`` are ServeConfig's."""
+def serving(engine: RagKV, **settings: object) -> Iterator[Listening]:
+    """Run a server in the block; ``settings`` are ServeConfig's."""
     config = ServeConfig(port=0, **settings)  # type: ignore[arg-type]
     app = make_app(config, dict.fromkeys(config.namespaces, engine))
     ready = threading.Event()
@@ -22,7 +33,14 @@ def listening(engine: RagKV, **settings: object) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert ready.wait(30)
-    yield server.address
+    yield Listening(server.address, engine, app.state.service, server, thread)
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+
+
+@contextmanager
+def listening(engine: RagKV, **settings: object) -> Iterator[str]:
+    """Yield the address of such a server alone."""
+    with serving(engine, **settings) as server:
+        yield server.url
