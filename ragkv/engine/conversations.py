@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +37,8 @@ class Conversations:
     def __init__(self, corpus: Corpus, tree: PrefixTree | None) -> None:
         self._corpus = corpus
         self._tree = tree
+        self._lock = threading.Lock()  # of when they were cleared
+        self._cleared_at = -math.inf
         self._limit = corpus.loaded.architecture.position_limit
 
     def find(self, request: Request, tokens: Tokens, sink: Sink) -> PrefixMatch | None:
@@ -49,7 +54,8 @@ class Conversations:
     def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the rows of a prompt and its answer; they are copied later.
 
-        The answer's last token has no row.
+        The answer's last token has no row. Prompts that were asked before :meth:`clear` leave
+        none: they may contain what was deleted.
         """
         sink = plan.located.sink
         if self._tree is None or not request.method.continues or sink is None:
@@ -58,18 +64,19 @@ class Conversations:
         beyond = self.is_beyond(plan.located.tokens)
         if not beyond:  # behind it, rows are rotated by another table
             ids = ids[: self._limit]
-        self._tree.add(
-            AnsweredPrompt(
-                ids,
-                len(plan.ids),
-                self._exact(plan),
-                (cache.keys, cache.values),
-                _terms_of(request, sink),
-                _model_of(sink),
-                root=beyond,
-                continued=plan.spliced.layout.continued,
-            )
+        answered = AnsweredPrompt(
+            ids,
+            len(plan.ids),
+            self._exact(plan),
+            (cache.keys, cache.values),
+            _terms_of(request, sink),
+            _model_of(sink),
+            root=beyond,
+            continued=plan.spliced.layout.continued,
         )
+        with self._lock:
+            if request.clock.started > self._cleared_at:
+                self._tree.add(answered)
 
     def settle(self) -> None:
         """Copy what was kept into the tree, so that the prompts' buffers are free again."""
@@ -77,9 +84,11 @@ class Conversations:
             self._tree.settle(self._corpus.fingerprint)
 
     def clear(self) -> None:
-        """Forget everything."""
-        if self._tree is not None:
-            self._tree.clear()
+        """Forget everything, and what the prompts that run now would leave."""
+        with self._lock:
+            self._cleared_at = time.perf_counter()
+            if self._tree is not None:
+                self._tree.clear()
 
     def is_beyond(self, tokens: Tokens) -> bool:
         """Whether the prompt is so long that all its keys are rotated by the model's other table.

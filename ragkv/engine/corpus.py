@@ -229,10 +229,6 @@ class Corpus:
                     _log.warning("a chunk was not stored: %s", error)
         return entry
 
-    def forget_document(self, document: str) -> int:
-        """Delete the chunks that belong to this document alone; return how many."""
-        return self.store.forget_document(check_document(document))
-
     def encode_missing(self, texts: Iterable[str], sink: Sink) -> None:
         """Encode chunks that a prompt missed, except expired ones; never raise.
 

@@ -159,16 +159,20 @@ class RagKV:
             return corpus.contains(text, corpus.sink_for(config, method))
 
     def forget(self, text: str) -> bool:
-        """Delete a chunk from the store; return whether it was there."""
+        """Delete a chunk from the store; return whether it was there.
+
+        With anything that is deleted, the engine drops the KV of all its former prompts.
+        """
         with self._lifecycle:
             if self._reuse is None:
                 return self._store.delete(check_texts([text])[0].strip()) > 0
-            return self._reuse.corpus.forget(text)
+            return self._reuse.forget(text)
 
     def forget_document(self, document: str) -> int:
         """Delete the chunks that belong to this document alone; return how many."""
         with self._lifecycle:
-            return self._store.forget_document(check_document(document))
+            owner = self._store if self._reuse is None else self._reuse
+            return owner.forget_document(check_document(document))
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved; start loading them in the background.

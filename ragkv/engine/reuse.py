@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from ragkv.config import PREFIX_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
@@ -23,6 +23,8 @@ from ragkv.select import Method
 from ragkv.store.base import TURNS, Store
 from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import ALIKE
+
+Deleted = TypeVar("Deleted", bool, int)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +76,21 @@ class Reuse:
             for corpus, sink in corpora
         ]
         self.background.measure_costs()
+        self._drop_conversations_after(reports[0].removed)
         return reports[0]
+
+    def forget(self, text: str) -> bool:
+        """Delete a chunk, and the conversations, whose prompts may have contained it."""
+        return self._drop_conversations_after(self.corpus.forget(text))
+
+    def forget_document(self, document: str) -> int:
+        """Delete a document's own chunks, and the conversations; return how many chunks."""
+        return self._drop_conversations_after(self.corpus.store.forget_document(document))
+
+    def _drop_conversations_after(self, deleted: Deleted) -> Deleted:
+        if deleted:
+            self.conversations.clear()
+        return deleted
 
 
 def _seconds(corpus: Corpus, cached: int, new: int) -> float:

@@ -331,6 +331,43 @@ def test_changed_weights_and_other_namespaces(make_engine: Make) -> None:
     assert distance(engine, out.token_ids, out.logits) < TOLERANCE
 
 
+def forget_chunk(engine: RagKV) -> object:
+    return engine.forget(CHUNKS[1])
+
+
+def forget_document(engine: RagKV) -> object:
+    return engine.forget_document("manual")
+
+
+def ingest_again(engine: RagKV) -> object:
+    return engine.precompute(CHUNKS[:2], document="manual").removed
+
+
+@pytest.mark.parametrize("delete", [forget_chunk, forget_document, ingest_again])
+def test_what_is_deleted_is_in_no_former_prompt(
+    make_engine: Make, delete: Callable[[RagKV], object]
+) -> None:
+    engine, chat = make_engine(), ask()
+    engine.precompute(CHUNKS, document="manual")
+    asked = and_then(chat, engine.generate(chat, max_new_tokens=3))
+    assert engine.prefill(asked).report.conversation_tokens > 300
+    running = engine.stream(chat, max_new_tokens=8)
+    next(running)
+    assert delete(engine)
+    list(running)
+    engine.wait()
+    report = engine.prefill(asked).report
+    assert (report.conversation_tokens, report.prefix_tokens) == (0, 0)
+
+
+def test_nothing_deleted_leaves_the_former_prompts(make_engine: Make) -> None:
+    engine, chat = make_engine(), ask()
+    asked = and_then(chat, engine.generate(chat, max_new_tokens=3))
+    assert not engine.forget("never stored")
+    assert not engine.forget_document("never stored")
+    assert engine.prefill(asked).report.conversation_tokens > 300
+
+
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_budget_too_small_for_a_prompt(make_engine: Make, budget: int) -> None:
     engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=budget))
