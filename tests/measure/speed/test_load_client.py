@@ -11,6 +11,7 @@ from ragkv.errors import PeerError
 from ragkv.measure.speed.load.client import ask
 from ragkv.measure.speed.load.documents import SourceDocument
 from ragkv.measure.speed.load.endpoint import Endpoint, open_client, precompute, probe
+from ragkv.report.account import ReuseReport
 
 BODY = Endpoint("m", {}).body([{"role": "user", "content": "hi"}], 4)
 
@@ -79,6 +80,25 @@ async def test_the_report(report, sources):
     last = {**usage(10, 1), "ragkv": report}
     found = await answer_to(Reply([piece("a"), end(), last, DONE]))
     assert found.sources == sources
+
+
+async def test_the_sources_of_a_report_add_up_to_the_prompt():
+    report = ReuseReport(
+        "query",
+        prompt_tokens=60,
+        sink_tokens=10,
+        reused_tokens=5,
+        recomputed_tokens=4,
+        fresh_tokens=1,
+        recompute_ratio=0.5,
+        effective_ratio=0.4,
+        ttft_s=0.01,
+        conversation_tokens=30,
+        prefix_tokens=10,
+    )
+    last = {**usage(60, 1), "ragkv": report.to_dict()}
+    found = await answer_to(Reply([piece("a"), end(), last, DONE]))
+    assert sum(found.sources.values()) == report.prompt_tokens
 
 
 @pytest.mark.parametrize(

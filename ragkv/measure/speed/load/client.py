@@ -15,8 +15,15 @@ from ragkv.measure.speed.load.answer import ServedAnswer
 CHAT = "/v1/chat/completions"
 _MESSAGE = 300
 """Characters of an error's message that are kept."""
-_SOURCES = ("sink_tokens", "reused_tokens", "recomputed_tokens", "fresh_tokens")
-"""Fields of ragkv's report that say where the prompt's tokens came from."""
+_SOURCES = (
+    "sink_tokens",
+    "conversation_tokens",
+    "prefix_tokens",
+    "reused_tokens",
+    "recomputed_tokens",
+    "fresh_tokens",
+)
+"""Fields of ragkv's report that say where the prompt's tokens came from: they add up to it."""
 
 
 async def ask(
