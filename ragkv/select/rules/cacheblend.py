@@ -12,7 +12,8 @@ from ragkv.select.method import FloatArray, Method, Scene
 
 def score(scene: Scene) -> FloatArray:
     """Return ``[cached]``: the squared differences of layer 1's values."""
-    return deviations(scene)[1]
+    scores: FloatArray = deviations(scene)[1]
+    return scores
 
 
 METHOD = Method(

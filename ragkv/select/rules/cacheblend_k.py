@@ -9,7 +9,8 @@ from ragkv.select.method import FloatArray, Method, Scene
 
 def score(scene: Scene) -> FloatArray:
     """Return ``[cached]``: the squared differences of layer 1's keys, after rotation."""
-    return deviations(scene)[0]
+    scores: FloatArray = deviations(scene)[0]
+    return scores
 
 
 METHOD = Method(

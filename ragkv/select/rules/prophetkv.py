@@ -30,7 +30,7 @@ def score(scene: Scene) -> FloatArray:
             raise StopPass
 
     scene.observe(observe)
-    scores: FloatArray = (fused.cpu().numpy() / scene.layers)[layout.cached]
+    scores: FloatArray = (fused / scene.layers).cpu().numpy()[layout.cached]
     return scores
 
 
