@@ -11,6 +11,9 @@ import ragkv.config
 from ragkv.cli.main import app
 
 MEMORY_BYTES = 64 << 20
+PREFIX_BYTES = 64 << 20
+"""Caches that are full before their memory is looked at: what grows then is a leak."""
+
 DISK_BYTES = int(sys.argv[1])
 
 
@@ -19,6 +22,7 @@ class SmallStore(ragkv.config.StoreConfig):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_bytes", MEMORY_BYTES)
+        object.__setattr__(self, "prefix_bytes", PREFIX_BYTES)
         object.__setattr__(self, "disk_bytes", DISK_BYTES)
         super().__post_init__()
 
