@@ -146,6 +146,7 @@ class _Bench:
             for index, trace in enumerate(self._traces):
                 for method, _ in settings:
                     if get_method(method).reuse == "chunks":
+                        bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks")
                         self._kv.precompute(trace.chunks, method=method, sink=trace.sink)
                 for number, (asked, ids) in enumerate(zip(trace.prompts, trace.ids, strict=True)):
                     for count in self._plan.answer_tokens:

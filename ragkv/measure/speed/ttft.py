@@ -158,6 +158,7 @@ class Bench:
             ExitStack() as stack,
             tqdm(total=count, disable=not show_progress, desc="ttft") as bar,
         ):
+            bar.set_postfix_str("cutting the text into prompts")
             engines = {tier: stack.enter_context(self._engine(tier)) for tier in plan.tiers}
             first = next(iter(engines.values()))
             traces = make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
@@ -185,9 +186,11 @@ class Bench:
         settings = self._plan.settings
         for kv in engines.values():
             for method in self._plan.methods:
+                bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks for {method}")
                 kv.precompute(trace.chunks, method=method, sink=trace.sink)
         warm, *prompts = trace.prompts
         for setting in settings:
+            bar.set_postfix_str(f"{trace.tokens} tokens: warming up {setting}")
             self._pair(engines, setting, trace, warm)
         samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
         prefills = []

@@ -447,3 +447,13 @@ def test_a_tier_is_what_its_name_says(tier: str, monkeypatch: pytest.MonkeyPatch
         found = bench_ttft(kv.loaded, replace(PLAN, tiers=(tier,)))
     assert found.rows
     assert [store.device_bytes for store in stores] == [0]
+
+
+def test_the_bar_says_what_is_done_before_the_first_figure(make_engine, capsys):
+    engine = make_engine()
+    plan = TtftPlan(tokens=(400,), chunk_tokens=100, ratios=(0.2,), methods=("query",), rounds=1)
+    Bench(engine.loaded, plan).run(show_progress=True)
+    shown = capsys.readouterr().err
+    phases = ["cutting the text", "encoding chunks for query", "warming up"]
+    assert [shown.find(phase) for phase in phases] == sorted(map(shown.find, phases))
+    assert -1 < shown.find("warming up") < shown.find("100%")
