@@ -294,7 +294,7 @@ class RagKV(EngineState):
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
     ) -> ReuseReport:
-        warnings = () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
+        warnings = () if self._reuse is None else self._reuse.warnings_of(request, plan)
         about: dict[str, Any] = {"dtype": self._loaded.dtype, "warnings": warnings}
         return report_of(request, plan, first_token_at, drawn=drawn, **about)
 

@@ -13,7 +13,10 @@ from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.costs import PrefillCosts
+from ragkv.engine.history import history_warnings
 from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.plan import Plan
+from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
@@ -86,6 +89,10 @@ class Reuse:
     def forget_document(self, document: str) -> int:
         """Delete a document's own chunks, and the conversations; return how many chunks."""
         return self._drop_conversations_after(self.corpus.store.forget_document(document))
+
+    def warnings_of(self, request: Request, plan: Plan) -> tuple[str, ...]:
+        """Return what the user could change, so that more of the prompt is reused."""
+        return (*self.background.rewritten_warnings(plan), *history_warnings(request, plan))
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:

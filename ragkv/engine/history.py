@@ -1,0 +1,43 @@
+"""Which earlier answers of a chat a prompt computes anew, and why."""
+
+from __future__ import annotations
+
+from ragkv.engine.plan import Plan
+from ragkv.engine.request import Request
+from ragkv.prompt.find import is_registrable
+
+_HEAD_CHANGED = (
+    "the prompt begins with no former prompt (other documents before the conversation, or in "
+    "another order?)"
+)
+_NOT_REMEMBERED = "and they are no chunks: remember_turns=True keeps what is said from now on"
+_FORGOTTEN = (
+    "and they are not among the remembered turns (said before remember_turns was set, expired, or "
+    "evicted)"
+)
+
+
+def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
+    """Return a warning where earlier answers in a chat are neither continued nor reused.
+
+    Answers that are too short to be chunks are left aside.
+    """
+    located, prompt = plan.located, request.prompt
+    if isinstance(prompt, str) or not request.method.continues:
+        return ()
+    contents = [each["content"] for each in prompt if each["role"] == "assistant"]
+    answers = [text.strip() for text in contents if isinstance(text, str)]
+    answers = [text for text in answers if is_registrable(text) and text in located.text]
+    end = located.continued_chars
+    reused = {entry.text for entry, _, _ in located.entries}
+    anew = [
+        text
+        for text in answers
+        if located.text.find(text) + len(text) > end and not any(text in each for each in reused)
+    ]
+    if not anew:
+        return ()
+    why = _FORGOTTEN if request.config.remember_turns else _NOT_REMEMBERED
+    return (
+        f"{len(anew)} of {len(answers)} earlier answers were computed anew: {_HEAD_CHANGED}, {why}",
+    )
