@@ -89,7 +89,9 @@ class Chat(Sequence[Message]):
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("parameters") or {"type": "object", "properties": {}}
     arguments = closed_schema(given)
-    defined = {name: arguments[name] for name in ("$defs", "definitions") if name in arguments}
+    defined: dict[str, Any] = {
+        name: arguments[name] for name in ("$defs", "definitions") if name in arguments
+    }
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": arguments},
