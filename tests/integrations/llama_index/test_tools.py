@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from listening import listening
-from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.tools import FunctionTool
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool, QueryEngineTool
 from llama_index.llms.ragkv import RagKVLLM
 from pydantic import BaseModel, Field
 from tiny import some_chunks
@@ -110,6 +112,29 @@ async def test_a_function_agent(made, make_say):
     report = llm.last_report
     assert {use.text for use in report.chunks if use.reused} == set(CHUNKS[:2])
     assert [call.tool_name for call in answer.tool_calls] == ["search"]
+
+
+async def test_a_react_agent_with_a_query_tool(made, make_say):
+    """It calls tools by text; what they return is reused where the chat quotes it."""
+    llm, kv = made
+    nodes = [TextNode(text=text) for text in CHUNKS]
+    index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4))
+    tool = QueryEngineTool.from_defaults(
+        index.as_query_engine(llm=llm, similarity_top_k=2),
+        name="search",
+        description="Searches the manual.",
+    )
+    make_say(
+        kv,
+        'Thought: I need a tool.\nAction: search\nAction Input: {"input": "targets"}',
+        "A list of targets.",
+        "Thought: I can answer without using any more tools.\nAnswer: It is a list.",
+    )
+    agent = ReActAgent(tools=[tool], llm=llm, streaming=True)
+    answer = await agent.run("What is a target list?")
+    assert str(answer) == "It is a list."
+    assert [call.tool_name for call in answer.tool_calls] == ["search"]
+    assert llm.last_report.conversation_tokens > 100
 
 
 def test_tools_need_the_chat_template(make_engine):
