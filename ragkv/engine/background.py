@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones and turns."""
+"""An engine's work in the background: load named chunks, encode missed ones, turns, versions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.turns import Turns
+from ragkv.engine.versions import Versions
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -46,12 +47,14 @@ class Background:
         corpus: Corpus,
         costs: PrefillCosts,
         conversations: Conversations,
+        versions: Versions,
         *,
         writable: bool,
     ) -> None:
         self._corpus = corpus
         self._costs = costs
         self._conversations = conversations
+        self._versions = versions
         self._writable = writable
         self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
@@ -122,7 +125,8 @@ class Background:
     def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
-        Where the configuration says so, the turn is remembered.
+        Where the configuration says so, the turn is remembered, and versions of the prompt's
+        chunks are computed.
         """
         located, config = plan.located, request.config
         if request.method.continues:
@@ -140,6 +144,9 @@ class Background:
         if remembers and stores and answer and not isinstance(prompt, str):
             turn = prompt, located.text, answer
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
+        chain = self._versions.wanted(request, plan)
+        if chain and self._versions.begin_capture():
+            self._submit(self._versions.capture, chain, sink_of())
         self.measure_costs()
 
     def measure_costs(self) -> None:
@@ -169,3 +176,4 @@ class Background:
         self._costs.close()
         self._thread.shutdown(wait=True)
         self._conversations.clear()
+        self._versions.clear()

@@ -121,6 +121,7 @@ def _terms_of(request: Request, sink: Sink) -> RepairTerms:
         request.method,
         sink.ids.tobytes(),
         config.grouping,
+        config.contextual_versions,
         auto,
         config.auxiliary_model,
         config.seed,

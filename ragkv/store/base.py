@@ -184,6 +184,10 @@ class Store(ABC):
         """Return the time from which on the chunk is a miss; None for never or for no chunk."""
 
     @abstractmethod
+    def documents(self, text: str) -> list[str]:
+        """Return the documents that the chunk belongs to, sorted; none for no chunk."""
+
+    @abstractmethod
     def delete(self, text: str) -> int:
         """Delete the chunk's entries under every fingerprint; return how many."""
 
@@ -290,6 +294,9 @@ class StoreOver(Store):
 
     def expiry(self, text: str) -> float | None:  # noqa: D102
         return self.below.expiry(text)
+
+    def documents(self, text: str) -> list[str]:  # noqa: D102
+        return self.below.documents(text)
 
     def keep_only(self, document: str, texts: Iterable[str]) -> int:  # noqa: D102
         return self.below.keep_only(document, texts)
