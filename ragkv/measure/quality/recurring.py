@@ -18,7 +18,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ragkv.errors import ConfigError
-from ragkv.measure.data.examples import DataSet, Example
+from ragkv.measure.data.examples import Chunk, DataSet, Example
 from ragkv.measure.data.prompts import chunk_texts, prompt, template
 from ragkv.measure.quality.bootstrap import interval, mean
 from ragkv.measure.quality.fidelity import fidelity, reference
@@ -138,7 +138,7 @@ def draw_requests(
     for _ in range(requests):
         (example,) = source.choices(popular, _weights(len(popular), alpha))
         left = list(example.chunks)
-        picked = []
+        picked: list[Chunk] = []
         while left and len(picked) < chunks:
             (at,) = source.choices(range(len(left)), _weights(len(left), alpha))
             picked.append(left.pop(at))

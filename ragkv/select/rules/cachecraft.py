@@ -10,6 +10,8 @@ alone has none and shares no prefix with the prompt: its CFO is ``alpha CCI``. T
 from a full prefill, run on a copy of the cache.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -44,8 +46,8 @@ def score(scene: Scene) -> FloatArray:
     head = _of_version(first)
     if head is None:
         least = min((float(part.min()) for part in parts), default=0.0)
-        own_scores = _scores(np.arange(len(first.rows)), NO_CONTEXT)
-        return _joined([own_scores - max(_FIRST_CHUNK_LAST, -2 * least), *parts])
+        below = max(_FIRST_CHUNK_LAST, math.ceil(-least))
+        return _joined([_scores(np.arange(len(first.rows)), NO_CONTEXT) - below, *parts])
     return _joined([_scores(*head), *parts])
 
 

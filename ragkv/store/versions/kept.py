@@ -18,7 +18,7 @@ _LEAST_OVERHEAD = 0.01
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _UsedVersion:
     """A version and f_r: the sum of ``1 / CFO`` over its uses, its capture among them.
 
     Of equal ones the older is worth less.
@@ -51,7 +51,7 @@ class ChunkVersions:
         self.budget = budget
         self._per_chunk = per_chunk
         self._lock = threading.Lock()
-        self._by_text: dict[str, list[_Kept]] = {}
+        self._by_text: dict[str, list[_UsedVersion]] = {}
         self._nbytes = 0
         self._added = 0
 
@@ -132,7 +132,7 @@ class ChunkVersions:
                 self._remove(min(own, key=lambda kept: kept.worth))
             while self._nbytes + version.nbytes > self.budget:
                 self._remove(min(self._all(), key=lambda kept: kept.worth))
-            self._by_text.setdefault(text, []).append(_Kept(version, self._added))
+            self._by_text.setdefault(text, []).append(_UsedVersion(version, self._added))
             self._added += 1
             self._nbytes += version.nbytes
 
@@ -151,7 +151,7 @@ class ChunkVersions:
         kept = (each.version for each in self._by_text.get(text, ()))
         return (version for version in kept if version.fingerprint == fingerprint)
 
-    def _all(self) -> Iterator[_Kept]:
+    def _all(self) -> Iterator[_UsedVersion]:
         return (kept for versions in self._by_text.values() for kept in versions)
 
     def _keep_if(self, wanted: Callable[[Version], bool]) -> None:
@@ -159,7 +159,7 @@ class ChunkVersions:
             if not wanted(kept.version):
                 self._remove(kept)
 
-    def _remove(self, kept: _Kept) -> None:
+    def _remove(self, kept: _UsedVersion) -> None:
         text = kept.version.entry.text
         self._by_text[text].remove(kept)
         self._nbytes -= kept.version.nbytes
