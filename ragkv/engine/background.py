@@ -144,9 +144,9 @@ class Background:
         if remembers and stores and answer and not isinstance(prompt, str):
             turn = prompt, located.text, answer
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
-        chain = self._versions.wanted(request, plan)
-        if chain and self._versions.begin_capture():
-            self._submit(self._versions.capture, chain, sink_of())
+        capture = self._versions.capture_after(request, plan)
+        if capture is not None:
+            self._submit(capture)
         self.measure_costs()
 
     def measure_costs(self) -> None:

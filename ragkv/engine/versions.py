@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -87,15 +88,27 @@ class Versions:
                 entries.append((entry, start, end))
         return replace(located, entries=tuple(entries))
 
-    def wanted(self, request: Request, plan: Plan) -> list[str]:
-        """Return the prompt's first chunks, up to the last without a version behind the others.
+    def capture_after(self, request: Request, plan: Plan) -> Callable[[], None] | None:
+        """Return what computes versions of the prompt's chunks; None where none are to be.
 
-        The list ends before a chunk that is cut off, or repeated, or behind other text than
-        separators without a letter or digit.
+        While one of these waits or runs, there is no other.
         """
-        located, layout = plan.located, plan.spliced.layout
-        sink = located.sink
-        if sink is None or not self._serves(request) or layout.sink < len(sink.ids):
+        sink = plan.located.sink
+        if sink is None or not self._serves(request):
+            return None
+        chain = self._up_to_missing(self._chain(plan, sink), sink)
+        if not chain or not self._capturing.acquire(blocking=False):
+            return None
+        return partial(self._capture, chain, sink)
+
+    def _chain(self, plan: Plan, sink: Sink) -> list[str]:
+        """Return the chunks that follow the whole sink and one another.
+
+        Up to one that is cut off, or repeated, or behind other text than separators without a
+        letter or digit.
+        """
+        located = plan.located
+        if plan.spliced.layout.sink < len(sink.ids):
             return []
         chain, end = list[str](), _sink_end(located, sink)
         for span in located.known or ():
@@ -105,23 +118,19 @@ class Versions:
                 break
             chain.append(span.text)
             end = span.end
-        return self._up_to_missing(chain, sink)
+        return chain
 
     # ---- in the background
 
-    def begin_capture(self) -> bool:
-        """Whether :meth:`capture` may be called: not while another one waits or runs."""
-        return self._capturing.acquire(blocking=False)
-
-    def capture(self, texts: Sequence[str], sink: Sink) -> None:
+    def _capture(self, chain: list[str], sink: Sink) -> None:
         """Compute the versions of chunks behind one another, and keep them."""
         try:
-            self._capture(texts, sink)
+            self._compute(chain, sink)
         finally:
             self._capturing.release()
 
-    def _capture(self, texts: Sequence[str], sink: Sink) -> None:
-        texts = self._up_to_missing(list(takewhile(self._is_ingested, texts)), sink)
+    def _compute(self, chain: list[str], sink: Sink) -> None:
+        texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
         found = self._corpus.open(texts, sink)
         entries = [each.entry for each in found if each.entry is not None]
         if not texts or len(entries) < len(texts):  # one was deleted meanwhile
