@@ -9,6 +9,7 @@ import torch
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.decode import loop
 from ragkv.engine import costs
 from ragkv.model.implementation import override_implementation
 
@@ -38,6 +39,24 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return ``say(engine, *texts)``: the engine's next answers are these texts, in turn."""
+
+    def say(engine: RagKV, *texts: str) -> None:
+        end = engine.model.generation_config.eos_token_id
+        tokens = iter(
+            [
+                token
+                for text in texts
+                for token in (*engine.tokenizer(text, add_special_tokens=False)["input_ids"], end)
+            ]
+        )
+        monkeypatch.setattr(loop, "_drawn", lambda *_, **__: torch.tensor([[next(tokens)]]))
+
+    return say
 
 
 @pytest.fixture(params=["torch", "onednn"])

@@ -21,7 +21,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import TURNS, Store
+from ragkv.store.base import TURNS, Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import ALIKE
 
@@ -93,6 +93,15 @@ class Reuse:
     def forget_document(self, document: str) -> int:
         """Delete a document's own chunks, and the conversations; return how many chunks."""
         return self._drop_former_after(self.corpus.store.forget_document(document))
+
+    @property
+    def tiers(self) -> tuple[TierUse, ...]:
+        """Bytes and hits of the store's tiers, of former prompts and of versions."""
+        return (
+            *self.corpus.store.tiers_in_use(),
+            *self.conversations.in_use(),
+            *self.versions.in_use(),
+        )
 
     def _drop_former_after(self, deleted: Deleted) -> Deleted:
         if deleted:

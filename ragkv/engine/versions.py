@@ -23,7 +23,7 @@ from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Located, LocatedEntry, Plan
 from ragkv.engine.request import Request
 from ragkv.model.lock import ModelLock
-from ragkv.store.base import TURNS
+from ragkv.store.base import TURNS, TierUse
 from ragkv.store.versions.kept import ChunkVersions
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,11 @@ class Versions:
             self._corpus.refresh()
             self._ingested = {text for text in self._ingested if self._is_stored(text)}
         self.kept.drop_unknown(self._is_stored)
+
+    def in_use(self) -> tuple[TierUse, ...]:
+        """Return the bytes that are kept and how many chunks they served, once there are any."""
+        used = TierUse("versions", self.kept.nbytes, self.kept.hits)
+        return (used,) if used.nbytes or used.hits else ()
 
     def clear(self) -> None:
         """Drop all versions."""

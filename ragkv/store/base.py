@@ -80,6 +80,25 @@ class Terms:
     KEEP: ClassVar[float] = -math.inf
 
 
+class TierUse(NamedTuple):
+    """What a tier of a store holds, and has served since it was opened.
+
+    Attributes
+    ----------
+    name
+        ``device``, ``memory``, ``below`` for the store behind them, ``prompts`` or ``versions``.
+    nbytes
+        Bytes in use; None where they are not counted.
+    hits
+        Entries that were found; for ``prompts``, prompts that began with former rows. ``versions``
+        are listed once there is one.
+    """
+
+    name: str
+    nbytes: int | None
+    hits: int
+
+
 class Changes(NamedTuple):
     """Answer to :meth:`Store.changes`.
 
@@ -253,6 +272,10 @@ class Store(ABC):
         """
         return False
 
+    def tiers_in_use(self) -> tuple[TierUse, ...]:
+        """Return what the tiers hold and have served, the fastest first."""
+        return ()
+
     @abstractmethod
     def texts(self) -> Iterator[str]:
         """Yield all chunk texts in the namespace, each once."""
@@ -312,6 +335,9 @@ class StoreOver(Store):
 
     def make_room(self) -> bool:  # noqa: D102
         return self.below.make_room()
+
+    def tiers_in_use(self) -> tuple[TierUse, ...]:  # noqa: D102
+        return self.below.tiers_in_use()
 
     def gc(self) -> int:  # noqa: D102
         return self.below.gc()

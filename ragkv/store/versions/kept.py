@@ -54,6 +54,8 @@ class ChunkVersions:
         self._by_text: dict[str, list[_UsedVersion]] = {}
         self._nbytes = 0
         self._added = 0
+        self.hits = 0
+        """Versions that were taken."""
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +111,7 @@ class ChunkVersions:
             best = min(found, key=cost)
             if best.overhead >= NO_CONTEXT:
                 return None
+            self.hits += 1
             for kept in self._by_text[text]:
                 if kept.version is best.version:
                     kept.uses += 1 / max(best.overhead, _LEAST_OVERHEAD)
