@@ -6,11 +6,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragkv.config import DecodeConfig, Grouping, ReuseConfig, StoreConfig
+    from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
     from ragkv.engine.engine import RagKV
     from ragkv.engine.stream import Completion, CompletionStream, Prefilled
     from ragkv.prompt.chat import Chat
-    from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
     from ragkv.report.account import PrecomputeReport, ReuseReport
 
 _HOMES = {
@@ -18,15 +17,12 @@ _HOMES = {
     "Completion": "ragkv.engine.stream",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
-    "Grouping": "ragkv.config.reuse",
-    "InvalidToolCall": "ragkv.prompt.tools.calls",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",
     "RagKV": "ragkv.engine.engine",
     "ReuseConfig": "ragkv.config.reuse",
     "ReuseReport": "ragkv.report.account",
     "StoreConfig": "ragkv.config.store",
-    "ToolCall": "ragkv.prompt.tools.calls",
 }
 
 __all__ = [
@@ -34,15 +30,12 @@ __all__ = [
     "Completion",
     "CompletionStream",
     "DecodeConfig",
-    "Grouping",
-    "InvalidToolCall",
     "PrecomputeReport",
     "Prefilled",
     "RagKV",
     "ReuseConfig",
     "ReuseReport",
     "StoreConfig",
-    "ToolCall",
 ]
 
 

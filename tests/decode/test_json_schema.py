@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from tiny import ask, some_chunks
 
-from ragkv import Chat, DecodeConfig, InvalidToolCall
+from ragkv import Chat, DecodeConfig
 from ragkv.config import schema as schema_module
 from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.prompt.tools.calls import InvalidToolCall
 
 CHUNKS = some_chunks(2)
 PERSON = {

@@ -7,9 +7,9 @@ import copy
 import pytest
 from tiny import tiny_tokenizer
 
-from ragkv import InvalidToolCall, ToolCall
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import render, template_head
+from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
 from ragkv.prompt.tools.reader import CallReader, format_of, tool_formats
 
 FORMATS = {each.name: each for each in tool_formats()}

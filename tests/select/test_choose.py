@@ -13,8 +13,8 @@ import pytest
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import Grouping, RagKV, ReuseConfig
-from ragkv.config import AutoRatio
+from ragkv import RagKV, ReuseConfig
+from ragkv.config import AutoRatio, Grouping
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Method, Scene, get_method, method_names, method_of
 from ragkv.select.choose import choose

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class ToolCalling(FunctionCallingLLM):
     """The part of RagKVLLM that calls tools."""
 
+    if TYPE_CHECKING:  # pydantic's __init__, which takes the fields of all parts
+
+        def __init__(self, **fields: Any) -> None: ...
+
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[BaseTool],
