@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from ragkv.errors import ConfigError
+
+
+class WholeJson(JsonOutputParser):
+    """Refuses JSON that was cut short (``max_tokens``), which LangChain's parsers complete."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """Return the object; of a stream's parts, as much as is there."""
+        if not partial:
+            try:
+                json.loads(result[0].text)
+            except ValueError as error:
+                text = result[0].text
+                raise OutputParserException(
+                    f"the answer is no whole JSON ({error}): is max_tokens too small?",
+                    llm_output=text,
+                ) from error
+        return super().parse_result(result, partial=partial)
+
+
+class WholeObject(WholeJson, PydanticOutputParser[Any]):
+    """Makes the object of the pydantic class, too."""
+
 
 Bind = Callable[..., Runnable[LanguageModelInput, Any]]
 ANY_OBJECT = {"type": "object"}
@@ -39,13 +64,14 @@ def following(
             f"method must be json_schema, function_calling or json_mode, not {method!r}"
         )
     wanted = convert_to_json_schema(schema, strict=True) if schema is not None else ANY_OBJECT
+    traced = convert_to_json_schema(schema) if schema is not None else ANY_OBJECT
     llm = bind(
         json_schema=wanted if method == "json_schema" else ANY_OBJECT,
-        ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": traced},
     )
-    parser: Any = JsonOutputParser()
+    parser: Any = WholeJson()
     if isinstance(schema, type) and is_basemodel_subclass(schema):
-        parser = PydanticOutputParser(pydantic_object=schema)
+        parser = WholeObject(pydantic_object=schema)
     if not include_raw:
         chain: Runnable[LanguageModelInput, Any] = llm | parser
         return chain

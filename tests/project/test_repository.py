@@ -240,6 +240,7 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "AutoRatio",
         "BatchConfig",
         "Method",
+        "Probed",
         "RemoteRagKV",
         "RemoteStream",
         "Scene",

@@ -126,6 +126,12 @@ class MemoryStore(Store):
             self._hits += 1
             return Found(entry, expires_at=chunk.expires_at)
 
+    def count_request(self, text: str, fingerprint: Fingerprint) -> None:
+        """Count a request that a tier before this one served, for admission."""
+        if self._admission is not None:
+            with self._lock:
+                self._admission.count((text, fingerprint), len(self._kept))
+
     def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         """Keep an entry; 0 where it is larger than the budget, or not admitted."""
         evicted = self.put_evicting(entry, fingerprint, terms)

@@ -124,6 +124,8 @@ class TieredStore(StoreOver):
             if found.entry is not None:
                 if level:
                     self._offer(found.entry, fingerprint, found.expires_at, deletions)
+                for lower in self.tiers[level + 1 :]:
+                    lower.count_request(text, fingerprint)
                 return found
         return None
 

@@ -17,6 +17,14 @@ from ragkv import RagKV
 
 
 @cache
+def embedded() -> RagKV:
+    """Return the packaged model, which understands a little of what it is asked."""
+    kv = RagKV(store=":memory:")
+    kv.precompute(some_chunks())
+    return kv
+
+
+@cache
 def engine() -> RagKV:
     kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
     kv.precompute(some_chunks())
@@ -27,14 +35,15 @@ class What:
     """What ChatRagKV can and cannot do."""
 
     chat_model_class = ChatRagKV
-    has_tool_calling = False
-    has_tool_choice = False
-    has_structured_output = False
+    has_tool_calling = True
+    has_tool_choice = True
+    has_structured_output = True
+    supports_json_mode = True
     supports_model_override = False
 
     @property
     def standard_chat_model_params(self):
-        return {**super().standard_chat_model_params, "max_tokens": 16}
+        return {**super().standard_chat_model_params, "max_tokens": 300}
 
     @property
     def chat_model_params(self):
@@ -51,6 +60,10 @@ class TestUnit(What, ChatModelUnitTests):
 
 
 class TestIntegration(What, ChatModelIntegrationTests):
+    @property
+    def chat_model_params(self):
+        return {"kv": embedded()}
+
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = ChatRagKV(kv=engine(), max_tokens=8)
         prompt = "\n\n".join([*some_chunks(), "What is a target?"])

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
@@ -210,6 +211,13 @@ def test_raw_answers_and_errors(chat):
     cut = short.with_structured_output(Person, include_raw=True).invoke("Who?")
     assert cut["parsed"] is None
     assert cut["parsing_error"] is not None
+
+
+def test_an_object_that_is_cut_short_is_none(chat):
+    llm, _ = chat
+    for schema in (Person, Person.model_json_schema()):
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            llm.with_structured_output(schema).invoke("Who?", max_tokens=9)
 
 
 def test_a_stream_of_objects(chat):
