@@ -116,8 +116,8 @@ class ReuseConfig:
     contextual_versions
         Compute versions of chunks after an answer, behind the chunks that stood before them, and
         place those where they suit a prompt better than the entry (``query`` and ``cachecraft``
-        alone). Of the operator's chunks: those of a document, and those that ``precompute`` was given
-        with this setting on.
+        alone). Of the operator's chunks: those of a document, and those that ``precompute`` was
+        given with this setting on.
     seed
         Seed of the ``random`` method.
     calibrated_for
