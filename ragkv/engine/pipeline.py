@@ -168,7 +168,9 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
-        return located if self._versions is None else self._versions.place(request, located)
+        if self._versions is not None:
+            located = self._versions.place(request, located)
+        return replace(located, load_seconds=self._load_seconds(located))
 
     @contextmanager
     def _reading(self, located: Located) -> Iterator[None]:
@@ -228,18 +230,22 @@ class Pipeline(FullPrefill):
             repair = Repair.of(method, layout, choice, self._model, copies=config.repair_ahead)
         return Plan(spliced, choice, repair, self._preload_depth(spliced, choice))
 
+    def _load_seconds(self, located: Located) -> float | None:
+        """Return how long the lazy entries take to load; None where no speed is known."""
+        lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
+        if located.sink is None or not lazy:
+            return 0.0
+        ask, model = self._corpus.store.load_seconds, located.sink.fingerprint
+        seconds = [ask(entry.text, model, entry.nbytes) for entry in lazy]
+        known = [each for each in seconds if each is not None]
+        return sum(known) if len(known) == len(seconds) else None
+
     def _preload_depth(self, spliced: Spliced, choice: Choice) -> int:
         """Return how many layers to load before computing, by the speeds that are known."""
-        sink, store = spliced.located.sink, self._corpus.store
-        lazy = [piece.entry for piece in spliced.layout.placed if isinstance(piece.entry, LazyKV)]
-        if sink is None or not lazy:
-            return 0
-        seconds = [store.load_seconds(e.text, sink.fingerprint, e.nbytes) for e in lazy]
-        known = [each for each in seconds if each is not None]
         rows = len(spliced.layout.fresh) + len(choice.positions)
         compute = self._corpus.prefill_rate.seconds(rows)
-        load = sum(known) if len(known) == len(lazy) else None
-        return preloading_depth(self._model.architecture.layers, load, compute)
+        layers, load = self._model.architecture.layers, spliced.located.load_seconds
+        return preloading_depth(layers, load, compute)
 
     # ---- the last step: recompute, and go on or not
 

@@ -50,6 +50,8 @@ class Located:
         Their texts: those to encode after the answer, and those to load into memory.
     continued
         A former prompt's rows that this one can begin with.
+    load_seconds
+        What loading the entries is expected to take; None where no speed is known.
     """
 
     text: str
@@ -61,6 +63,7 @@ class Located:
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
     continued: PrefixMatch | None = None
+    load_seconds: float | None = 0.0
 
     @property
     def continued_chars(self) -> int:

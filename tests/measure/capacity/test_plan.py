@@ -281,3 +281,15 @@ def test_computing_waits_for_no_layer_behind_the_preloading_depth(layers: int, l
 def test_no_depth_is_known_without_both_speeds() -> None:
     assert preloading_depth(30, None, 1.0) == preloading_depth(30, 1.0, None) == 0
     assert preloading_depth(30, 0.0, 1.0) == 0
+
+
+def test_the_report_has_the_preloading_depth(make_engine: Make, tmp_path: Path) -> None:
+    chunks = some_chunks(4)
+    make_engine(store=tmp_path).precompute(chunks)
+    engine = make_engine(store=tmp_path)
+    assert engine.prefill(ask(chunks[:2])).report.preload_depth == 0  # no speed is known
+    engine._store.load_rate = rate(tokens=1, seconds=1.0)
+    engine._reuse.corpus.prefill_rate = rate(tokens=1e6, seconds=1.0)
+    report = engine.prefill(ask(chunks[2:]), load="always").report
+    assert report.preload_depth == engine.loaded.architecture.layers
+    assert engine.prefill(ask(chunks[2:])).report.preload_depth == 0  # they lie in memory
