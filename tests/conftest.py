@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -43,18 +45,23 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
 
 @pytest.fixture
 def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return ``say(engine, *texts)``: the engine's next answers are these texts, in turn."""
+    """Return ``say(engine, *texts)``: the engine's next answers are these texts, again and again.
+
+    The model is asked as ever, and what it would have said is ignored.
+    """
 
     def say(engine: RagKV, *texts: str) -> None:
-        end = engine.model.generation_config.eos_token_id
-        tokens = iter(
-            [
-                token
-                for text in texts
-                for token in (*engine.tokenizer(text, add_special_tokens=False)["input_ids"], end)
-            ]
-        )
-        monkeypatch.setattr(loop, "_drawn", lambda *_, **__: torch.tensor([[next(tokens)]]))
+        said, end = itertools.cycle(texts), engine.model.generation_config.eos_token_id
+        draw, answer = loop.Loop.__call__, iter(list[int]())
+
+        def begin(*args: Any, **given: Any) -> Any:
+            nonlocal answer
+            ids = engine.tokenizer(next(said), add_special_tokens=False)["input_ids"]
+            answer = iter([*ids, end])
+            return draw(*args, **given)
+
+        monkeypatch.setattr(loop.Loop, "__call__", begin)
+        monkeypatch.setattr(loop, "_drawn", lambda *_, **__: torch.tensor([[next(answer)]]))
 
     return say
 

@@ -51,16 +51,20 @@ def main(
     """Index a few texts and let the agent answer; return the report of each step."""
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "is_chat_model": True}
     llm = RagKVLLM(model=model, tokenizer=tokenizer, store=":memory:", **settings)
+
+    def find(query: str) -> str:
+        """Search the language reference."""
+        return "\n\n".join(found.get_content() for found in retriever.retrieve(query))
+
+    search = FunctionTool.from_defaults(find, name="search", fn_schema=Search)
+    head = [{"role": "user", "content": "{question}"}]
+    llm.sink = llm.kv.sink_from(head, [search.metadata.to_openai_tool()])
+
     names = ("for", "while", "try", "with")
     nodes = RagKVTransform(llm=llm)([TextNode(text=topics[name][:1200].strip()) for name in names])
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=8))
     retriever = index.as_retriever(similarity_top_k=2)
-
-    def search(query: str) -> str:
-        """Search the language reference."""
-        return "\n\n".join(found.get_content() for found in retriever.retrieve(query))
-
-    return asyncio.run(answer(llm, FunctionTool.from_defaults(search, fn_schema=Search)))
+    return asyncio.run(answer(llm, search))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from ragkv.config.batch import BatchConfig
 from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
+from ragkv.config.schema import closed_schema
 from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Named",
     "ReuseConfig",
     "StoreConfig",
+    "closed_schema",
 ]

@@ -43,6 +43,35 @@ def check_schema(name: str, schema: object) -> None:
         raise ConfigError(f"{name} cannot be followed: {problem}")
 
 
+_NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+"""Keywords whose members are schemas by name."""
+
+_VALUES = frozenset({"enum", "const", "default", "examples"})
+"""Keywords whose members are no schemas."""
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema whose objects have the properties that it names, and no others.
+
+    Objects that say something of other properties themselves are left as they are.
+    """
+    out = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, Mapping):
+            out[keyword] = {name: _closed(each) for name, each in value.items()}
+        elif keyword not in _VALUES:
+            out[keyword] = _closed(value)
+    if "properties" in out:
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def _closed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return closed_schema(value)
+    return [_closed(each) for each in value] if isinstance(value, list) else value
+
+
 @lru_cache(maxsize=64)
 def _problem_of(schema: str) -> str:
     from llguidance import LLMatcher

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
+from ragkv.config import closed_schema
 from ragkv.errors import ConfigError
 
 Message = Mapping[str, Any]
@@ -86,7 +87,8 @@ class Chat(Sequence[Message]):
 
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("parameters") or {"type": "object", "properties": {}}
+    given = function.get("parameters") or {"type": "object", "properties": {}}
+    arguments = closed_schema(given)
     defined = {name: arguments[name] for name in ("$defs", "definitions") if name in arguments}
     return {
         "type": "object",

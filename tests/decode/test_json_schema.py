@@ -13,6 +13,7 @@ import pytest
 from tiny import ask, some_chunks
 
 from ragkv import Chat, DecodeConfig
+from ragkv.config import closed_schema
 from ragkv.config import schema as schema_module
 from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.prompt.tools.calls import InvalidToolCall
@@ -177,6 +178,22 @@ def test_an_answer_that_is_cut_short(make_engine):
 def test_what_is_no_schema(schema):
     with pytest.raises(ConfigError, match="json_schema"):
         DecodeConfig(json_schema=schema)
+
+
+def test_closed_schemas_have_no_other_properties():
+    inner = {"type": "object", "properties": {"properties": {"enum": [{"properties": 5}]}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": inner, "b": {"type": "array", "items": {"$ref": "#/$defs/x"}}},
+        "$defs": {"x": inner, "y": {"properties": {}, "additionalProperties": True}},
+    }
+    closed = {**inner, "additionalProperties": False}
+    assert closed_schema(schema) == {
+        **schema,
+        "properties": {"a": closed, "b": {"type": "array", "items": {"$ref": "#/$defs/x"}}},
+        "$defs": {"x": closed, "y": {"properties": {}, "additionalProperties": True}},
+        "additionalProperties": False,
+    }
 
 
 def test_without_the_extra(monkeypatch):
