@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -13,16 +13,29 @@ from ragkv.errors import ConfigError
 from ragkv.measure.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from transformers import PreTrainedTokenizerBase
 
+    from ragkv import RagKV
     from ragkv.measure.data.examples import DataSet
     from ragkv.measure.quality.records import Ratio
     from ragkv.measure.quality.summary import Evaluation
+    from ragkv.measure.results import Saved
 
 DEFAULT_METHODS = "query,cacheclip,epic,random,reuse"
 _OF_NEEDLES = ("tokens", "haystack", "needle_values")
 _OF_RUNS = ("resume", "time_in_turn")
-_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "codec", "strict")
+_MEASURING = (
+    "model",
+    "methods",
+    "ratio",
+    "limit",
+    "seed",
+    "json_path",
+    "codec",
+    "strict",
+    "recurring",
+)
 
 
 def evaluate_command(
@@ -72,6 +85,12 @@ def evaluate_command(
             help="Comma-separated codecs: compare their fidelity, size and load time instead."
         ),
     ] = None,
+    recurring: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="So many requests over recurring chunks: contextual versions or entries."
+        ),
+    ] = None,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -87,6 +106,7 @@ def evaluate_command(
             "without --needles": () if needles is not None else _OF_NEEDLES,
             "with --chart": () if chart is None else (*_MEASURING, *_OF_RUNS),
             "with --codec": () if codec is None else _OF_RUNS,
+            "with --recurring": () if recurring is None else (*_OF_RUNS, "codec", "plot"),
             "without --json": () if json_path is not None else ("resume",),
         },
     )
@@ -99,10 +119,8 @@ def evaluate_command(
         return
 
     from ragkv import RagKV, ReuseConfig
-    from ragkv.measure.quality.codecs import compare_codecs
     from ragkv.measure.quality.records import records_path
     from ragkv.measure.quality.run import evaluate
-    from ragkv.measure.quality.table import codec_table
 
     examples = read_examples(data, strict=strict) if data is not None else None
     with RagKV(
@@ -124,19 +142,20 @@ def evaluate_command(
             )
         if data is not None:
             examples = examples.pick(limit, seed)
-        if codecs:
-            compared = compare_codecs(
+        if codecs or recurring is not None:
+            compared, shown = _compared(
                 kv,
                 examples,
                 codecs,
+                recurring,
                 methods=options.parts_of(methods),
                 ratios=ratios_of(ratio),
+                seed=seed,
                 strict=strict,
-                show_progress=True,
             )
             if json_path is not None:
                 compared.save(json_path)
-            console.print(codec_table(compared))
+            console.print(shown)
             return
         try:
             evaluation = evaluate(
@@ -158,6 +177,30 @@ def evaluate_command(
     if json_path is not None:
         evaluation.save(json_path)
     _show(console, evaluation, plot)
+
+
+def _compared(
+    kv: RagKV,
+    examples: DataSet,
+    codecs: list[str],
+    recurring: int | None,
+    *,
+    methods: list[str],
+    ratios: list[Ratio],
+    seed: int,
+    strict: bool,
+) -> tuple[Saved, Table]:
+    """Compare codecs, or versions with entries; return what was found and a table of it."""
+    from ragkv.measure.quality.codecs import compare_codecs
+    from ragkv.measure.quality.recurring import compare_recurring
+    from ragkv.measure.quality.table import codec_table, recurring_table
+
+    about: dict[str, Any] = {"methods": methods, "ratios": ratios, "show_progress": True}
+    if recurring is not None:
+        versions = compare_recurring(kv, examples, recurring, seed=seed, **about)
+        return versions, recurring_table(versions)
+    compared = compare_codecs(kv, examples, codecs, strict=strict, **about)
+    return compared, codec_table(compared)
 
 
 def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:

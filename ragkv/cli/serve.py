@@ -77,9 +77,12 @@ def serve(
     device: Device = None,
     dtype: DType = None,
     reports: Reports = True,
+    contextual_versions: Annotated[
+        bool, typer.Option("--contextual-versions", help="Keep chunks as they are behind others.")
+    ] = False,
 ) -> None:
     """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused."""
-    from ragkv.config import PREFIX_BYTES, BatchConfig, StoreConfig
+    from ragkv.config import PREFIX_BYTES, VERSION_BYTES, BatchConfig, StoreConfig
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 
@@ -100,12 +103,13 @@ def serve(
         reports=reports,
     )
     first, *others = sorted(settings.namespaces)
-    reuse = reuse_config(method, recompute_ratio)
+    reuse = reuse_config(method, recompute_ratio).override(contextual_versions=contextual_versions)
     shares = len(settings.namespaces)
     where = StoreConfig(
         store,
         memory_bytes=StoreConfig().memory_bytes // shares,
         prefix_bytes=PREFIX_BYTES // shares,
+        version_bytes=VERSION_BYTES // shares,
         codec=codec,
         encrypt=encrypt,
     )

@@ -4,7 +4,7 @@ from ragkv.config.batch import BatchConfig
 from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
 from ragkv.config.schema import closed_schema
-from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, StoreConfig
+from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
 
 __all__ = [
     "CODECS",
@@ -13,6 +13,7 @@ __all__ = [
     "MOST_LOGPROBS",
     "PREFIX_BYTES",
     "PROFILE_FORMAT",
+    "VERSION_BYTES",
     "AutoRatio",
     "BatchConfig",
     "DecodeConfig",

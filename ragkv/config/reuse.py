@@ -58,17 +58,20 @@ class AutoRatio:
     """How ``recompute_ratio="auto"`` chooses, request by request.
 
     The smallest set of tokens with ``target`` of the query's attention to the cached tokens,
-    but at least ``floor`` and at most ``ceiling`` of them.
+    but at least ``floor`` and at most ``ceiling`` of them. ``cachecraft`` reads ``alpha`` alone,
+    the factor of each chunk's cache fix overhead.
     """
 
     target: float = 0.8
     floor: float = 0.05
     ceiling: float = 0.4
+    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         check_number("auto target", self.target, 0.0, 1.0)
         check_number("auto floor", self.floor, 0.0, 1.0)
         check_number("auto ceiling", self.ceiling, self.floor, 1.0)
+        check_number("auto alpha", self.alpha, 0.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class ReuseConfig:
         Encode a chat's question and answer after it was given: later prompts find them as chunks.
     turns_expire_in
         Seconds that a turn is remembered after a prompt has last contained it.
+    contextual_versions
+        Compute versions of chunks after an answer, behind the chunks that stood before them, and
+        place those where they suit a prompt better than the entry (``query`` and ``cachecraft``
+        alone). Of the operator's chunks: those of a document, and those that ``precompute`` was
+        given with this setting on.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -128,6 +136,7 @@ class ReuseConfig:
     repair_ahead: bool = False
     remember_turns: bool = False
     turns_expire_in: float = 3600.0
+    contextual_versions: bool = False
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -145,7 +154,7 @@ class ReuseConfig:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_choice("load", self.load, ("auto", "always"))
-        for name in ("repair_ahead", "remember_turns"):
+        for name in ("repair_ahead", "remember_turns", "contextual_versions"):
             check_bool(name, getattr(self, name))
         check_number("turns_expire_in", self.turns_expire_in, 1.0, 2**53)
         check_whole("seed", self.seed, 0, 2**63 - 1)

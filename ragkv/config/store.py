@@ -16,6 +16,9 @@ MEMORY = ":memory:"
 PREFIX_BYTES = 1 << 30
 """Budget of an engine's knowledge tree where none is given."""
 
+VERSION_BYTES = 1 << 30
+"""Budget of an engine's contextual versions where none is given."""
+
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
 
@@ -63,6 +66,9 @@ class StoreConfig:
         Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
         answers, which a prompt that begins with the same tokens continues. ``None`` is 1 GiB, 0
         keeps nothing.
+    version_bytes
+        Budget of the chunks' contextual versions, in bytes of the host's memory, where
+        ``ReuseConfig.contextual_versions`` is on. ``None`` is 1 GiB, 0 keeps none.
     """
 
     path: str | Path | None = None
@@ -76,15 +82,16 @@ class StoreConfig:
     codec: str = "raw"
     encrypt: bool = False
     prefix_bytes: int | None = None
+    version_bytes: int | None = None
 
     def __post_init__(self) -> None:
         wrong = self.path is not None and not isinstance(self.path, str | Path)
         if wrong or "\0" in str(self.path):
             raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
         check_number("memory_bytes", self.memory_bytes, 0, 2**60)
-        for name, least in (("disk_bytes", 1), ("device_bytes", 0), ("prefix_bytes", 0)):
+        for name in ("disk_bytes", "device_bytes", "prefix_bytes", "version_bytes"):
             if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), least, 2**60)
+                check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
         for name in ("read_only", "evict", "encrypt"):
             check_bool(name, getattr(self, name))
         check_text("policy", self.policy)

@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones and turns."""
+"""An engine's work in the background: load named chunks, encode missed ones, turns, versions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.rewritten import rewriting_of
 from ragkv.engine.turns import Turns
+from ragkv.engine.versions import Versions
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -40,12 +41,14 @@ class Background:
         corpus: Corpus,
         costs: PrefillCosts,
         conversations: Conversations,
+        versions: Versions,
         *,
         writable: bool,
     ) -> None:
         self._corpus = corpus
         self._costs = costs
         self._conversations = conversations
+        self._versions = versions
         self._writable = writable
         self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
@@ -113,7 +116,8 @@ class Background:
     def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
-        Where the configuration says so, the turn is remembered.
+        Where the configuration says so, the turn is remembered, and versions of the prompt's
+        chunks are computed.
         """
         located, config = plan.located, request.config
         if request.method.continues:
@@ -131,6 +135,9 @@ class Background:
         if remembers and stores and answer and not isinstance(prompt, str):
             turn = prompt, located.text, answer
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
+        capture = self._versions.capture_after(request, plan)
+        if capture is not None:
+            self._submit(capture)
         self.measure_costs()
 
     def measure_costs(self) -> None:
@@ -160,3 +167,4 @@ class Background:
         self._costs.close()
         self._thread.shutdown(wait=True)
         self._conversations.clear()
+        self._versions.clear()

@@ -130,6 +130,7 @@ def _terms_of(request: Request, sink: Sink) -> RepairTerms:
         request.method,
         sink.ids.tobytes(),
         config.grouping,
+        config.contextual_versions,
         auto,
         config.auxiliary_model,
         config.seed,

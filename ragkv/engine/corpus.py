@@ -147,10 +147,11 @@ class Corpus:
 
     def find(self, prompt: str) -> list[Span]:
         """Return the known chunks in a prompt, those of other processes included."""
-        self._refresh()
+        self.refresh()
         return self._finder.find(prompt)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read which chunks were added and deleted, by any process."""
         with self._finder_lock:
             try:
                 newest, added, removed = self.store.changes(self._seen)
@@ -202,9 +203,10 @@ class Corpus:
         """Whether the chunk is stored for this model behind this sink."""
         return self.store.contains(_chunk(text), sink.fingerprint)
 
-    def knows(self, text: str) -> bool:
+    def knows(self, text: str, *, refresh: bool = True) -> bool:
         """Whether the text is a chunk in this namespace, for any model."""
-        self._refresh()
+        if refresh:
+            self.refresh()
         return text in self._finder
 
     def forget(self, text: str) -> bool:

@@ -26,18 +26,20 @@ from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
+from ragkv.engine.versions import Versions
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import choose, takes_all
+from ragkv.select.choose import Choice, choose, takes_all
 from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
 from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.tiers.rates import preloading_depth
 
 _log = logging.getLogger(__name__)
 _HEAD_CHARS = 80
@@ -61,6 +63,8 @@ class Pipeline(FullPrefill):
         Returns the auxiliary model of a configuration.
     conversations
         What former prompts left; None keeps nothing.
+    versions
+        The chunks' contextual versions; None for entries alone.
     """
 
     def __init__(
@@ -69,10 +73,12 @@ class Pipeline(FullPrefill):
         auxiliary: Callable[[ReuseConfig], Auxiliary],
         requests: RequestQueue,
         conversations: Conversations | None = None,
+        versions: Versions | None = None,
     ) -> None:
         super().__init__(corpus.loaded, requests)
         self._corpus = corpus
         self._conversations = conversations or Conversations(corpus, None)
+        self._versions = versions
         self._model = corpus.loaded
         self._auxiliary = auxiliary
         self._warned = False
@@ -154,7 +160,7 @@ class Pipeline(FullPrefill):
         if self._conversations.is_beyond(prompt.tokens):
             misses += [_miss(entry.text, "positions") for entry, _, _ in entries]
             entries = []
-        return replace(
+        located = replace(
             located,
             entries=tuple(entries),
             misses=tuple(misses),
@@ -162,6 +168,9 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
+        if self._versions is not None:
+            located = self._versions.place(request, located)
+        return replace(located, load_seconds=self._load_seconds(located))
 
     @contextmanager
     def _reading(self, located: Located) -> Iterator[None]:
@@ -219,7 +228,24 @@ class Pipeline(FullPrefill):
             )
             choice = choose(method, scene, config)
             repair = Repair.of(method, layout, choice, self._model, copies=config.repair_ahead)
-        return Plan(spliced, choice, repair)
+        return Plan(spliced, choice, repair, self._preload_depth(spliced, choice))
+
+    def _load_seconds(self, located: Located) -> float | None:
+        """Return how long the lazy entries take to load; None where no speed is known."""
+        lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
+        if located.sink is None or not lazy:
+            return 0.0
+        ask, model = self._corpus.store.load_seconds, located.sink.fingerprint
+        seconds = [ask(entry.text, model, entry.nbytes) for entry in lazy]
+        known = [each for each in seconds if each is not None]
+        return sum(known) if len(known) == len(seconds) else None
+
+    def _preload_depth(self, spliced: Spliced, choice: Choice) -> int:
+        """Return how many layers to load before computing, by the speeds that are known."""
+        rows = len(spliced.layout.fresh) + len(choice.positions)
+        compute = self._corpus.prefill_rate.seconds(rows)
+        layers, load = self._model.architecture.layers, spliced.located.load_seconds
+        return preloading_depth(layers, load, compute)
 
     # ---- the last step: recompute, and go on or not
 

@@ -24,6 +24,7 @@ from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
 from ragkv.store.prefixes.node import PrefixMatch
+from ragkv.store.versions.version import PlacedVersion
 
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
@@ -49,6 +50,8 @@ class Located:
         Their texts: those to encode after the answer, and those to load into memory.
     continued
         A former prompt's rows that this one can begin with.
+    load_seconds
+        What loading the entries is expected to take; None where no speed is known.
     """
 
     text: str
@@ -60,6 +63,7 @@ class Located:
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
     continued: PrefixMatch | None = None
+    load_seconds: float | None = 0.0
 
     @property
     def continued_chars(self) -> int:
@@ -97,11 +101,15 @@ class Spliced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What is recomputed, and how: all that the last step needs."""
+    """What is recomputed, and how: all that the last step needs.
+
+    ``preload_depth`` is that of the report.
+    """
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
+    preload_depth: int = 0
 
     @property
     def located(self) -> Located:
@@ -181,6 +189,7 @@ def report_of(
         dtype=str(dtype).removeprefix("torch."),
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
+        preload_depth=plan.preload_depth,
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,
@@ -219,6 +228,7 @@ def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
             piece.end,
             reused=int((origin[piece.slots] == Origin.CACHED).sum()),
             recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
+            source="version" if isinstance(piece.entry, PlacedVersion) else "entry",
         )
         for piece in plan.spliced.layout.placed
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
-from ragkv.config import PREFIX_BYTES, ReuseConfig, StoreConfig
+from ragkv.config import PREFIX_BYTES, VERSION_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
@@ -18,6 +18,7 @@ from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
+from ragkv.engine.versions import Versions
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
@@ -32,12 +33,13 @@ Deleted = TypeVar("Deleted", bool, int)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks, its conversations, its auxiliary models, and work in the background."""
+    """The model's chunks and their versions, conversations, auxiliary models, background work."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
     background: Background
     conversations: Conversations
+    versions: Versions
 
     @classmethod
     def over(cls, loaded: ReusableModel, store: Store, settings: StoreConfig) -> Self:
@@ -48,12 +50,16 @@ class Reuse:
         tree = PrefixTree(budget, partial(_seconds, corpus)) if budget else None
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
         conversations = Conversations(corpus, tree)
-        background = Background(corpus, costs, conversations, writable=not settings.read_only)
-        return cls(corpus, Auxiliaries(corpus, make), background, conversations)
+        most = VERSION_BYTES if settings.version_bytes is None else settings.version_bytes
+        versions = Versions(corpus, lock_of(loaded.model), most)
+        writable = not settings.read_only
+        background = Background(corpus, costs, conversations, versions, writable=writable)
+        return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
         """Return what runs prompts over these chunks."""
-        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, self.conversations)
+        kept = self.conversations, self.versions
+        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, *kept)
 
     def precompute(
         self,
@@ -79,16 +85,17 @@ class Reuse:
             for corpus, sink in corpora
         ]
         self.background.measure_costs()
-        self._drop_conversations_after(reports[0].removed)
+        self.versions.note_ingested(chunks, config)
+        self._drop_former_after(reports[0].removed)
         return reports[0]
 
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the conversations, whose prompts may have contained it."""
-        return self._drop_conversations_after(self.corpus.forget(text))
+        return self._drop_former_after(self.corpus.forget(text))
 
     def forget_document(self, document: str) -> int:
         """Delete a document's own chunks, and the conversations; return how many chunks."""
-        return self._drop_conversations_after(self.corpus.store.forget_document(document))
+        return self._drop_former_after(self.corpus.store.forget_document(document))
 
     def warnings_of(self, request: Request, plan: Plan) -> tuple[str, ...]:
         """Return what the user could change, so that more of the prompt is reused."""
@@ -96,12 +103,17 @@ class Reuse:
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:
-        """Bytes and hits of the store's tiers, and of former prompts."""
-        return (*self.corpus.store.tiers_in_use(), *self.conversations.in_use())
+        """Bytes and hits of the store's tiers, of former prompts and of versions."""
+        return (
+            *self.corpus.store.tiers_in_use(),
+            *self.conversations.in_use(),
+            *self.versions.in_use(),
+        )
 
-    def _drop_conversations_after(self, deleted: Deleted) -> Deleted:
+    def _drop_former_after(self, deleted: Deleted) -> Deleted:
         if deleted:
             self.conversations.clear()
+            self.versions.drop_deleted()
         return deleted
 
 

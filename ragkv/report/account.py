@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
@@ -25,8 +26,9 @@ class Miss:
     reason: str
 
 
-Source = Literal["entry", "conversation", "prefix"]
-"""Where a chunk's rows come from: its stored entry, or a former prompt that this one continues."""
+Source = Literal["entry", "version", "conversation", "prefix"]
+"""Where a chunk's rows come from: its stored entry, a version of it that was computed behind other
+chunks, or a former prompt that this one continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,9 @@ class ReuseReport:
         What keys, values and activations were computed in, such as ``float32``.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
+    preload_depth
+        Layers that Cache-Craft would load before it computes, by the speeds measured here; 0 where
+        nothing is loaded, or they are not known yet. ragkv computes as soon as four are placed.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         conversation, 5 prefix (bytes of length ``prompt_tokens``).
@@ -123,6 +128,7 @@ class ReuseReport:
     choice: str = ""
     conversation_tokens: int = 0
     prefix_tokens: int = 0
+    preload_depth: int = 0
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -130,6 +136,11 @@ class ReuseReport:
         """Prompt tokens that were not computed, by whatever kind of reuse."""
         kept = self.conversation_tokens + self.prefix_tokens
         return self.sink_tokens + kept + self.reused_tokens
+
+    @property
+    def hits(self) -> dict[Source, int]:
+        """Number of chunks by the source of their rows."""
+        return dict(Counter(use.source for use in self.chunks))
 
     @property
     def total_s(self) -> float:

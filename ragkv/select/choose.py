@@ -67,7 +67,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     ranks = ranks[stale[ranks]]
     reason = ""
     if ratio == "auto":
-        ratio, reason = ratio_for(paid[ranks], len(cached), config.auto)
+        auto_ratio = overhead_ratio if method.by_overhead else ratio_for
+        ratio, reason = auto_ratio(paid[ranks], len(cached), config.auto)
     budget = round(ratio * len(cached))
     windows = config.grouping or method.grouping
     if windows is None:
@@ -115,6 +116,15 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
         f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
         f"them; {ratio:.1%} chosen{bound}, holding {covered:.0%}"
     )
+
+
+def overhead_ratio(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, str]:
+    """Return the share that Cache-Craft recomputes: of each chunk ``ceil(CFO |Ci|)`` tokens.
+
+    The parameters are those of :func:`ratio_for`; scores above ``-alpha`` are recomputed.
+    """
+    ratio = int((paid > -auto.alpha).sum()) / cached
+    return ratio, f"the cache fix overhead of the chunks is {ratio:.1%} at alpha {auto.alpha:g}"
 
 
 def _whole_windows(

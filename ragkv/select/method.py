@@ -178,6 +178,12 @@ class Method:
         Whether a prompt may take the rows of a former prompt that it begins with, and its own are
         kept for later ones (:mod:`ragkv.store.prefixes`). Not for baselines, ``prefix`` among
         them: what is measured of a prompt must not depend on the prompts before it.
+    versions
+        Whether chunks may be placed from their contextual versions (:mod:`ragkv.store.versions`),
+        where the configuration has them. Not for baselines either.
+    by_overhead
+        Whether scores are minus the alpha from which on Cache-Craft recomputes a token:
+        ``recompute_ratio="auto"`` then recomputes as many as ``AutoRatio.alpha`` says.
     """
 
     name: str
@@ -194,6 +200,13 @@ class Method:
     lookup: CopyLookup | None = None
     parallel: Parallel | None = None
     continues: bool = False
+    versions: bool = False
+    by_overhead: bool = False
+
+    @property
+    def can_choose_ratio(self) -> bool:
+        """Whether ``recompute_ratio="auto"`` can be given."""
+        return self.mass or self.by_overhead
 
     @property
     def pieces(self) -> dict[str, object]:
@@ -223,13 +236,13 @@ def method_of(config: ReuseConfig) -> Method:
     UnknownMethodError
         There is no such method.
     ConfigError
-        The ratio is ``"auto"`` and the method's scores are not shares of attention.
+        The ratio is ``"auto"`` and the method's scores do not say how much to recompute.
     """
     method = get_method(config.method)
-    if config.recompute_ratio == "auto" and not method.mass:
+    if config.recompute_ratio == "auto" and not method.can_choose_ratio:
         raise ConfigError(
             "recompute_ratio='auto' needs a method that scores by the query's attention, such as "
-            f"'query'; {method.name!r} does not"
+            f"'query', or 'cachecraft'; {method.name!r} does not"
         )
     return method
 

@@ -86,11 +86,12 @@ class TierUse(NamedTuple):
     Attributes
     ----------
     name
-        ``device``, ``memory``, ``below`` for the store behind them, or ``prompts``.
+        ``device``, ``memory``, ``below`` for the store behind them, ``prompts`` or ``versions``.
     nbytes
         Bytes in use; None where they are not counted.
     hits
-        Entries that were found; for ``prompts``, prompts that began with former rows.
+        Entries that were found; for ``prompts``, prompts that began with former rows. ``versions``
+        are listed once there is one.
     """
 
     name: str
@@ -200,6 +201,10 @@ class Store(ABC):
     @abstractmethod
     def expiry(self, text: str) -> float | None:
         """Return the time from which on the chunk is a miss; None for never or for no chunk."""
+
+    @abstractmethod
+    def documents(self, text: str) -> list[str]:
+        """Return the documents that the chunk belongs to, sorted; none for no chunk."""
 
     @abstractmethod
     def delete(self, text: str) -> int:
@@ -312,6 +317,9 @@ class StoreOver(Store):
 
     def expiry(self, text: str) -> float | None:  # noqa: D102
         return self.below.expiry(text)
+
+    def documents(self, text: str) -> list[str]:  # noqa: D102
+        return self.below.documents(text)
 
     def keep_only(self, document: str, texts: Iterable[str]) -> int:  # noqa: D102
         return self.below.keep_only(document, texts)

@@ -169,6 +169,10 @@ class ChunkStore(Store):
         row = self._catalog.row(digest_of_text(text))
         return None if row is None else row.expires_at
 
+    def documents(self, text: str) -> list[str]:
+        """Return the documents in the catalog, sorted."""
+        return sorted(self._catalog.documents_of(digest_of_text(text)))
+
     def delete(self, text: str) -> int:
         """Delete the text's row, then its entries."""
         self._check_writable()

@@ -218,3 +218,19 @@ def test_the_table_fits_80_columns(capsys):
     assert "…" not in shown
     assert re.search(r"m0 0\.2 +20% +0\.250 +90% +0\.500 +90% +1\.00 +2\.0x", shown)
     assert "0.125-0.500" in shown
+
+
+def test_recurring_requests_compare_versions_with_entries(tmp_path):
+    path, out = tmp_path / "d.jsonl", tmp_path / "r.json"
+    write_data(path, small_data(2).examples)
+    result = _run("--data", path, "--methods", "query", "--recurring", 4, "--json", out)
+    assert "4 requests" in result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["half"], row["versions"]) for row in rows] == [
+        (1, False),
+        (2, False),
+        (1, True),
+        (2, True),
+    ]
+    with pytest.raises(ConfigError, match="--codec changes nothing with --recurring"):
+        _run("--data", path, "--recurring", 4, "--codec", "int8")

@@ -29,8 +29,8 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.engine.stream import Prefilled
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray, Probed
-from ragkv.select.rules.cachecraft import context_impact
 from ragkv.splice.layout import Origin
+from ragkv.store.versions.overhead import context_impact
 
 Make = Callable[..., RagKV]
 SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))

@@ -15,6 +15,7 @@ from ragkv.measure.quality.summary import Evaluation, SummaryRow
 
 if TYPE_CHECKING:
     from ragkv.measure.quality.codecs import CodecComparison, CodecRow
+    from ragkv.measure.quality.recurring import RecurringComparison, RecurringRow
 
 _CAPTION = (
     "share: of the cached tokens, recomputed. KL, agree: to full attention's next-token"
@@ -25,6 +26,11 @@ _CAPTION = (
 _CODEC_CAPTION = (
     "bytes: of a stored token. load: 1,000 tokens. KL raw: to the raw chunks' next-token"
     " distributions; KL, agree: to full attention's. kept: of the raw chunks' score."
+)
+
+_RECURRING_CAPTION = (
+    "half: of the requests. share: of the cached tokens, recomputed. KL, agree: to full attention's"
+    " next-token distributions. Grey: 95% intervals. entries, versions: chunks placed from them."
 )
 
 
@@ -96,7 +102,37 @@ def codec_table(comparison: CodecComparison) -> Table:
     return out
 
 
-def _name(row: SummaryRow | CodecRow, rows: Sequence[SummaryRow | CodecRow]) -> str:
+def recurring_table(comparison: RecurringComparison) -> Table:
+    """Return a rich table: a row for each half of the requests, without and with versions."""
+    out = Table(
+        title=escape(f"{comparison.model} on {comparison.data}, {comparison.requests} requests"),
+        caption=_RECURRING_CAPTION,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("method", no_wrap=True)
+    for heading in ("half", "versions", "share", "KL", "agree", "entries", "versions"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        ends = "" if row.kl_ci95 is None else "{:.3f}-{:.3f}".format(*row.kl_ci95)
+        out.add_row(
+            _name(row, comparison.rows),
+            str(row.half),
+            "with" if row.versions else "without",
+            f"{row.share_recomputed:.0%}",
+            f"{row.kl:.3f} [bright_black]{ends}[/bright_black]",
+            f"{row.agreement:.0%}",
+            str(row.hits.get("entry", 0)),
+            str(row.hits.get("version", 0)),
+        )
+    return out
+
+
+def _name(
+    row: SummaryRow | CodecRow | RecurringRow, rows: Sequence[SummaryRow | CodecRow | RecurringRow]
+) -> str:
     """Return the method's name, and its ratio unless the method has just one."""
     ratios = {other.ratio for other in rows if other.method == row.method}
     alone = ratios in ({0.0}, {1.0})

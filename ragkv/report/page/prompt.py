@@ -44,9 +44,10 @@ def prompt(report: ReuseReport, trace: Trace) -> str:
 
 
 def _facts(part: Part, chunks: int, *, attention: bool) -> str:
-    if part.source != "entry":
+    if part.source in ("conversation", "prefix"):
         return f"<span>from the {part.source}</span>"
-    facts = [_meter("recomputed", part.recomputed, "c")]
+    facts = ["<span>a version in context</span>"] if part.source == "version" else []
+    facts.append(_meter("recomputed", part.recomputed, "c"))
     if part.score is not None:
         place = f"{part.rank} of {chunks}"
         if attention:

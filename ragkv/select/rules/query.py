@@ -51,4 +51,5 @@ METHOD = Method(
     sparse=Sparse(after=0.6, near=16),
     lookup=CopyLookup(tokens=6, at_most=16, rare=4),
     continues=True,
+    versions=True,
 )

@@ -120,7 +120,7 @@ class Catalog:
         with self._lock:
             if any(self._backend.scan(entries_of(digest))):
                 return
-            row, documents = self.row(digest), self._documents_of(digest)
+            row, documents = self.row(digest), self.documents_of(digest)
             self.delete(digest, entries=False)
             # a writer that finished before the row was deleted has not seen the deletion
             if row is not None and any(self._backend.scan(entries_of(digest))):
@@ -161,7 +161,7 @@ class Catalog:
                     held.setdefault(digest, []).append(document)
         return held
 
-    def _documents_of(self, digest: str) -> list[str]:
+    def documents_of(self, digest: str) -> list[str]:
         """Return a text's documents."""
         keys = [key.name for key in self._backend.scan(held_key(digest, ""))]
         found = []

@@ -190,6 +190,12 @@ class MemoryStore(Store):
             chunk = self._chunks.get(text)
             return None if chunk is None else chunk.expires_at
 
+    def documents(self, text: str) -> list[str]:
+        """Return the chunk's documents, sorted."""
+        with self._lock:
+            chunk = self._chunks.get(text)
+            return [] if chunk is None else sorted(chunk.documents)
+
     def delete(self, text: str) -> int:
         """Remove the chunk's entries."""
         with self._lock:

@@ -14,7 +14,7 @@ import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.config import StoreConfig
+from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.measure.speed.run import bench_ttft
@@ -65,6 +65,25 @@ def test_answers_are_those_of_the_cpu(
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
     assert tokens[0] == tokens[1]
     assert reused[0] == reused[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
+    logits = []
+    for device in ("cpu", DEVICE):
+        engine = make_engine(
+            family,
+            device=device,
+            reuse=ReuseConfig(contextual_versions=True),
+            store=StoreConfig(":memory:", prefix_bytes=0),
+        )
+        engine.precompute(CHUNKS)
+        engine.prefill(PROMPT)
+        engine.wait()
+        out = engine.prefill(PROMPT, recompute_ratio=0.3)
+        assert out.report.hits == {"entry": 1, "version": 2}
+        logits.append(out.logits.cpu())
+    torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

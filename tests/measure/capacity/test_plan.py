@@ -28,7 +28,7 @@ from ragkv.select import method_of
 from ragkv.store import Found, MemoryStore, TieredStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.tiers.costs import CostTable
-from ragkv.store.tiers.rates import Rate, is_slower
+from ragkv.store.tiers.rates import Rate, is_slower, preloading_depth
 
 Make = Callable[..., RagKV]
 
@@ -259,3 +259,37 @@ def test_what_has_no_caches_has_no_plan(tmp_path: Path) -> None:
     MambaConfig().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError):
         shape_of(tmp_path)
+
+
+@pytest.mark.parametrize("load", [0.1, 1.0, 1.4, 3.0, 50.0])
+@pytest.mark.parametrize("layers", [1, 2, 7, 30])
+def test_computing_waits_for_no_layer_behind_the_preloading_depth(layers: int, load: float) -> None:
+    """Layer by layer, loading takes ``load`` seconds in all and computing 1: no depth less does."""
+
+    def waits(depth: int) -> bool:
+        begin = depth * load / layers
+        return any(
+            begin + at / layers < (at + 1) * load / layers - 1e-9 for at in range(depth, layers)
+        )
+
+    depth = preloading_depth(layers, load, 1.0)
+    assert 1 <= depth <= layers
+    assert not waits(depth)
+    assert depth == 1 or waits(depth - 1)
+
+
+def test_no_depth_is_known_without_both_speeds() -> None:
+    assert preloading_depth(30, None, 1.0) == preloading_depth(30, 1.0, None) == 0
+    assert preloading_depth(30, 0.0, 1.0) == 0
+
+
+def test_the_report_has_the_preloading_depth(make_engine: Make, tmp_path: Path) -> None:
+    chunks = some_chunks(4)
+    make_engine(store=tmp_path).precompute(chunks)
+    engine = make_engine(store=tmp_path)
+    assert engine.prefill(ask(chunks[:2])).report.preload_depth == 0  # no speed is known
+    engine._store.load_rate = rate(tokens=1, seconds=1.0)
+    engine._reuse.corpus.prefill_rate = rate(tokens=1e6, seconds=1.0)
+    report = engine.prefill(ask(chunks[2:]), load="always").report
+    assert report.preload_depth == engine.loaded.architecture.layers
+    assert engine.prefill(ask(chunks[2:])).report.preload_depth == 0  # they lie in memory

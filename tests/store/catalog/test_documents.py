@@ -72,6 +72,8 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store)
         ("c", FINGERPRINT.digest): ("two",),
         ("d", FINGERPRINT.digest): (),
     }
+    of = {text: store.documents(text) for text in "abdx"}
+    assert of == {"a": ["one"], "b": ["one", "two"], "d": [], "x": []}
     since = store.changes(0)[0]
     assert store.forget_document("one") == 1
     assert store.changes(since).removed == ["a"]

@@ -1,0 +1,191 @@
+"""Contextual versions of chunks: which prompts use them, and which ask for new ones.
+
+A version is computed in the background from the sink and chunks alone, in a pass of its own:
+what a prompt says beside them is not in it. So a prompt decides at most which versions there
+are. It does so only where the operator's chunks follow one another from the sink on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+
+import numpy as np
+
+from ragkv.config import ReuseConfig
+from ragkv.decode.batch import batch_of
+from ragkv.engine.capture import compute_versions, joined_ids
+from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.plan import Located, LocatedEntry, Plan
+from ragkv.engine.request import Request
+from ragkv.model.lock import ModelLock
+from ragkv.store.base import TURNS, TierUse
+from ragkv.store.versions.kept import ChunkVersions
+
+_log = logging.getLogger(__name__)
+
+
+class Versions:
+    """The versions of one model's chunks.
+
+    Parameters
+    ----------
+    lock
+        Held while the model runs.
+    budget
+        Bytes of all versions; 0 keeps none.
+    """
+
+    def __init__(self, corpus: Corpus, lock: ModelLock, budget: int) -> None:
+        self.kept = ChunkVersions(budget)
+        self._corpus = corpus
+        self._lock = lock
+        self._ingested = set[str]()  # the operator's chunks
+        self._noting = threading.Lock()
+        self._capturing = threading.Lock()
+
+    # ---- the operator's chunks
+
+    def note_ingested(self, texts: Iterable[str], config: ReuseConfig) -> None:
+        """Note chunks that the operator gave: versions are of them, and behind them, alone."""
+        if config.contextual_versions:
+            with self._noting:
+                self._ingested.update(text.strip() for text in texts)
+
+    def drop_deleted(self) -> None:
+        """Drop what depends on chunks that are not stored any more."""
+        with self._noting:
+            self._corpus.refresh()
+            self._ingested = {text for text in self._ingested if self._is_stored(text)}
+        self.kept.drop_unknown(self._is_stored)
+
+    def in_use(self) -> tuple[TierUse, ...]:
+        """Return the bytes that are kept and how many chunks they served, once there are any."""
+        used = TierUse("versions", self.kept.nbytes, self.kept.hits)
+        return (used,) if used.nbytes or used.hits else ()
+
+    def clear(self) -> None:
+        """Drop all versions."""
+        self.kept.clear()
+
+    # ---- in a prompt
+
+    def place(self, request: Request, located: Located) -> Located:
+        """Replace entries by the chunks' versions of lowest cache fix overhead."""
+        sink = located.sink
+        if sink is None or not self._serves(request) or not len(self.kept):
+            return located
+        begin = _sink_end(located, sink)
+        known = [span for span in located.known or () if span.start >= begin]
+        entries: list[LocatedEntry] = []
+        for entry, start, end in located.entries:
+            before = list(dict.fromkeys(span.text for span in known if span.end <= start))
+            version = None
+            if before:
+                version = self.kept.take(entry.text, sink.fingerprint, before, self._is_stored)
+            if version is not None and np.array_equal(version.token_ids, entry.token_ids):
+                entries.append((version, start, end))
+            else:
+                entries.append((entry, start, end))
+        return replace(located, entries=tuple(entries))
+
+    def capture_after(self, request: Request, plan: Plan) -> Callable[[], None] | None:
+        """Return what computes versions of the prompt's chunks; None where none are to be.
+
+        While one of these waits or runs, there is no other.
+        """
+        sink = plan.located.sink
+        if sink is None or not self._serves(request):
+            return None
+        chain = self._up_to_missing(self._chain(plan, sink), sink)
+        if not chain or not self._capturing.acquire(blocking=False):
+            return None
+        return partial(self._capture, chain, sink)
+
+    def _chain(self, plan: Plan, sink: Sink) -> list[str]:
+        """Return the chunks that follow the whole sink and one another.
+
+        Up to one that is cut off, or repeated, or behind other text than separators without a
+        letter or digit.
+        """
+        located = plan.located
+        if plan.spliced.layout.sink < len(sink.ids):
+            return []
+        chain, end = list[str](), _sink_end(located, sink)
+        for span in located.known or ():
+            gap = located.text[end : span.start]
+            whole = span.start >= end and span.end - span.start == len(span.text)
+            if not whole or span.text in chain or any(map(str.isalnum, gap)):
+                break
+            chain.append(span.text)
+            end = span.end
+        return chain
+
+    # ---- in the background
+
+    def _capture(self, chain: list[str], sink: Sink) -> None:
+        """Compute the versions of chunks behind one another, and keep them."""
+        try:
+            self._compute(chain, sink)
+        finally:
+            self._capturing.release()
+
+    def _compute(self, chain: list[str], sink: Sink) -> None:
+        texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
+        found = self._corpus.open(texts, sink)
+        entries = [each.entry for each in found if each.entry is not None]
+        if not texts or len(entries) < len(texts):  # one was deleted meanwhile
+            return
+        loaded = self._corpus.loaded
+        limits = loaded.positions, loaded.architecture.position_limit
+        if len(joined_ids(sink, entries)) > min((n for n in limits if n is not None), default=1e9):
+            return
+        expiries = [each.expires_at for each in found]
+        with (
+            self._lock,
+            loaded.without_autocast(),
+            batch_of(loaded).between_layers(loaded),
+        ):
+            made = compute_versions(loaded, sink, entries, expiries)
+        if self._corpus.usable_fingerprint().weights != sink.fingerprint.weights:
+            return
+        for version in made:
+            if not self.kept.contains(version.entry.text, sink.fingerprint, version.prefix):
+                self.kept.add(version)
+        self.drop_deleted()
+        _log.debug("%d versions in context, %d bytes", len(self.kept), self.kept.nbytes)
+
+    # ---- details
+
+    def _serves(self, request: Request) -> bool:
+        on = request.config.contextual_versions and self.kept.budget > 0
+        return on and request.method.versions
+
+    def _up_to_missing(self, chain: list[str], sink: Sink) -> list[str]:
+        """Return the chunks up to the last that has no version behind those before it."""
+        kept, model = self.kept, sink.fingerprint
+        missing = [
+            at for at in range(1, len(chain)) if not kept.contains(chain[at], model, chain[:at])
+        ]
+        return chain[: missing[-1] + 1] if missing else []
+
+    def _is_ingested(self, text: str) -> bool:
+        """Whether the operator gave the chunk: here, or to any process with its document's name."""
+        if text not in self._ingested and set(self._corpus.store.documents(text)) <= {TURNS}:
+            return False
+        with self._noting:
+            self._ingested.add(text)
+        return True
+
+    def _is_stored(self, text: str) -> bool:
+        """Whether a chunk is stored, by the changes that were read last."""
+        return self._corpus.knows(text, refresh=False)
+
+
+def _sink_end(located: Located, sink: Sink) -> int:
+    """Return where the sink ends in the prompt's text."""
+    return int(located.tokens.offsets[: len(sink.ids), 1].max(initial=0))

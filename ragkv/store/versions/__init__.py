@@ -1,0 +1,1 @@
+"""Contextual versions of chunks: their KV as it is behind other chunks (Cache-Craft)."""
