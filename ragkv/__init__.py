@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ragkv.engine.engine import RagKV
     from ragkv.engine.stream import Completion, CompletionStream, Prefilled
     from ragkv.report.account import PrecomputeReport, ReuseReport
+    from ragkv.retrieve.staged import StagedSearch
 
 _HOMES = {
     "Completion": "ragkv.engine.stream",
@@ -21,6 +22,7 @@ _HOMES = {
     "RagKV": "ragkv.engine.engine",
     "ReuseConfig": "ragkv.config.reuse",
     "ReuseReport": "ragkv.report.account",
+    "StagedSearch": "ragkv.retrieve.staged",
     "StoreConfig": "ragkv.config.store",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "RagKV",
     "ReuseConfig",
     "ReuseReport",
+    "StagedSearch",
     "StoreConfig",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,7 @@ class Conversations:
         self._tree = tree
         self._lock = threading.Lock()  # of when they were cleared
         self._cleared_at = -math.inf
+        self.when_cleared: Callable[[], object] = lambda: None
         self._limit = corpus.loaded.architecture.position_limit
 
     def find(self, request: Request, tokens: Tokens, sink: Sink) -> PrefixMatch | None:
@@ -84,11 +86,15 @@ class Conversations:
             self._tree.settle(self._corpus.fingerprint)
 
     def clear(self) -> None:
-        """Forget everything, and what the prompts that run now would leave."""
+        """Forget everything, and what the prompts that run now would leave.
+
+        ``when_cleared`` is called then.
+        """
         with self._lock:
             self._cleared_at = time.perf_counter()
             if self._tree is not None:
                 self._tree.clear()
+        self.when_cleared()
 
     def is_beyond(self, tokens: Tokens) -> bool:
         """Whether the prompt is so long that all its keys are rotated by the model's other table.

@@ -24,6 +24,7 @@ from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
+from ragkv.engine.speculations import Speculates, Speculations
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
@@ -37,7 +38,7 @@ from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
 
-class RagKV:
+class RagKV(Speculates):
     """A language model that answers from precomputed chunk caches.
 
     Parameters
@@ -109,6 +110,7 @@ class RagKV:
             self._store.close()
             raise
         self._lifecycle = Lifecycle()
+        self._speculations = Speculations(self._pipeline, self._lifecycle, self._reuse)
         self._lock.join()
 
     # ---- ingestion
@@ -153,10 +155,8 @@ class RagKV:
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config, method = self._configured(overrides)
         with self._lifecycle:
-            if self._reuse is None:
-                return False
-            corpus = self._reuse.corpus
-            return corpus.contains(text, corpus.sink_for(config, method))
+            corpus = None if self._reuse is None else self._reuse.corpus
+            return corpus is not None and corpus.contains(text, corpus.sink_for(config, method))
 
     def forget(self, text: str) -> bool:
         """Delete a chunk from the store; return whether it was there.
@@ -384,7 +384,7 @@ class RagKV:
         if self._lifecycle.forked:
             return
         self._lock.refuse_reentry()
-        if self._lifecycle.close():
+        if self._lifecycle.close(self._speculations.clear):
             if self._reuse is not None:
                 self._reuse.background.close()
             with self._lock:

@@ -97,11 +97,15 @@ class Spliced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What is recomputed, and how: all that the last step needs."""
+    """What is recomputed, and how: all that the last step needs.
+
+    ``ahead_s``: seconds of it that a speculation had computed when the request came.
+    """
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
+    ahead_s: float = 0.0
 
     @property
     def located(self) -> Located:
@@ -181,6 +185,7 @@ def report_of(
         dtype=str(dtype).removeprefix("torch."),
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
+        ahead_s=plan.ahead_s,
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,

@@ -87,6 +87,8 @@ class ReuseReport:
         What keys, values and activations were computed in, such as ``float32``.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
+    ahead_s
+        Seconds of computing the prompt that were over before the call, by a speculation.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         conversation, 5 prefix (bytes of length ``prompt_tokens``).
@@ -120,6 +122,7 @@ class ReuseReport:
     accepted_tokens: int = 0
     dtype: str = ""
     ahead_tokens: int = 0
+    ahead_s: float = 0.0
     choice: str = ""
     conversation_tokens: int = 0
     prefix_tokens: int = 0

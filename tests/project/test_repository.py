@@ -30,6 +30,7 @@ ROOMS = (
     "recompute",
     "decode",
     "engine",
+    "retrieve",
     "serve",
     "measure",
     "cli",
@@ -194,7 +195,7 @@ def test_importing_ragkv_is_light():
 def test_public_names_exist_and_are_few():
     import ragkv
 
-    assert len(ragkv.__all__) <= 10
+    assert len(ragkv.__all__) <= 11
     assert all(getattr(ragkv, name).__doc__ for name in ragkv.__all__)
 
 
@@ -243,6 +244,8 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "RemoteRagKV",
         "RemoteStream",
         "Scene",
+        "Speculation",
+        "SpeculationReport",
     }
     for path in classes:
         module, _, name = path.rpartition(".")
