@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ragkv.config import ReuseConfig
 from ragkv.engine.full import FullPrefill, Prepared
@@ -18,8 +19,10 @@ from ragkv.engine.speculation import Asked, Speculation, Tally
 from ragkv.prompt.render import Prompt, render
 from ragkv.report.clock import Clock
 from ragkv.report.speculations import SpeculationReport
+from ragkv.retrieve.following import Following
 from ragkv.select import Method
 
+Found = TypeVar("Found")
 MOST_SPECULATIONS = 4
 """Speculations of an engine that are not over; another one takes the oldest one's place."""
 
@@ -142,6 +145,57 @@ class Speculates(ABC):
         """
         request = Request(prompt, *self._configured(overrides), Clock())
         return self._speculations.start(request, instead_of)
+
+    def follow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Return a retrieval's result, and speculate on what it has found while it goes on.
+
+        Parameters
+        ----------
+        stages
+            Lists of what was found so far, the last of which is the result: a
+            :class:`ragkv.StagedSearch`, or a generator of your own, such as one that yields the
+            first hits and then, reranked, the final ones.
+        prompt_of
+            Returns the prompt that will be asked with them.
+        **overrides
+            Fields of ReuseConfig, those of the call to come.
+        """
+        following = self._following(stages, prompt_of, overrides)
+        while following.step():
+            pass
+        return following.last
+
+    async def afollow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Do the same in a thread; a cancelled task ends the speculation, too."""
+        following = self._following(stages, prompt_of, overrides)
+        try:
+            while await asyncio.to_thread(following.step):
+                pass
+        except BaseException:
+            following.cancel()
+            raise
+        return following.last
+
+    def _following(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        overrides: dict[str, Any],
+    ) -> Following[Found, Speculation]:
+        def speculate(found: Sequence[Found], former: Speculation | None) -> Speculation:
+            return self.speculate(prompt_of(found), instead_of=former, **overrides)
+
+        return Following(stages, speculate)
 
     @property
     def speculations(self) -> SpeculationReport:

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Hit(NamedTuple, Generic[Item]):
-    """An item that was found; the higher its score, the nearer: minus the distance, if it is one."""
+    """An item that was found. The higher its score, the nearer: a distance is negated."""
 
     item: Item
     score: float
