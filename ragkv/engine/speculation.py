@@ -169,10 +169,9 @@ class Speculation:
 
     def work(self, request: Request) -> None:
         """Compute the prompt, in as many attempts as it takes."""
-        self._tally.add("started")
         try:
-            while not self._attempt(replace(request, clock=Clock(), speculation=self)):
-                self._tally.add("interrupted")
+            while self._state == "waiting":
+                self._attempt(replace(request, clock=Clock(), speculation=self))
         except Exception:  # noqa: BLE001  no request fails by it
             _log.exception("a speculation failed: the request will compute its prompt itself")
             self._waste()
@@ -180,15 +179,16 @@ class Speculation:
         finally:
             self._thread_ended.set()
 
-    def _attempt(self, request: Request) -> bool:
-        """Return whether it is computed, or over; otherwise it gave way."""
+    def _attempt(self, request: Request) -> None:
+        """Compute the prompt, unless it is cancelled or gives way meanwhile."""
         with self._mutex:
             self._gives_way = False
         try:
             prepared = self._pipeline.prepare(request, self._is_to_end)
         except (Cancelled, GaveWay):
+            self._tally.add("interrupted", not self.is_over)
             self._waste()
-            return self.is_over
+            return
         with self._mutex:
             self._ended_at = time.perf_counter()
             is_kept = self._state == "running"
@@ -199,7 +199,6 @@ class Speculation:
         else:
             self._waste()
             self._requests.drop(prepared.turn)
-        return True
 
     def _is_to_end(self) -> bool:
         return self._gives_way or self.is_over

@@ -70,6 +70,8 @@ class Speculations:
                 return instead_of
             instead_of.cancel()
         speculation = Speculation(asked, self._pipeline, self._tally, self._forget)
+        if self._reuse is None:
+            speculation.cancel()
         with self._mutex:
             self._live.append(speculation)
             oldest = self._live[:-MOST_SPECULATIONS]
@@ -80,6 +82,7 @@ class Speculations:
         except BaseException:
             speculation.cancel()
             raise
+        self._tally.add("started")
         return speculation
 
     def take(self, request: Request, cancelled: Callable[[], bool] | None) -> Prepared | None:
