@@ -70,13 +70,13 @@ class Speculations:
                 return instead_of
             instead_of.cancel()
         speculation = Speculation(asked, self._pipeline, self._tally, self._forget)
-        if self._reuse is None:
-            speculation.cancel()
         with self._mutex:
             self._live.append(speculation)
             oldest = self._live[:-MOST_SPECULATIONS]
         for each in oldest:
             each.cancel()
+        if self._reuse is None:
+            speculation.cancel()
         try:
             self._lifecycle.run_in_thread(partial(speculation.work, request), _in_thread)
         except BaseException:
