@@ -64,7 +64,7 @@ class StagedSearch(Generic[Item]):
         if min(k, steps) < 1:
             raise ConfigError(f"k and steps must be 1 or more, not {k} and {steps}")
         self._faiss: Any = faiss
-        self._index = faiss.downcast_index(index)
+        self._index = index  # what is downcast does not keep it alive
         self._items, self._embed = items, embed
         self._k, self._steps = k, steps
 
@@ -72,7 +72,8 @@ class StagedSearch(Generic[Item]):
         """Yield the items found so far, nearest first, after each step."""
         import numpy as np
 
-        faiss, index = self._faiss, self._index
+        faiss = self._faiss
+        index = faiss.downcast_index(self._index)
         vector = np.asarray(self._embed(query), dtype=np.float32)[None]
         sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
         ids_of = np.asarray

@@ -183,7 +183,7 @@ def test_a_kept_prompt_changes_no_other_answer(
     assert is_free(engine)
 
 
-@pytest.mark.parametrize("changes", [{"recompute_ratio": 0.5}, {"seed": 7}, {"method": "full"}])
+@pytest.mark.parametrize("changes", [{"recompute_ratio": 0.5}, {"sink": ""}, {"method": "full"}])
 def test_other_settings_are_another_prompt(
     engine: RagKV, make_engine: Make, changes: dict[str, Any]
 ) -> None:
