@@ -30,7 +30,7 @@ State = Literal["waiting", "running", "finished", "used", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptKey:
     """What has to be equal for a request to use a speculation: text, settings, weights."""
 
     rendered: Rendered
@@ -69,12 +69,12 @@ class Speculation:
 
     def __init__(
         self,
-        asked: Asked,
+        key: PromptKey,
         pipeline: FullPrefill,
         tally: Tally,
         when_over: Callable[[Speculation], object],
     ) -> None:
-        self.asked = asked
+        self.key = key
         self.is_wanted = False
         self._pipeline, self._requests = pipeline, pipeline.requests
         self._tally, self._when_over = tally, when_over
@@ -120,7 +120,7 @@ class Speculation:
         asked_at
             The clock when the request began.
         cancelled
-            Asked now and then while waiting.
+            PromptKey now and then while waiting.
 
         Raises
         ------

@@ -15,7 +15,7 @@ from ragkv.engine.full import FullPrefill, Prepared
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.request import Request
 from ragkv.engine.reuse import Reuse
-from ragkv.engine.speculation import Asked, Speculation, Tally
+from ragkv.engine.speculation import PromptKey, Speculation, Tally
 from ragkv.prompt.render import Prompt, render
 from ragkv.report.clock import Clock
 from ragkv.report.speculations import SpeculationReport
@@ -64,12 +64,12 @@ class Speculations:
         ClosedError
             The engine is closed.
         """
-        asked = self._asked(request)
+        key = self._key(request)
         if instead_of is not None:
-            if instead_of.asked == asked and not instead_of.is_over:
+            if instead_of.key == key and not instead_of.is_over:
                 return instead_of
             instead_of.cancel()
-        speculation = Speculation(asked, self._pipeline, self._tally, self._forget)
+        speculation = Speculation(key, self._pipeline, self._tally, self._forget)
         with self._mutex:
             self._live.append(speculation)
             oldest = self._live[:-MOST_SPECULATIONS]
@@ -96,9 +96,9 @@ class Speculations:
         if not self._live:
             return None
         with request.clock.step("wait"):
-            asked = self._asked(request)
+            key = self._key(request)
             with self._mutex:
-                found = next((each for each in self._live if each.asked == asked), None)
+                found = next((each for each in self._live if each.key == key), None)
                 if found is None:
                     return None
                 self._live.remove(found)
@@ -111,10 +111,10 @@ class Speculations:
         for each in live:
             each.cancel()
 
-    def _asked(self, request: Request) -> Asked:
+    def _key(self, request: Request) -> PromptKey:
         rendered = render(request.prompt, self._pipeline.loaded.tokenizer)
         weights = None if self._reuse is None else self._reuse.corpus.fingerprint
-        return Asked(rendered, request.config, request.method, weights)
+        return PromptKey(rendered, request.config, request.method, weights)
 
     def _forget(self, speculation: Speculation) -> None:
         with self._mutex, suppress(ValueError):

@@ -51,7 +51,8 @@ def chain(retriever, template, llm):
 
 def made(kind, kv, max_tokens=6):
     if kind == "pipeline":
-        return RagKVPipeline(kv=kv, pipeline_kwargs={"max_new_tokens": max_tokens}), TEXT
+        settings = {"max_new_tokens": max_tokens, "do_sample": False}
+        return RagKVPipeline(kv=kv, pipeline_kwargs=settings), TEXT
     llm = ChatRagKV(kv=kv, max_tokens=max_tokens, sink_from=PROMPT)
     return (llm.bind(recompute_ratio=0.5) if kind == "bound" else llm), PROMPT
 
@@ -107,9 +108,9 @@ def test_documents_without_scores_and_names(make_engine):
     assert named == {each.page_content for each in DOCUMENTS[2:4]}
 
 
-def test_a_server_is_refused_by_name(search):
-    with RemoteRagKV("http://127.0.0.1:9") as remote:
-        with pytest.raises(ConfigError, match="prefetch"):
-            remote.follow([], str)
-        with pytest.raises(ConfigError, match="must be the ChatRagKV"):
-            RagKVStagedRetriever(stages=search, llm=None, prompt=prompt_with(PROMPT))
+def test_a_model_in_this_process_is_needed(search):
+    remote = RemoteRagKV("http://127.0.0.1:9")
+    with remote, pytest.raises(ConfigError, match="prefetch"):
+        remote.follow([], str)
+    with pytest.raises(ValueError, match="must be the ChatRagKV"):
+        RagKVStagedRetriever(stages=search, llm=None, prompt=prompt_with(PROMPT))

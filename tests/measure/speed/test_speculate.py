@@ -24,12 +24,13 @@ def test_each_question_is_asked_both_ways(make_engine: Make) -> None:
     plan = SpeculatePlan((0.2,), changed=0.5, **SMALL)
     (row,) = bench_speculate(make_engine().loaded, plan).rows
     assert row.requests == 4
-    assert row.started - row.cancelled == row.used == 4
-    assert row.cancelled == row.started - 4
+    assert row.started == row.used + row.cancelled
+    assert row.started == 6  # two results are not the first list
+    assert row.used >= 2  # others had not begun
     assert row.ttft_s >= 0.2
     assert row.plain_ttft_s > 0.2
     assert row.overlap_s > 0
-    assert (row.wasted_s > 0) == (row.cancelled > 0)
+    assert row.wasted_s > 0
 
 
 def test_nothing_changes(make_engine: Make) -> None:
