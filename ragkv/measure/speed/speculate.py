@@ -34,7 +34,7 @@ class SpeculatePlan:
     retrieval_s
         Retrievers: the seconds between their first list and their result.
     changed
-        Share of the questions whose result is another list than the first: its last chunk is.
+        Share of the questions whose result is not their first list: its last chunk differs.
     requests, documents, chunks_per_prompt, chunk_tokens, seed
         As in ``ragkv bench serve``: documents recur by Zipf's law.
 
@@ -106,7 +106,7 @@ class SpeculateBenchmark(Saved):
 def bench_speculate(
     loaded: LoadedModel, plan: SpeculatePlan, *, show_progress: bool = False
 ) -> SpeculateBenchmark:
-    """Ask every question without speculation and with it, in turn.
+    """Ask every question without speculation and with it, each first in turn.
 
     Nothing is continued from the question before: no rows of former prompts are kept. One
     question more warms up.
@@ -142,9 +142,9 @@ def _questions(plan: SpeculatePlan) -> Iterator[tuple[Dialogue, Dialogue]]:
     draw = random.Random(plan.seed)  # noqa: S311  seeded, not secret
     workload = draw_workload(drawn, documents)
     known = [chunk for document in workload.documents for chunk in document.chunks]
-    for dialogue in workload.dialogues:
+    for number, dialogue in enumerate(workload.dialogues):
         guess = dialogue.chunks
-        if draw.random() < plan.changed:
+        if int(number * plan.changed) < int((number + 1) * plan.changed):
             others = [chunk for chunk in known if chunk not in guess]
             guess = (*guess[:-1], draw.choice(others))
         yield replace(dialogue, chunks=guess), dialogue
@@ -162,13 +162,15 @@ def _measured(
     before = kv.speculations
     progress = tqdm(questions, disable=not show_progress, desc=f"retrieval of {seconds:g} s")
     for number, question in enumerate(progress):
-        plain, _ = _ask(kv, question, seconds, speculates=False)
-        ahead, overlap = _ask(kv, question, seconds, speculates=True)
+        ways = {
+            speculates: _ask(kv, question, seconds, speculates=speculates)
+            for speculates in ((False, True) if number % 2 else (True, False))
+        }
         if not number:  # the first question warms up
             before = kv.speculations
             continue
-        pairs.append((plain, ahead))
-        overlaps.append(overlap)
+        pairs.append((ways[False][0], ways[True][0]))
+        overlaps.append(ways[True][1])
     now = kv.speculations
     speedup, quartiles = middle([plain / ahead for plain, ahead in pairs])
     return SpeculateRow(
