@@ -120,7 +120,7 @@ class Speculation:
         asked_at
             The clock when the request began.
         cancelled
-            PromptKey now and then while waiting.
+            Asked now and then while waiting.
 
         Raises
         ------
