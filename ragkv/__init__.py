@@ -6,17 +6,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragkv.config import DecodeConfig, Grouping, ReuseConfig, StoreConfig
+    from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
     from ragkv.engine.engine import RagKV
     from ragkv.engine.stream import Completion, CompletionStream, Prefilled
+    from ragkv.prompt.chat import Chat
     from ragkv.report.account import PrecomputeReport, ReuseReport
     from ragkv.retrieve.staged import StagedSearch
 
 _HOMES = {
+    "Chat": "ragkv.prompt.chat",
     "Completion": "ragkv.engine.stream",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
-    "Grouping": "ragkv.config.reuse",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",
     "RagKV": "ragkv.engine.engine",
@@ -27,10 +28,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "Chat",
     "Completion",
     "CompletionStream",
     "DecodeConfig",
-    "Grouping",
     "PrecomputeReport",
     "Prefilled",
     "RagKV",

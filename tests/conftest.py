@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.decode import loop
 from ragkv.engine import costs
 from ragkv.model.implementation import override_implementation
 
@@ -38,6 +41,29 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return ``say(engine, *texts)``: the engine's next answers are these texts, again and again.
+
+    The model is asked as ever, and what it would have said is ignored.
+    """
+
+    def say(engine: RagKV, *texts: str) -> None:
+        said, end = itertools.cycle(texts), engine.model.generation_config.eos_token_id
+        draw, answer = loop.Loop.__call__, iter(list[int]())
+
+        def begin(*args: Any, **given: Any) -> Any:
+            nonlocal answer
+            ids = engine.tokenizer(next(said), add_special_tokens=False)["input_ids"]
+            answer = iter([*ids, end])
+            return draw(*args, **given)
+
+        monkeypatch.setattr(loop.Loop, "__call__", begin)
+        monkeypatch.setattr(loop, "_drawn", lambda *_, **__: torch.tensor([[next(answer)]]))
+
+    return say
 
 
 @pytest.fixture(params=["torch", "onednn"])

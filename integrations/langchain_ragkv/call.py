@@ -11,34 +11,47 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.responses import metadata, usage
-from ragkv import Completion, CompletionStream, RagKV, ReuseReport
+from langchain_ragkv.tools import call_chunks, calls
+from ragkv import Chat, Completion, CompletionStream, RagKV, ReuseReport
 from ragkv.serve.client import RemoteRagKV, RemoteStream
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report."""
+    """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report.
+
+    ``tools`` and ``tool_choice`` are those of :class:`ragkv.Chat`.
+    """
 
     kv: RagKV | RemoteRagKV
     arguments: dict[str, Any]
     timeout: float | None
     keep: Callable[[ReuseReport], None]
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: str = "auto"
 
     def start(self, messages: Sequence[BaseMessage]) -> CompletionStream | RemoteStream:
         """Begin to generate."""
+        prompt = Chat(convert_messages(messages), self.tools, self.tool_choice)
         if isinstance(self.kv, RemoteRagKV):
-            given = {"timeout": self.timeout, **self.arguments}
-            return self.kv.stream(convert_messages(messages), **given)
-        return self.kv.stream(convert_messages(messages), **self.arguments)
+            return self.kv.stream(prompt, timeout=self.timeout, **self.arguments)
+        return self.kv.stream(prompt, **self.arguments)
 
     def result(self, completion: Completion) -> ChatResult:
         """Return the whole answer."""
-        message = AIMessage(content=completion.text, **self._account(completion))
+        valid, invalid = calls(completion)
+        account = self._account(completion)
+        message = AIMessage(
+            content=completion.text, tool_calls=valid, invalid_tool_calls=invalid, **account
+        )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def last_chunk(self, completion: Completion) -> ChatGenerationChunk:
-        """Return the chunk that ends a stream: no text, but usage and report."""
-        message = AIMessageChunk(content="", chunk_position="last", **self._account(completion))
+        """Return the chunk that ends a stream: no text, but tool calls, usage and report."""
+        chunks, account = call_chunks(completion), self._account(completion)
+        message = AIMessageChunk(
+            content="", chunk_position="last", tool_call_chunks=chunks, **account
+        )
         return ChatGenerationChunk(message=message)
 
     def _account(self, completion: Completion) -> dict[str, Any]:

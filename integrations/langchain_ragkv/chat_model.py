@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from langchain_core.runnables import Runnable
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from transformers import Pipeline
 
 from langchain_ragkv.call import Call
@@ -19,6 +22,8 @@ from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.load import model_fields
 from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.prompts import convert_messages
+from langchain_ragkv.structured import following
+from langchain_ragkv.tools import choice_of, definitions
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
@@ -177,12 +182,46 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
                 setattr(self, name, value)
         return self
 
-    def bind_tools(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: answers are text."""
-        raise NotImplementedError(
-            "ChatRagKV calls no tools, its answers are text: describe tools in the prompt and "
-            "parse the answer, or give the agent another model and this one to the retrieval chain."
-        )
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools.
+
+        Parameters
+        ----------
+        tools
+            Tools, functions, pydantic classes, or OpenAI's definitions.
+        tool_choice
+            ``"auto"`` or None: the model decides; ``"none"``; ``"any"``, ``"required"`` or True:
+            it calls one; a tool's name, or OpenAI's dict with one: it calls that.
+        """
+        return self.bind(tools=definitions(tools), tool_choice=choice_of(tool_choice), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Let the model answer by objects of a schema, by constrained decoding.
+
+        Parameters
+        ----------
+        schema
+            A pydantic class, a TypedDict, a JSON schema, or OpenAI's definition of a tool.
+        method
+            ``"json_schema"``; ``"function_calling"``: the object is the arguments of a call;
+            ``"json_mode"``: any JSON object, which is then read as the schema says.
+        include_raw
+            Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        kwargs.pop("strict", None)  # it always is
+        bind = partial(self.bind, **kwargs)
+        return following(bind, schema, method=method, include_raw=include_raw)
 
     @property
     def model_name(self) -> str:
@@ -264,6 +303,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         """One call's settings: the fields, with the call's own on top."""
         given = {name: value for name, value in given.items() if name != "stream"}
         timeout = given.pop("timeout", self.timeout)
+        given.pop("ls_structured_output_format", None)  # for traces
+        tools, choice = given.pop("tools", ()), choice_of(given.pop("tool_choice", None))
         engine = ("seed", "cache_implementation", "prompt_lookup_num_tokens")
         names = ("temperature", "max_tokens", "top_p", "top_k", *engine)
         own = {name: given.pop(name, getattr(self, name)) for name in names}
@@ -278,10 +319,11 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "top_k": own["top_k"] or 0,
             **{name: own[name] for name in engine},
+            "json_schema": given.pop("json_schema", None),
             "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
             **self._overrides(given),
         }
-        return Call(self.kv, arguments, timeout, self._keep)
+        return Call(self.kv, arguments, timeout, self._keep, definitions(tools), choice)
 
     def _limit(self, messages: Sequence[BaseMessage]) -> int:
         """Return how long an answer may be where nothing but the pipeline says so."""

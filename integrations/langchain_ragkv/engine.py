@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
+from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
@@ -41,8 +42,10 @@ class ChunkReuse(BaseModel):
     method: str | None = None
     """Selection method. None is the engine's own."""
     sink_from: Any = Field(default=None, exclude=True, repr=False)
-    """The prompt template of the pipeline: chunks are encoded behind its head, the text
-    before its first variable."""
+    """The prompt template of the pipeline, or its text (a human message for chat models): chunks
+    are encoded behind its head, the text before its first variable."""
+    sink_tools: Sequence[Any] = Field(default=(), exclude=True, repr=False)
+    """Tools that will be bound: their definitions stand in prompts' heads, and so in the sink."""
     store: str | Path | StoreConfig | None = Field(default=None, exclude=True, repr=False)
     """Where an engine made here stores chunks: a folder, ":memory:", a URL, a StoreConfig, or
     None for the user's cache folder."""
@@ -65,8 +68,10 @@ class ChunkReuse(BaseModel):
         else:
             self._check_given(made_from)
         self._take_namespace()
-        if self.sink_from is not None:
-            self._sink = prompt_head(self.sink_from, self.kv, chat=self._chat)
+        if self.sink_from is not None or self.sink_tools:
+            template = "{question}" if self.sink_from is None else self.sink_from
+            tools = definitions(self.sink_tools)
+            self._sink = prompt_head(template, self.kv, chat=self._chat, tools=tools)
         method_of(self.kv.reuse.override(**self._overrides()))  # raises early
         return self
 

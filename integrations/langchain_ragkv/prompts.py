@@ -17,7 +17,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
-from langchain_core.prompts import BasePromptTemplate
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
@@ -104,7 +104,13 @@ def _block_text(block: str | dict[Any, Any]) -> str:
     )
 
 
-def prompt_head(template: BasePromptTemplate[Any], kv: RagKV | RemoteRagKV, *, chat: bool) -> str:
+def prompt_head(
+    template: BasePromptTemplate[Any] | str,
+    kv: RagKV | RemoteRagKV,
+    *,
+    chat: bool,
+    tools: Sequence[dict[str, Any]] = (),
+) -> str:
     """Return the text that a template has before its first unfilled variable.
 
     That is the variable of the documents, or one before it: the text behind a variable changes
@@ -113,6 +119,10 @@ def prompt_head(template: BasePromptTemplate[Any], kv: RagKV | RemoteRagKV, *, c
 
     Parameters
     ----------
+    template
+        A string is the text of a prompt template, or of a chat's human message.
+    tools
+        Definitions that stand in the head, too; for chats.
     chat
         Whether the prompt is given to the model as messages, through the chat
         template, or as one string.
@@ -123,6 +133,9 @@ def prompt_head(template: BasePromptTemplate[Any], kv: RagKV | RemoteRagKV, *, c
         The template is not a LangChain prompt template, has no variable, or does not write one
         verbatim, so that the end of the head is unknown.
     """
+    if isinstance(template, str):
+        kind: Any = ChatPromptTemplate if chat else PromptTemplate
+        template = kind.from_template(template)
     if not isinstance(template, BasePromptTemplate):
         raise ConfigError(
             f"sink_from must be a LangChain prompt template, not {type(template).__name__}"
@@ -142,7 +155,8 @@ def prompt_head(template: BasePromptTemplate[Any], kv: RagKV | RemoteRagKV, *, c
     if not chat:
         return kv.sink_from(_fields(text))
     messages = convert_messages(prompt.to_messages())
-    return kv.sink_from([{**each, "content": _fields(each["content"])} for each in messages])
+    fields = [{**each, "content": _fields(each["content"])} for each in messages]
+    return kv.sink_from(fields, tools)
 
 
 def _stand_in(template: BasePromptTemplate[Any], name: str) -> str | list[BaseMessage]:

@@ -15,6 +15,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import patch_config
+from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict, Field, model_validator
 
 from langchain_ragkv.engine import ChunkReuse, unwrapped
@@ -50,6 +51,8 @@ class RagKVRetriever(BaseRetriever):
     @model_validator(mode="before")
     @classmethod
     def _unwrap(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(values.get("retriever"), VectorStore):
+            raise ConfigError("retriever is a vector store: give its .as_retriever()")
         if values.get("llm") is None:
             return values
         llm, bound = unwrapped(values["llm"])

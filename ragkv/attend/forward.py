@@ -88,9 +88,14 @@ def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 
 
 @torch.no_grad()
-def observed_forward(loaded: ReusableModel, subset: SubsetPass) -> None:
-    """Run the pass for its observer; the logits are dropped."""
-    with suppress(StopPass), subset_call(loaded, subset) as arguments:
+def observed_forward(loaded: ReusableModel, *subsets: SubsetPass) -> None:
+    """Run passes over one prompt, or over several as one, for their observers.
+
+    In a joint pass an observer that raises :class:`StopPass` ends it for all: only the last
+    one's may. See :func:`joint_forward`; the logits are dropped.
+    """
+    call = subset_call(loaded, *subsets) if len(subsets) == 1 else _joint_call(loaded, subsets)
+    with suppress(StopPass), call as arguments:
         loaded.model(**arguments)
 
 
@@ -113,6 +118,15 @@ def joint_forward(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> list[
     """
     if len(subsets) == 1:
         return [subset_forward(loaded, subsets[0])]
+    with _joint_call(loaded, subsets) as arguments:
+        out = loaded.model(**arguments)
+    logits: torch.Tensor = out.logits[0].float()
+    return list(torch.split(logits, [subset.keep for subset in subsets]))
+
+
+@contextmanager
+def _joint_call(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> Iterator[dict[str, Any]]:
+    """Prepare model and caches for a joint pass; yield the call's keyword arguments."""
     passes = [_described(loaded, subset, last_row_ends=False) for subset in subsets]
     joint = JointPass(passes, [subset.cache for subset in subsets])
     ends = np.cumsum([len(one.rows) for one in passes])
@@ -122,16 +136,14 @@ def joint_forward(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> list[
             stack.enter_context(_writing(subset, one))
         stack.enter_context(subset_attention(loaded.model, joint))
         stack.enter_context(fast_linear_layers(loaded.model))
-        out = loaded.model(
-            input_ids=torch.cat([_chosen(loaded, subset) for subset in subsets])[None],
-            position_ids=torch.cat([_rotations(one) for one in passes])[None],
-            past_key_values=JointCache(joint.caches),
-            use_cache=True,
-            logits_to_keep=to_device(np.concatenate(kept), loaded.device),
-            ragkv_pass=joint,
-        )
-    logits: torch.Tensor = out.logits[0].float()
-    return list(torch.split(logits, [subset.keep for subset in subsets]))
+        yield {
+            "input_ids": torch.cat([_chosen(loaded, subset) for subset in subsets])[None],
+            "position_ids": torch.cat([_rotations(one) for one in passes])[None],
+            "past_key_values": JointCache(joint.caches),
+            "use_cache": True,
+            "logits_to_keep": to_device(np.concatenate(kept), loaded.device),
+            "ragkv_pass": joint,
+        }
 
 
 @contextmanager

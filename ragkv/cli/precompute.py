@@ -76,7 +76,7 @@ def precompute(
         return
     out.print(
         f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
-        f"{removed} removed; "
+        f"{report.too_long} too long for the model, {removed} removed; "
         f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
         highlight=False,
     )

@@ -26,6 +26,12 @@ def tune_command(
         str | None, typer.Option(help="Model to tune; default: the embedded model.")
     ] = None,
     limit: options.Limit = None,
+    skip: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Leave out the examples that `ragkv eval --limit` of this measures."
+        ),
+    ] = 0,
     holdout: Annotated[float, typer.Option(help="Share of them that is not trained on.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Most passes over the training examples.")] = 6,
     layers: Annotated[int, typer.Option(help="Last layers that are trained.")] = 2,
@@ -45,7 +51,7 @@ def tune_command(
 
     settings = TuneSettings(layers=layers, epochs=epochs, lr=lr, holdout=holdout, seed=seed)
     _check_places(out, json_path)
-    examples = read_data(data).pick(limit, seed)
+    examples = read_data(data).pick(limit, seed, skip=skip)
     split(examples.examples, settings)
     targets = _targets(examples, primary, device)
     model = load_model(auxiliary, None, device=device, dtype="float32")

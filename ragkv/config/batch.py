@@ -29,7 +29,7 @@ class BatchConfig:
     max_running: int = 16
     kv_bytes: int | None = None
     max_step_ms: float = 200.0
-    max_overtaken: int = 8
+    max_overtaken: int = 2
 
     def __post_init__(self) -> None:
         check_whole("max_running", self.max_running, 1, 4096)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from ragkv.config.checks import check_number, check_whole
+from ragkv.config.checks import check_bool, check_number, check_whole
+from ragkv.config.schema import check_schema
 from ragkv.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-20
@@ -15,15 +16,6 @@ LEAST_TEMPERATURE = 1e-20
 
 MOST_LOGPROBS = 20
 """Most probable tokens that are recorded for each token, as in OpenAI's API."""
-
-PROFILE_FORMAT = 1
-"""Version of the profiles that ``ragkv calibrate`` writes."""
-
-MOST_LOGPROBS = 20
-"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
-
-PROFILE_FORMAT = 1
-"""Version of the profiles that ``ragkv calibrate`` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +52,9 @@ class DecodeConfig:
     logprobs
         Record each token's log-probability, and those of this many most probable ones, by the
         model's own scores, before temperature. ``None`` records nothing.
+    json_schema
+        The answer is JSON that follows this schema, unless ``max_new_tokens`` cuts it short;
+        ``{"type": "object"}`` is any object. Needs ``ragkv[structured]``.
     """
 
     max_new_tokens: int = 256
@@ -73,6 +68,7 @@ class DecodeConfig:
     cache_implementation: Literal["static"] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -95,10 +91,11 @@ class DecodeConfig:
             check_whole("a stop token", token, 0, 2**31)
         if self.prompt_lookup_num_tokens is not None:
             check_whole("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens, 0, 2**31)
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        check_bool("ignore_eos", self.ignore_eos)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        if self.json_schema is not None:
+            check_schema("json_schema", self.json_schema)
         if self.cache_implementation not in (None, "static"):
             raise ConfigError(
                 f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"

@@ -17,7 +17,7 @@ PROFILE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Recompute whole windows, at any offset, instead of scattered tokens (CacheClip, section 3).
+    """Recompute whole windows instead of scattered tokens (CacheClip, arXiv 2510.10129v2).
 
     Parameters
     ----------
@@ -27,9 +27,10 @@ class Grouping:
         With ``mode="threshold"``: a window is recomputed whole if *more than* this many of its
         tokens were chosen, and otherwise only as a part of others.
     mode
-        ``"threshold"`` as in the paper: the highest scores are chosen, as many as their windows
-        fit the recompute ratio. ``"fill"``: windows are ranked by their mean score and taken
-        until the budget is spent exactly.
+        ``"threshold"`` as in the paper: windows slide by one token within a chunk. The highest
+        scores are chosen, as many as their windows fit the recompute ratio: the share that is
+        recomputed is never above it. ``"fill"``: windows, at any offset in the prompt, are
+        ranked by their mean score and taken until the budget is spent exactly.
     """
 
     window: int = 8

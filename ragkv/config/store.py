@@ -19,27 +19,6 @@ PREFIX_BYTES = 1 << 30
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
 
-LEAST_TEMPERATURE = 1e-20
-"""Scores divided by less may be infinite in float32."""
-
-MOST_LOGPROBS = 20
-"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
-
-PROFILE_FORMAT = 1
-"""Version of the profiles that ``ragkv calibrate`` writes."""
-
-CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
-"""How entries can be stored, see docs/store-format.md."""
-
-LEAST_TEMPERATURE = 1e-20
-"""Scores divided by less may be infinite in float32."""
-
-MOST_LOGPROBS = 20
-"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
-
-PROFILE_FORMAT = 1
-"""Version of the profiles that ``ragkv calibrate`` writes."""
-
 
 def _check_codec(codec: object) -> None:
     check_choice("codec", codec, CODECS)

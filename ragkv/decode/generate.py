@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
+from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import Drafts
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.loop import Loop, SeededSampling
@@ -139,9 +140,11 @@ def draw(
     listener = listener or Listener()
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
     ended: list[FinishReason] = []
+    constraint: SchemaConstraint | None = None
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        if texts.reached(input_ids[0, begin:]):
+        complete = constraint is not None and constraint.is_complete(input_ids)
+        if complete or texts.reached(input_ids[0, begin:]):
             ended.append("stop")
         elif cancelled():
             ended.append("cancelled")
@@ -157,6 +160,15 @@ def draw(
         loop = Loop(steps, drafts, listener, seeded)
     settings = _generation_config(loaded, config)
     processors = LogitsProcessorList([] if listener.scores is None else [listener.scores])
+    if config.json_schema is not None:
+        constraint = SchemaConstraint(
+            config.json_schema,
+            loaded.tokenizer,
+            vocabulary=config_of(loaded.model).vocab_size,
+            ends=tuple(settings.eos_token_id or ()),
+            begin=begin,
+        )
+        processors.append(constraint)
     with decoding_cache(loaded, cache, config, len(ids)) as over:
         out = generate(
             prompt,

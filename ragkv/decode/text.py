@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from transformers import PreTrainedTokenizerBase
 
 _CONTEXT, _DECODED_AGAIN = 8, 64
@@ -18,11 +20,18 @@ class TextPieces:
     ----------
     stop
         Texts that end the answer and are not part of it.
+    keep
+        Names of special tokens that are text here.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], keep: Iterable[str] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
+        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self._hidden = frozenset(special.values()) - {special.get(name, -1) for name in keep}
+        self._keeps = len(self._hidden) < len(set(special.values()))
         self._ids: list[int] = []
         self._emitted = 0
         self._settled = ""
@@ -57,7 +66,9 @@ class TextPieces:
         return self._until_stop(self._decoded(self._ids))
 
     def _decoded(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        if self._keeps:
+            ids = [token for token in ids if token not in self._hidden]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not self._keeps))
 
     def _until_stop(self, text: str) -> str:
         ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]

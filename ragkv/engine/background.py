@@ -14,20 +14,14 @@ from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.rewritten import rewriting_of
 from ragkv.engine.turns import Turns
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
 """Named chunks that are remembered: the last ones."""
 
-_DISTINCTIVE = 40
-"""Least length of a line that identifies a chunk."""
-
-_REWRITTEN = (
-    "No chunk was found in the prompt, but lines of the {count} named ones are in it, in another "
-    "form: precompute, and name, the text that the pipeline writes (other metadata, a list or JSON "
-    "of texts?)."
-)
+_REWRITTEN = "No chunk was found in the prompt. Of the {count} that were named, {cause}."
 
 Given = ParamSpec("Given")
 
@@ -101,19 +95,16 @@ class Background:
                 self._named.pop(text, None)
 
     def rewritten_warnings(self, plan: Plan) -> tuple[str, ...]:
-        """Return a warning where no chunk was found, but lines of the last named ones are there.
+        """Return a warning where no chunk was found, but the last named ones are there rewritten.
 
         It is logged once.
         """
         with self._lock:
             named, self._last_named = self._last_named, ()
-        prompt = plan.located.text
-        if plan.located.known != () or any(text in prompt for text in named):
+        cause = None if plan.located.known != () else rewriting_of(named, plan.located.text)
+        if cause is None:
             return ()
-        lines = [max(text.splitlines(), key=len).strip() for text in named if text]
-        if not any(len(line) >= _DISTINCTIVE and line in prompt for line in lines):
-            return ()
-        message = _REWRITTEN.format(count=len(named))
+        message = _REWRITTEN.format(count=len(named), cause=cause)
         if not self._warned:
             self._warned = True
             _log.warning(message)

@@ -18,6 +18,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import Tokens
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Origin
+from ragkv.store.base import TierUse
 from ragkv.store.prefixes.node import PrefixMatch
 from ragkv.store.prefixes.terms import RepairTerms
 from ragkv.store.prefixes.tree import AnsweredPrompt, PrefixTree
@@ -38,6 +39,7 @@ class Conversations:
     def __init__(self, corpus: Corpus, tree: PrefixTree | None) -> None:
         self._corpus = corpus
         self._tree = tree
+        self._hits = 0
         self._lock = threading.Lock()  # of when they were cleared
         self._cleared_at = -math.inf
         self.when_cleared: Callable[[], object] = lambda: None
@@ -51,7 +53,10 @@ class Conversations:
         terms = _terms_of(request, sink)
         found = self._tree.match(tokens.ids, terms, _model_of(sink), root=beyond)
         least = LEAST_TOKENS + (0 if beyond else len(sink.ids))
-        return found if found is not None and found.length >= least else None
+        if found is None or found.length < least:
+            return None
+        self._hits += 1
+        return found
 
     def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the rows of a prompt and its answer; they are copied later.
@@ -95,6 +100,10 @@ class Conversations:
             if self._tree is not None:
                 self._tree.clear()
         self.when_cleared()
+
+    def in_use(self) -> tuple[TierUse, ...]:
+        """Return the bytes that are kept, and how many prompts continued them."""
+        return () if self._tree is None else (TierUse("prompts", self._tree.nbytes, self._hits),)
 
     def is_beyond(self, tokens: Tokens) -> bool:
         """Whether the prompt is so long that all its keys are rotated by the model's other table.

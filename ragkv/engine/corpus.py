@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of
+from ragkv.engine.request import check_document, check_seconds
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
@@ -277,7 +279,7 @@ class Corpus:
         if document is not None:
             check_document(document)
         now = time.time()
-        expires_at = Terms.KEEP if expires_in is None else now + _checked_seconds(expires_in)
+        expires_at = Terms.KEEP if expires_in is None else now + check_seconds(expires_in)
         wanted = [text for text in unique if is_registrable(text)]
         there = self.store.contains
         if document is not None or expires_in is not None:
@@ -285,6 +287,7 @@ class Corpus:
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
         chunks = [self._tokenized(text, sink) for text in missing]
         chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
+        found, chunks = len(chunks), self._fitting(chunks, sink)
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         bar = tqdm(
             total=len(wanted),
@@ -326,12 +329,25 @@ class Corpus:
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),
-            skipped=len(unique) - len(wanted) + len(missing) - len(chunks),
+            skipped=len(unique) - len(wanted) + len(missing) - found,
+            too_long=found - len(chunks),
             tokens=tokens,
             bytes=written,
             seconds=time.perf_counter() - started,
             removed=removed,
         )
+
+    def _fitting(self, chunks: list[tuple[str, Tokens]], sink: Sink) -> list[tuple[str, Tokens]]:
+        """Leave out chunks that no prompt can hold: longer than the model's positions."""
+        positions = self.loaded.positions or sys.maxsize
+        kept = [each for each in chunks if len(sink.ids) + len(each[1]) < positions]
+        if len(kept) < len(chunks):
+            _log.warning(
+                "%d chunks are longer than the model's %d positions and were left out: split them",
+                len(chunks) - len(kept),
+                positions,
+            )
+        return kept
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
         """Tokenise a chunk, up to the position where the rotary table changes."""
@@ -370,19 +386,3 @@ def _chunk(text: object) -> str:
     if not isinstance(text, str):
         raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
     return text.strip()
-
-
-def check_document(name: object) -> str:
-    """Return a document's name; raise ConfigError where it is no string."""
-    if not isinstance(name, str):
-        raise ConfigError(f"document must be a string, not {type(name).__name__}")
-    return name
-
-
-def _checked_seconds(seconds: object) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
-    try:
-        return float(seconds)
-    except OverflowError:
-        raise ConfigError("expires_in is too large for a number of seconds") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,31 +14,33 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.decode import static as static_cache
+from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.stopping import stops_of
-from ragkv.decode.text import TextPieces
-from ragkv.engine.corpus import check_document
+from ragkv.engine.answer_text import AnswerText, with_forced_call
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
-from ragkv.engine.request import Request, check_calibration, check_texts
+from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.speculations import Speculates, Speculations
+from ragkv.engine.state import EngineState
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import load_model, pretrained
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.prompt.render import Message, Prompt, template_head
-from ragkv.report.account import PrecomputeReport
+from ragkv.prompt.chat import Message
+from ragkv.prompt.render import Prompt, template_head
+from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
 from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
 
-class RagKV(Speculates):
+class RagKV(Speculates, EngineState):
     """A language model that answers from precomputed chunk caches.
 
     Parameters
@@ -159,10 +161,7 @@ class RagKV(Speculates):
             return corpus is not None and corpus.contains(text, corpus.sink_for(config, method))
 
     def forget(self, text: str) -> bool:
-        """Delete a chunk from the store; return whether it was there.
-
-        With anything that is deleted, the engine drops the KV of all its former prompts.
-        """
+        """Delete a chunk, and the KV of former prompts; return whether it was stored."""
         with self._lifecycle:
             if self._reuse is None:
                 return self._store.delete(check_texts([text])[0].strip()) > 0
@@ -170,8 +169,8 @@ class RagKV(Speculates):
 
     def forget_document(self, document: str) -> int:
         """Delete the chunks that belong to this document alone; return how many."""
+        owner = self._store if self._reuse is None else self._reuse
         with self._lifecycle:
-            owner = self._store if self._reuse is None else self._reuse
             return owner.forget_document(check_document(document))
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
@@ -206,9 +205,7 @@ class RagKV(Speculates):
         request = Request(prompt, *self._configured(overrides), clock)
         with self._lifecycle:
             plan, logits, cache = self._pipeline.prefill(request)
-            warnings = self._warnings_of(plan)
-            now = time.perf_counter()
-            report = report_of(request, plan, now, dtype=self._loaded.dtype, warnings=warnings)
+            report = self._report(request, plan, time.perf_counter())
             self._follow_up(request, plan)
         return Prefilled(logits, plan.ids.tolist(), cache, report, self._loaded, plan.repair.copies)
 
@@ -227,6 +224,7 @@ class RagKV(Speculates):
         cache_implementation: Literal["static"] | None = None,
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        json_schema: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
@@ -237,7 +235,8 @@ class RagKV(Speculates):
         """
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup, static = prompt_lookup_num_tokens, cache_implementation
-        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
+        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs, json_schema)
+        decode = with_forced_call(decode, prompt)
         request = self._request(prompt, overrides, decode)
         with self._lifecycle:
             return self._complete(request, decode)
@@ -257,12 +256,14 @@ class RagKV(Speculates):
         cache_implementation: Literal["static"] | None = None,
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        json_schema: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup, static = prompt_lookup_num_tokens, cache_implementation
-        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs)
+        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs, json_schema)
+        decode = with_forced_call(decode, prompt)
         request = self._request(prompt, overrides, decode)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
@@ -277,22 +278,25 @@ class RagKV(Speculates):
         cancelled: Callable[[], bool] | None = None,
         logprobs: list[TokenLogprobs] | None = None,
     ) -> Completion:
-        pieces = TextPieces(self.tokenizer, stops_of(self._loaded, decode))
+        answer = AnswerText(self.tokenizer, stops_of(self._loaded, decode), request.prompt)
         listener = Listener(
-            lambda token: on_text(pieces.feed(token)), logprobs=logprobs, top=decode.logprobs
+            lambda token: on_text(answer.feed(token)), logprobs=logprobs, top=decode.logprobs
         )
         given: dict[str, Any] = {"listener": listener, "cancelled": cancelled}
         plan, drawn = self._pipeline.generate(request, decode, **given)
-        about: dict[str, Any] = {"drawn": drawn, "warnings": self._warnings_of(plan)}
-        first, dtype = drawn.first_token_at, self._loaded.dtype
-        report = report_of(request, plan, first, dtype=dtype, **about)
-        on_text(pieces.finish())
-        text, ids = pieces.text(), drawn.token_ids
-        self._follow_up(request, plan, text)
-        return Completion(text, ids, report, drawn.finish_reason, drawn.logprobs)
+        report = self._report(request, plan, drawn.first_token_at, drawn)
+        on_text(answer.finish())
+        self._follow_up(request, plan, answer.text)
+        calls = answer.tool_calls, answer.invalid_tool_calls
+        about_it = (report, drawn.finish_reason, drawn.logprobs)
+        return Completion(answer.text, drawn.token_ids, *about_it, *calls)
 
-    def _warnings_of(self, plan: Plan) -> tuple[str, ...]:
-        return () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
+    def _report(
+        self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
+    ) -> ReuseReport:
+        warnings = () if self._reuse is None else self._reuse.background.rewritten_warnings(plan)
+        about: dict[str, Any] = {"dtype": self._loaded.dtype, "warnings": warnings}
+        return report_of(request, plan, first_token_at, drawn=drawn, **about)
 
     def _follow_up(self, request: Request, plan: Plan, answer: str = "") -> None:
         if self._reuse is not None:
@@ -308,21 +312,13 @@ class RagKV(Speculates):
         with self._lifecycle:
             return self._lock
 
-    @property
-    def running(self) -> int:
-        """Number of requests over this model that have begun and not ended."""
-        return self._requests.running
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests over this model that wait for their turn."""
-        return self._requests.waiting
-
     # ---- what is configured
 
-    def sink_from(self, template: str | Sequence[Message]) -> str:
-        """Return a prompt template's text before its first field."""
-        return template_head(template, self.tokenizer)
+    def sink_from(
+        self, template: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Return a prompt template's text before its first field, with the tools' definitions."""
+        return template_head(template, self.tokenizer, tools)
 
     def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
         config = self.reuse.override(**overrides) if overrides else self.reuse
@@ -336,44 +332,6 @@ class RagKV(Speculates):
         config, method = self._configured(overrides)
         config = static_cache.without_copy_repair(config, method, decode)
         return Request(prompt, config, method, clock, decode.max_new_tokens)
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The model with its architecture and fingerprint."""
-        return self._loaded
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model."""
-        return self._loaded.model
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._loaded.tokenizer
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Digest of everything that chunk caches depend on, for the model as it is now, sinkless.
-
-        None for a model whose caches cannot be reused.
-        """
-        return None if self._reuse is None else self._reuse.corpus.fingerprint.digest
-
-    @property
-    def model_name(self) -> str:
-        """Hub name, folder, or class name of a model without one."""
-        return self._loaded.name
-
-    @property
-    def supported(self) -> bool:
-        """Whether chunks can be reused with this model."""
-        return isinstance(self._loaded, ReusableModel)
-
-    @property
-    def unsupported_reason(self) -> str:
-        """Why chunks cannot be reused; empty if they can."""
-        return self._loaded.unsupported
 
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.

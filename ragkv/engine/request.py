@@ -71,3 +71,20 @@ def check_texts(texts: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
     return out
+
+
+def check_document(name: object) -> str:
+    """Return a document's name; raise ConfigError where it is no string."""
+    if not isinstance(name, str):
+        raise ConfigError(f"document must be a string, not {type(name).__name__}")
+    return name
+
+
+def check_seconds(seconds: object) -> float:
+    """Return the seconds until a chunk expires; raise ConfigError where they are none."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
+    try:
+        return float(seconds)
+    except OverflowError:
+        raise ConfigError("expires_in is too large for a number of seconds") from None

@@ -20,7 +20,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import TURNS, Store
+from ragkv.store.base import TURNS, Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import ALIKE
 
@@ -86,6 +86,11 @@ class Reuse:
     def forget_document(self, document: str) -> int:
         """Delete a document's own chunks, and the conversations; return how many chunks."""
         return self._drop_conversations_after(self.corpus.store.forget_document(document))
+
+    @property
+    def tiers(self) -> tuple[TierUse, ...]:
+        """Bytes and hits of the store's tiers, and of former prompts."""
+        return (*self.corpus.store.tiers_in_use(), *self.conversations.in_use())
 
     def _drop_conversations_after(self, deleted: Deleted) -> Deleted:
         if deleted:

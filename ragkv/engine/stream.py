@@ -22,6 +22,7 @@ from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
 from ragkv.model.loaded import LoadedModel
 from ragkv.model.lock import lock_of
+from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
 from ragkv.recompute.copy_repair import CopyRepair, repair_copies
 from ragkv.report.account import ReuseReport
 from ragkv.splice.overlap import OverlappedCache
@@ -83,6 +84,8 @@ class Completion:
         were allowed; ``"cancelled"``.
     logprobs
         Of each token, where they were asked for.
+    tool_calls, invalid_tool_calls
+        Calls of a :class:`ragkv.Chat`'s tools; they are not part of ``text``.
     """
 
     text: str
@@ -90,6 +93,8 @@ class Completion:
     report: ReuseReport
     finish_reason: FinishReason = "stop"
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
 
 
 _PATIENCE_S = 5.0

@@ -11,8 +11,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
+from ragkv.prompt.chat import Chat, Message
+from ragkv.prompt.tools.describe import with_definitions
+from ragkv.prompt.tools.reader import writes_tools
 
-Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 _MARK = "\ue000ragkv\ue000"
 _MARKED = {"role": "user", "content": _MARK}
@@ -32,7 +34,7 @@ class Rendered:
 
 
 def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    """Render a prompt.
+    """Render a prompt; tools of a :class:`ragkv.Chat` go through the chat template.
 
     A string is taken verbatim; special tokens are added as the tokenizer does by
     default, unless the text begins with the BOS token already. Messages go through
@@ -55,7 +57,8 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
             raise ConfigError(
                 f"a message's content of type {part['type']!r} is not read: give its text"
             )
-    return Rendered(_apply_template(messages, tokenizer), add_special_tokens=False)
+    tools = prompt.tools if isinstance(prompt, Chat) else ()
+    return Rendered(_apply_template(messages, tokenizer, tools), add_special_tokens=False)
 
 
 def _check_messages(messages: object) -> None:
@@ -95,15 +98,20 @@ def render_sink(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     return Rendered(text, add_special_tokens=plain)
 
 
-def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+def template_head(
+    template: str | Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Return what a prompt template puts before its first ``{field}``.
 
     For a string that is the text up to the field; messages are rendered through the
-    chat template up to it, or to the day's date.
+    chat template, with the tools, up to it, or to the day's date.
     """
     if isinstance(template, str):
         return _until_field(template)[0]
     _check_messages(template)
+    tools = Chat((), tools).tools
     messages: list[dict[str, Any]] = []
     for message in template:
         text, found = _until_field(str(message["content"]))
@@ -113,7 +121,7 @@ def template_head(template: str | Sequence[Message], tokenizer: PreTrainedTokeni
         messages.append({**message, "content": text})
     else:
         messages.append(_MARKED)
-    return _until_mark(messages, tokenizer)[0]
+    return _until_mark(messages, tokenizer, tools)[0]
 
 
 def undated(sink: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -129,13 +137,15 @@ def _writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _until_mark(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, bool]:
     """Return what stands before the mark on any day, and whether a date has cut it short."""
     given = {}
     if _writes_date(tokenizer):
         given["chat_template"] = _UNDATED + tokenizer.get_chat_template()
-    text = _apply_template(messages, tokenizer, **given).partition(_MARK)[0]
+    text = _apply_template(messages, tokenizer, tools, **given).partition(_MARK)[0]
     head, dated, _ = text.partition(_DATE)
     return (head.rstrip() if dated else head), bool(dated)
 
@@ -158,7 +168,10 @@ def _until_field(template: str) -> tuple[str, bool]:
 
 
 def _apply_template(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **given: Any
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] = (),
+    **given: Any,
 ) -> str:
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -166,6 +179,10 @@ def _apply_template(
             "tokenizer.chat_template."
         )
     plain = [dict(message) for message in messages]
+    if tools and writes_tools(tokenizer):
+        given["tools"] = [dict(tool) for tool in tools]
+    elif tools:
+        plain = with_definitions(plain, tools)
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -14,6 +14,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.recompute.drift import Drift
+from ragkv.recompute.mean_shift import MeanShift
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
 from ragkv.splice.buffer import SplicedCache
@@ -34,7 +35,7 @@ class Repair:
         Repair of copies during decoding.
     """
 
-    drift: Drift | None = None
+    drift: Drift | MeanShift | None = None
     sparse: SparseRows | None = None
     copies: CopyRepair | None = None
 
@@ -59,8 +60,11 @@ class Repair:
         if not len(choice.positions) or len(choice.positions) == len(layout.cached):
             return cls()
         on_cpu = loaded.device.type == "cpu"
+        drift: Drift | MeanShift | None = Drift(layout, rows, loaded) if method.drift else None
+        if choice.moved is not None:
+            drift = MeanShift(layout, rows, choice.moved, loaded)
         return cls(
-            drift=Drift(layout, rows, loaded) if method.drift else None,
+            drift=drift,
             sparse=SparseRows(layout, rows, method.sparse, loaded)
             if method.sparse is not None and on_cpu
             else None,

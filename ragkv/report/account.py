@@ -212,6 +212,9 @@ class PrecomputeReport:
         Wall time of the call.
     removed
         Chunks of the document's former version that no document has now.
+    too_long
+        Chunks that no prompt can hold, since they are longer than the model's positions: not
+        encoded.
     """
 
     new: int = 0
@@ -221,6 +224,7 @@ class PrecomputeReport:
     bytes: int = 0
     seconds: float = 0.0
     removed: int = 0
+    too_long: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""

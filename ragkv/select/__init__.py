@@ -4,6 +4,7 @@ from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
     CopyLookup,
     Method,
+    Probed,
     Scene,
     Spread,
     get_method,
@@ -15,6 +16,7 @@ from ragkv.select.method import (
 __all__ = [
     "CopyLookup",
     "Method",
+    "Probed",
     "Scene",
     "Sparse",
     "Spread",

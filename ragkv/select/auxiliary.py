@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,15 @@ from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.place import splice
 
+_TOKENS_AT_ONCE = 8192
+"""Chunks of so many tokens are scored in one pass: the caches of all are in memory together."""
+
 
 class Auxiliary:
     """Scores chunks as CacheClip does: each chunk ++ query, last layer only.
+
+    The query runs behind all chunks in one pass: linear layers over all rows together, attention
+    over each chunk's own cache.
 
     Parameters
     ----------
@@ -51,25 +57,57 @@ class Auxiliary:
         """
         rendered = Rendered(query, add_special_tokens=False)
         ids = tokenize(rendered, self._loaded.tokenizer).ids
-        return [self._score_one(self._entry_of(text), ids) for text in texts]
+        layouts = [_sink_chunk_query(self._sink, self._entry_of(text), ids) for text in texts]
+        seen: dict[int, npt.NDArray[np.float32]] = {}
+        for batch in self._batches(layouts):
+            weights = self._look([layouts[index] for index in batch], len(ids))
+            seen.update(zip(batch, weights, strict=True))
+        placed = [layout.placed[0] for layout in layouts]
+        return [(seen[index][one.slots], one.entry.offsets) for index, one in enumerate(placed)]
 
-    def _score_one(
-        self, entry: ChunkKV, query_ids: IntArray
-    ) -> tuple[npt.NDArray[np.float32], IntArray]:
-        layout = _sink_chunk_query(self._sink, entry, query_ids)
-        cache = splice(layout, self._sink, self._loaded, spare=0)
-        last = len(cache.layers) - 1
+    def _batches(self, layouts: Sequence[Layout]) -> Iterator[list[int]]:
+        """Yield the indices of layouts for one pass: on one side of the position limit."""
+        limit = self._loaded.architecture.position_limit
+
+        def is_beyond(index: int) -> bool:
+            return limit is not None and len(layouts[index]) > limit
+
+        batch: list[int] = []
+        tokens = 0
+        for index in sorted(range(len(layouts)), key=is_beyond):
+            tokens += len(layouts[index])
+            if batch and (tokens > _TOKENS_AT_ONCE or is_beyond(index) != is_beyond(batch[0])):
+                yield batch
+                batch, tokens = [], len(layouts[index])
+            batch.append(index)
+        if batch:
+            yield batch
+
+    def _look(self, layouts: Sequence[Layout], count: int) -> list[npt.NDArray[np.float32]]:
+        """Return for each layout ``[tokens]``: what its last ``count`` rows attend to."""
+        last = self._loaded.architecture.layers - 1
         seen: list[torch.Tensor] = []
 
         def observe(call: LayerCall) -> None:
             if call.layer == last:
-                seen.append(attention_of_last_rows(call, len(query_ids)))
-                raise StopPass
+                seen.append(attention_of_last_rows(call, count))
+                if len(seen) == len(layouts):
+                    raise StopPass
 
-        subset = SubsetPass(layout.ids, layout.fresh, cache, observer=observe)
-        observed_forward(self._loaded, subset)
-        slots = layout.placed[0].slots
-        return seen[0].cpu().numpy()[slots], entry.offsets
+        observed_forward(
+            self._loaded,
+            *(
+                SubsetPass(
+                    layout.ids,
+                    layout.fresh,
+                    splice(layout, self._sink, self._loaded, spare=0),
+                    observer=observe,
+                )
+                for layout in layouts
+            ),
+        )
+        weights = torch.cat(seen).cpu().numpy()  # one wait for a device
+        return np.split(weights, np.cumsum([len(layout) for layout in layouts])[:-1])
 
 
 def _sink_chunk_query(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray) -> Layout:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragkv.config import AutoRatio, Grouping, ReuseConfig
-from ragkv.select.method import FloatArray, Method, Scene, Spread
+from ragkv.select.method import FloatArray, Method, Probed, Scene, Spread
 from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
@@ -28,11 +28,15 @@ class Choice:
         ``[cached]`` float32: the ranking; None where nothing was scored.
     reason
         How ``"auto"`` chose, in one sentence; empty for a given ratio.
+    moved
+        ``[2, cached]`` float32: how far the tokens that are not recomputed follow the others, see
+        :class:`ragkv.select.method.Probed`; None: not at all.
     """
 
     positions: Positions
     scores: FloatArray | None = None
     reason: str = ""
+    moved: FloatArray | None = None
 
 
 def takes_all(layout: Layout, config: ReuseConfig) -> bool:
@@ -55,7 +59,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     stale = cached >= scene.layout.exact
     if not stale.any() or ratio == 0 or method.score is None:
         return Choice(cached[:0])
-    paid = scores = method.score(scene)
+    found = method.score(scene)
+    paid = scores = found.scores if isinstance(found, Probed) else found
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
     ranks = np.argsort(-scores.astype(np.float64), kind="stable")
@@ -70,8 +75,9 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     elif windows.mode == "fill":
         positions = _best_windows(cached[stale], scores[stale], budget, windows.window)
     else:
-        positions = _whole_windows(cached[stale], cached[ranks], budget, windows)
-    return Choice(positions, scores, reason)
+        positions = _whole_windows(scene.layout, cached[stale], cached[ranks], budget, windows)
+    moved = found.moved if isinstance(found, Probed) else None
+    return Choice(positions, scores, reason, moved)
 
 
 def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.float64]) -> FloatArray:
@@ -112,23 +118,33 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
 
 
 def _whole_windows(
-    cached: Positions, ranking: Positions, budget: int, grouping: Grouping
+    layout: Layout, cached: Positions, ranking: Positions, budget: int, grouping: Grouping
 ) -> Positions:
-    """Windows at any offset with more than ``threshold`` chosen tokens, whole (CacheClip).
+    """Windows with more than ``threshold`` chosen tokens, whole (CacheClip's second version).
 
-    As many tokens are chosen, in the order of ``ranking``, as their windows fit the budget.
+    Windows slide by one token within a chunk; a shorter chunk is one window. The ratio counts
+    after grouping: as many tokens are chosen, in the order of ``ranking``, as their windows fit
+    the budget. The windows grow with that number, so bisection finds it. The share recomputed is
+    never above the ratio's, and as near below as the windows of one more token allow.
     """
-    size = int(cached[-1]) + 2 * grouping.window
+    starts = [piece.start for piece in layout.placed]
+
+    def apart(positions: Positions) -> Positions:
+        """Move the chunks away from each other: no window reaches from one into the next."""
+        return positions + grouping.window * np.searchsorted(starts, positions, side="right")
+
+    slots, ranked = apart(cached), apart(ranking)
+    size = int(slots[-1]) + 2 * grouping.window
 
     def windows_of(count: int) -> Positions:
         chosen = np.zeros(size, dtype=np.int64)
-        chosen[ranking[:count]] = 1
+        chosen[ranked[:count]] = 1
         whole = _sums(chosen, grouping.window) > grouping.threshold  # by each window's end
         # a position is in a whole window if one ends there or up to window - 1 behind
         near = _sums(whole[::-1].astype(np.int64), grouping.window)[::-1] > 0
-        return cached[near[cached]]
+        return cached[near[slots]]
 
-    low, high = 0, len(ranking)  # the windows grow with the count
+    low, high = 0, len(ranking)
     while low < high:
         middle = (low + high + 1) // 2
         if len(windows_of(middle)) <= budget:

@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,24 @@ from ragkv.splice.layout import Layout
 from ragkv.splice.overlap import Parallel
 
 FloatArray = npt.NDArray[np.float32]
+
+
+class Probed(NamedTuple):
+    """A rule's scores, and how far each token moved in the layer that it looked at.
+
+    The tokens that are not recomputed follow the recomputed ones of their chunk as far
+    (:mod:`ragkv.recompute.mean_shift`).
+
+    Attributes
+    ----------
+    scores
+        ``[cached]`` float32.
+    moved
+        ``[2, cached]`` float32: of keys and of values.
+    """
+
+    scores: FloatArray
+    moved: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +147,7 @@ class Method:
         Where it comes from.
     score
         Returns ``[cached]`` float32, higher is recomputed first, in the order of
-        ``scene.layout.cached``. None recomputes nothing below ratio 1.
+        ``scene.layout.cached``, or a :class:`Probed`. None recomputes nothing below ratio 1.
     mass
         Whether scores are shares of the query's attention: ``recompute_ratio="auto"``
         can then stop at a target share.
@@ -164,7 +182,7 @@ class Method:
 
     name: str
     source: str
-    score: Callable[[Scene], FloatArray] | None = None
+    score: Callable[[Scene], FloatArray | Probed] | None = None
     mass: bool = False
     spread: Spread | None = None
     reuse: Literal["chunks", "prefix", "none"] = "chunks"

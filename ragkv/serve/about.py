@@ -28,12 +28,14 @@ class TokenizeFields(Fields):
     model: str = "default"
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
 
 
 class SinkFields(Fields):
     """The body of ``/v1/sink``."""
 
     template: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
 
 
 @router.get("/health")
@@ -105,7 +107,9 @@ async def tokenize(request: Request, engine: Engine) -> Response:
         raise RefusedError(
             400, "Give either a prompt or messages.", param="prompt", code="invalid_value"
         )
-    prompt: Any = body.prompt if body.messages is None else plain_messages(body.messages)
+    prompt: Any = (
+        body.prompt if body.messages is None else plain_messages(body.messages, body.tools)
+    )
     service.check_prompt(prompt)
     ids = await service.in_thread(token_ids, engine, prompt)
     return Json({"tokens": ids, "count": len(ids)})
@@ -118,5 +122,5 @@ async def sink(request: Request, engine: Engine) -> Response:
     body = parse(SinkFields, await read_json(request, service.settings))
     template: Any = body.template
     if not isinstance(template, str):
-        template = plain_messages(template)
-    return Json({"sink": await service.in_thread(engine.sink_from, template)})
+        template = plain_messages(template, body.tools)
+    return Json({"sink": await service.in_thread(engine.sink_from, template, body.tools)})

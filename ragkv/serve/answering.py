@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.prompt.render import Prompt
 from ragkv.serve.answers import Answers
@@ -41,6 +42,7 @@ class Asked:
     most_tokens: int
     logprobs: int | None
     form: Form
+    schema: dict[str, Any] | None = None
 
 
 @router.post("/v1/chat/completions")
@@ -48,10 +50,12 @@ async def chat_completions(request: Request, engine: Engine) -> Response:
     """Answer chat messages."""
     service = service_of(request)
     body = parse(ChatFields, await read_json(request, service.settings))
-    prompt = [{"role": each.role, "content": each.content} for each in body.messages]
+    prompt, schema = body.chat, body.response_format.schema_of_answers
+    if schema is not None:  # kept, so that it does not take the event loop's time
+        await service.in_thread(check_schema, "response_format", schema)
     most = body.max_completion_tokens or body.max_tokens or service.settings.answer_tokens
     logprobs = body.top_logprobs if body.logprobs else None
-    return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm()))
+    return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm(), schema))
 
 
 @router.post("/v1/completions")
@@ -127,6 +131,7 @@ def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, A
                 stop_token_ids=fields.stop_token_ids,
                 ignore_eos=fields.ignore_eos,
                 logprobs=asked.logprobs,
+                json_schema=asked.schema,
                 **overrides,
             )
             answers.add(stream)

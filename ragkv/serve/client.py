@@ -174,6 +174,7 @@ class RemoteRagKV:
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        json_schema: Mapping[str, Any] | None = None,
         prompt_lookup_num_tokens: int | None = None,
         cache_implementation: Any = None,
         timeout: float | None = None,
@@ -195,6 +196,7 @@ class RemoteRagKV:
             prompt_lookup_num_tokens,
             cache_implementation,
             ignore_eos=ignore_eos,
+            json_schema=json_schema,
         )
         reuse = reuse_fields(self.reuse, overrides)
         body = body_of(prompt, decode, reuse, self._model or "default")
@@ -204,10 +206,15 @@ class RemoteRagKV:
 
     # ---- what is known of the server
 
-    def sink_from(self, template: str | Sequence[Mapping[str, Any]]) -> str:
+    def sink_from(
+        self,
+        template: str | Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Return a prompt template's text before its first field, as the model reads it."""
         given = template if isinstance(template, str) else [dict(each) for each in template]
-        return str(self._connection.call("POST", "/v1/sink", json={"template": given})["sink"])
+        body = {"template": given, "tools": list(tools)}
+        return str(self._connection.call("POST", "/v1/sink", json=body)["sink"])
 
     def tokenize(self, text: str) -> list[int]:
         """Return a text's tokens by the model's own tokenizer, without special tokens."""

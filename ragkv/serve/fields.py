@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ragkv.errors import ConfigError
+from ragkv.prompt.chat import Chat
 from ragkv.serve.refusal import RefusedError
 
 IGNORED = frozenset(
@@ -32,10 +34,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -102,16 +101,33 @@ class AnswerFields(Fields):
     ragkv: AnswerReuse = AnswerReuse()
 
 
+class CalledFunction(Fields):
+    """A function that an earlier answer called."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Called(Fields):
+    """A tool call in an earlier answer."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Fields):
     """A chat message; its content is joined to one text."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
+    tool_calls: Annotated[list[Called], Field(fail_fast=True)] = []
+    tool_call_id: str = ""
 
     @field_validator("role", mode="before")
     @classmethod
     def _known_role(cls, role: object) -> object:
-        if role in {"tool", "function"}:
+        if role == "function":
             raise _unsupported("messages", f"messages with the role {role!r}")
         return "system" if role == "developer" else role  # its newer name
 
@@ -121,6 +137,42 @@ class Message(Fields):
         return "".join(map(_text_of, content)) if isinstance(content, list) else content
 
 
+class NamedFunction(Fields):
+    """The tool that has to be called."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """``"tool_choice"`` with a name."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class NamedSchema(Fields):
+    """``"json_schema"`` of a response format."""
+
+    name: str = ""
+    description: str = ""
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
+    strict: bool = True
+
+
+class ResponseFormat(Fields):
+    """``"response_format"``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The JSON schema that answers follow."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
+
+
 class ChatFields(AnswerFields):
     """The body of ``/v1/chat/completions``."""
 
@@ -128,11 +180,35 @@ class ChatFields(AnswerFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    response_format: ResponseFormat = ResponseFormat(type="text")
 
     @field_validator("messages", mode="before")
     @classmethod
     def _plain(cls, messages: object) -> object:
         return [_plain(each) for each in messages] if isinstance(messages, list) else messages
+
+    @property
+    def chat(self) -> Chat:
+        """The prompt.
+
+        Raises
+        ------
+        RefusedError
+            400: a tool, or the choice of one, is wrong.
+        """
+        choice = self.tool_choice
+        name = choice.function.name if isinstance(choice, NamedTool) else choice
+        messages = [each.model_dump(exclude_defaults=True) for each in self.messages]
+        try:
+            return Chat(
+                [{"content": "", **each} for each in messages],
+                self.tools,
+                "any" if name == "required" else name,
+            )
+        except ConfigError as error:
+            raise RefusedError(400, str(error), param="tools", code="invalid_value") from error
 
 
 class CompletionFields(AnswerFields):
@@ -208,7 +284,7 @@ def _unsupported(param: str, what: str) -> RefusedError:
     return RefusedError(400, message, param=param, code="unsupported_parameter")
 
 
-_NOT_READ = ("name", "refusal", "annotations", "audio", "tool_calls", "function_call")
+_NOT_READ = ("name", "refusal", "annotations", "audio", "function_call")
 """Fields of messages that are null or empty in what earlier answers were; a name is for people."""
 
 
@@ -216,7 +292,7 @@ def _plain(message: object) -> object:
     """Return a message without what was null in an earlier answer."""
     if not isinstance(message, Mapping):
         return message
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if message.get(name):
             raise _unsupported("messages", f"messages with {name}")
     return {
@@ -236,13 +312,12 @@ def _text_of(part: object) -> str:
     return text
 
 
-def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return messages as the engine reads them.
+def plain_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Chat:
+    """Return messages and tools as the engine reads them.
 
     Raises
     ------
     RefusedError
-        400: one of them is no text.
+        400: one of them is no text, or no tool.
     """
-    body = parse(ChatFields, {"messages": messages})
-    return [{"role": each.role, "content": each.content} for each in body.messages]
+    return parse(ChatFields, {"messages": messages, "tools": tools}).chat

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ragkv.decode.listener import TokenLogprobs
+from ragkv.engine.stream import Completion
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import cached_tokens
 
@@ -24,12 +26,14 @@ class Form(Protocol):
     chunk_kind: str
     prefix: str
 
-    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+    def whole(self, answer: Completion, logprobs: Any) -> dict[str, Any]:
         """Return a choice's answer."""
         ...
 
-    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
-        """Return a part of a choice's answer."""
+    def piece(
+        self, text: str, logprobs: Any, *, first: bool, ended: Completion | None
+    ) -> dict[str, Any]:
+        """Return a part of a choice's answer; ``ended`` is all of it, with the last part."""
         ...
 
     def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
@@ -44,18 +48,26 @@ class ChatForm:
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+    def whole(self, answer: Completion, logprobs: Any) -> dict[str, Any]:
         """Return the message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        calls = _calls(answer)
+        content = answer.text or None if calls else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         return {"message": message, "logprobs": logprobs}
 
-    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
-        """Return a part of the message."""
-        delta = {"role": "assistant"} if first else {}
-        return {
-            "delta": {**delta, "content": text} if text or first else delta,
-            "logprobs": logprobs,
-        }
+    def piece(
+        self, text: str, logprobs: Any, *, first: bool, ended: Completion | None
+    ) -> dict[str, Any]:
+        """Return a part of the message; calls come whole, with the last."""
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if text or first:
+            delta["content"] = text
+        calls = [] if ended is None else _calls(ended)
+        if calls:
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
+        return {"delta": delta, "logprobs": logprobs}
 
     def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
         """Return ``{"content": [...]}``, one object for each token."""
@@ -86,14 +98,16 @@ class TextForm:
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
 
-    def whole(self, text: str, logprobs: Any) -> dict[str, Any]:
+    def whole(self, answer: Completion, logprobs: Any) -> dict[str, Any]:
         """Return the text."""
-        return {"text": text, "logprobs": logprobs}
+        return {"text": answer.text, "logprobs": logprobs}
 
-    def piece(self, text: str, logprobs: Any, *, first: bool) -> dict[str, Any]:
+    def piece(
+        self, text: str, logprobs: Any, *, first: bool, ended: Completion | None
+    ) -> dict[str, Any]:
         """Return a part of the text."""
-        del first
-        return self.whole(text, logprobs)
+        del first, ended
+        return {"text": text, "logprobs": logprobs}
 
     def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
         """Return one list for each kind of figure."""
@@ -110,6 +124,21 @@ class TextForm:
             ],
             "text_offset": [start + sum(map(len, texts[:at])) for at in range(len(texts))],
         }
+
+
+def finish_reason(answer: Completion) -> str:
+    """Return why an answer ended, in OpenAI's words."""
+    return "tool_calls" if answer.tool_calls else answer.finish_reason
+
+
+def _calls(answer: Completion) -> list[dict[str, Any]]:
+    """Return the answer's tool calls. Arguments of an invalid one are what the model wrote."""
+    written = [(call.id, call.name, json.dumps(dict(call.arguments))) for call in answer.tool_calls]
+    written += [(call.id, call.name, call.text) for call in answer.invalid_tool_calls]
+    return [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, name, arguments in written
+    ]
 
 
 def envelope(form: Form, model: str, fingerprint: str | None) -> dict[str, Any]:

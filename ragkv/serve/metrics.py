@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import tokens_by_source
+from ragkv.store.base import TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class _Tiers(Collector):
+    """Bytes and hits by tier, read when Prometheus asks."""
+
+    def __init__(self, tiers: Callable[[], Iterable[TierUse]]) -> None:
+        self._tiers = tiers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both, summed over the namespaces."""
+        held, hits = Counts[str](), Counts[str]()
+        for tier in self._tiers():
+            hits[tier.name] += tier.hits
+            if tier.nbytes is not None:
+                held[tier.name] += tier.nbytes
+        nbytes = GaugeMetricFamily("ragkv:tier_bytes", "Bytes of KV by tier.", labels=["tier"])
+        served = CounterMetricFamily("ragkv:tier_hits", "Hits by tier.", labels=["tier"])
+        for family, counts in ((nbytes, held), (served, hits)):
+            for name, count in counts.items():
+                family.add_metric([name], count)
+            yield family
 
 
 class ServerMetrics:
@@ -20,9 +46,16 @@ class ServerMetrics:
     ----------
     running, waiting
         Return how many answers there are now.
+    tiers
+        Return what the stores' tiers hold, those of all namespaces.
     """
 
-    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        running: Callable[[], float],
+        waiting: Callable[[], float],
+        tiers: Callable[[], Iterable[TierUse]],
+    ) -> None:
         self._registry = CollectorRegistry()
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From the engine's call to the first token."
@@ -52,6 +85,7 @@ class ServerMetrics:
             ("num_requests_waiting", "Answers that wait for the model.", waiting),
         ):
             Gauge(f"ragkv:{name}", what, registry=self._registry).set_function(count)
+        self._registry.register(_Tiers(tiers))
 
     def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
         return Histogram(f"ragkv:{name}", what, labels, registry=self._registry, buckets=_SECONDS)

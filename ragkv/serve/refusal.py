@@ -10,6 +10,7 @@ from typing import Any
 from ragkv.errors import (
     ClosedError,
     ConfigError,
+    MissingDependencyError,
     PromptTooLongError,
     StoreError,
     StoreFullError,
@@ -71,6 +72,8 @@ def refusal_of(error: BaseException) -> RefusedError:
             return error
         case PromptTooLongError():
             return RefusedError(400, str(error), code="context_length_exceeded")
+        case MissingDependencyError():
+            return RefusedError(400, f"Not on this server: {error}", code="unsupported_parameter")
         case ConfigError():
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():

@@ -52,7 +52,11 @@ class Service:
         self.model_name = settings.model_name or public_name(first)
         self.fingerprint = first.fingerprint
         self._most_characters = most_characters(first)
-        self.metrics = ServerMetrics(lambda: first.running, lambda: first.waiting)
+        self.metrics = ServerMetrics(
+            lambda: first.running,
+            lambda: first.waiting,
+            lambda: (tier for engine in self.engines.values() for tier in engine.tiers),
+        )
         self.gate = Gate(settings.max_running + settings.max_waiting)
         self.ingestion = IngestionQueue(settings.max_jobs)
         self.ready = False

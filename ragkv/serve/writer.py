@@ -12,7 +12,7 @@ from ragkv.engine.stream import Completion
 from ragkv.serve.answers import AnswerPart
 from ragkv.serve.engine_calls import text_of
 from ragkv.serve.fields import AnswerFields
-from ragkv.serve.forms import Form, TextOf, envelope, usage
+from ragkv.serve.forms import Form, TextOf, envelope, finish_reason, usage
 from ragkv.serve.service import Service
 
 
@@ -59,8 +59,8 @@ class AnswerWriter:
         choices = [
             {
                 "index": index,
-                **self._form.whole(each.text, self._logprobs(index, each.logprobs)),
-                "finish_reason": each.finish_reason,
+                **self._form.whole(each, self._logprobs(index, each.logprobs)),
+                "finish_reason": finish_reason(each),
             }
             for index, each in sorted(self._ended.items())
         ]
@@ -75,8 +75,8 @@ class AnswerWriter:
         ended = part.completion
         choice = {
             "index": part.index,
-            **self._form.piece(part.text, logprobs, first=first),
-            "finish_reason": None if ended is None else ended.finish_reason,
+            **self._form.piece(part.text, logprobs, first=first, ended=ended),
+            "finish_reason": None if ended is None else finish_reason(ended),
         }
         chunk = {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
         if self.with_usage:

@@ -80,6 +80,24 @@ class Terms:
     KEEP: ClassVar[float] = -math.inf
 
 
+class TierUse(NamedTuple):
+    """What a tier of a store holds, and has served since it was opened.
+
+    Attributes
+    ----------
+    name
+        ``device``, ``memory``, ``below`` for the store behind them, or ``prompts``.
+    nbytes
+        Bytes in use; None where they are not counted.
+    hits
+        Entries that were found; for ``prompts``, prompts that began with former rows.
+    """
+
+    name: str
+    nbytes: int | None
+    hits: int
+
+
 class Changes(NamedTuple):
     """Answer to :meth:`Store.changes`.
 
@@ -249,6 +267,10 @@ class Store(ABC):
         """
         return False
 
+    def tiers_in_use(self) -> tuple[TierUse, ...]:
+        """Return what the tiers hold and have served, the fastest first."""
+        return ()
+
     @abstractmethod
     def texts(self) -> Iterator[str]:
         """Yield all chunk texts in the namespace, each once."""
@@ -305,6 +327,9 @@ class StoreOver(Store):
 
     def make_room(self) -> bool:  # noqa: D102
         return self.below.make_room()
+
+    def tiers_in_use(self) -> tuple[TierUse, ...]:  # noqa: D102
+        return self.below.tiers_in_use()
 
     def gc(self) -> int:  # noqa: D102
         return self.below.gc()

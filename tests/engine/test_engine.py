@@ -15,8 +15,8 @@ from tiny import LONGROPE, SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
-from ragkv import Grouping, RagKV, ReuseConfig, StoreConfig
-from ragkv.config import AutoRatio
+from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.config import AutoRatio, Grouping
 from ragkv.errors import (
     ConfigError,
     ModelNotFoundError,

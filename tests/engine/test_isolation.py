@@ -204,3 +204,15 @@ def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:
         time.sleep(0.01)
         misses = engine.prefill(PROMPT).report.misses
     assert sorted(miss.reason for miss in misses) == ["expired", "positions", "positions"]
+
+
+def test_a_chunk_that_no_prompt_can_hold_is_left_out(
+    make_engine: Callable[..., RagKV], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, (short, *_) = make_engine(), some_chunks(1)
+    long = " ".join(f"word{number}" for number in range(4096))
+    report = engine.precompute([long, short], document="book")
+    assert (report.new, report.too_long, report.skipped) == (1, 1, 0)
+    assert not engine.contains(long)
+    assert "4096 positions" in caplog.text
+    assert engine.precompute([long]).too_long == 1

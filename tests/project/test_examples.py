@@ -34,3 +34,16 @@ def test_example_answers_both_ways(path, capsys):
     assert len(answers) == 2
     assert all(isinstance(answer, str) and answer for answer in answers.values())
     assert " reused" in capsys.readouterr().out
+
+
+AGENTS = sorted((Path(__file__).parents[2] / "examples" / "agents").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.stem)
+def test_agents_reuse_more_with_each_step(path, capsys):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+    reports = load(path).main(tiny_model(), tiny_tokenizer(), max_new_tokens=400)
+    assert len(reports) >= 2
+    reused = [each["prompt_tokens"] - each["fresh_tokens"] for each in reports]
+    assert reused == sorted(set(reused))
+    assert " reused, first token after" in capsys.readouterr().out

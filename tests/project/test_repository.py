@@ -240,12 +240,16 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
     assert {path.rpartition(".")[2] for path in classes} == public | {
         "AutoRatio",
         "BatchConfig",
+        "Grouping",
+        "InvalidToolCall",
         "Method",
+        "Probed",
         "RemoteRagKV",
         "RemoteStream",
         "Scene",
         "Speculation",
         "SpeculationReport",
+        "ToolCall",
     }
     for path in classes:
         module, _, name = path.rpartition(".")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +13,8 @@ import pytest
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import Grouping, RagKV, ReuseConfig
-from ragkv.config import AutoRatio
+from ragkv import RagKV, ReuseConfig
+from ragkv.config import AutoRatio, Grouping
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Method, Scene, get_method, method_names, method_of
 from ragkv.select.choose import choose
@@ -25,22 +25,21 @@ from ragkv.splice.layout import Layout, Origin, Placed
 Make = Callable[..., RagKV]
 
 
-def scene(origin: list[int]) -> Scene:
+def scene(origin: list[int], *chunks: tuple[int, int]) -> Scene:
+    """A prompt of tokens of these origins; of each chunk the first position and the end."""
     ids = np.zeros(len(origin), np.int32)
-    layout = Layout(ids, np.zeros((len(ids), 2), np.int32), 0, (), np.array(origin, np.uint8))
+    placed = tuple(
+        Placed(None, at - start, at, start, end)  # type: ignore[arg-type]
+        for start, end in chunks
+        for at in [start + np.flatnonzero(np.array(origin[start:end]) == Origin.CACHED)]
+    )
+    offsets = np.zeros((len(ids), 2), np.int32)
+    layout = Layout(ids, offsets, 0, placed, np.array(origin, np.uint8))
 
     def never(*_: object) -> None:
         raise AssertionError("this rule needs no model")
 
     return Scene(layout, "", None, None, auxiliary=never)  # type: ignore[arg-type]
-
-
-def two_chunks() -> Scene:
-    """Sink, chunk, gap, chunk, query: 1, 4, 1, 4 and 1 tokens."""
-    where = scene([Origin.SINK, *[CACHED] * 4, FRESH, *[CACHED] * 4, FRESH])
-    rows = np.arange(4)
-    placed = tuple(Placed(None, rows, rows + at, at, at + 4) for at in (1, 6))  # type: ignore[arg-type]
-    return replace(where, layout=replace(where.layout, placed=placed))
 
 
 def by_score(scores: list[float], **pieces: Any) -> Method:
@@ -75,17 +74,22 @@ def test_none_and_all_need_no_scores(ratio: float, expected: list[int]) -> None:
 
 
 def plain_windows(
-    ranking: list[int], cached: set[int], budget: int, grouping: Grouping
+    ranking: list[int],
+    cached: set[int],
+    chunks: list[tuple[int, int]],
+    budget: int,
+    grouping: Grouping,
 ) -> list[int]:
     """CacheClip's grouping in loops: the most chosen tokens whose windows fit the budget."""
     best: list[int] = []
     for count in range(len(ranking) + 1):
         chosen = set(ranking[:count])
         kept: set[int] = set()
-        for first in range(-grouping.window, max(cached) + 1):
-            window = set(range(first, first + grouping.window))
-            if len(window & chosen) > grouping.threshold:
-                kept |= window & cached
+        for start, end in chunks:
+            for first in range(start, max(start, end - grouping.window) + 1):
+                window = set(range(first, min(first + grouping.window, end)))
+                if len(window & chosen) > grouping.threshold:
+                    kept |= window & cached
         if len(kept) > budget:
             break
         best = sorted(kept)
@@ -99,14 +103,16 @@ def test_windows_slide_and_the_ratio_counts_after_grouping(seed: int, grouping: 
     size = int(rng.integers(30, 90))
     origin = rng.choice([CACHED, FRESH], size, p=[0.9, 0.1]).tolist()
     cached = [at for at, kind in enumerate(origin) if kind == CACHED]
+    ends = [0, *sorted(rng.choice(np.arange(1, size), 3, replace=False).tolist()), size]
+    chunks = list(itertools.pairwise(ends))
     # runs, as attention has them
     scores = np.convolve(rng.random(len(cached)), np.ones(4), mode="same").astype(np.float32)
     ranking = [cached[index] for index in np.argsort(-scores, kind="stable")]
     method = by_score(scores.tolist(), grouping=grouping)
     for ratio in (0.05, 0.2, 0.5, 0.9):
         budget = round(ratio * len(cached))
-        found = chosen_of(method, scene(origin), ratio)
-        assert found == plain_windows(ranking, set(cached), budget, grouping)
+        found = chosen_of(method, scene(origin, *chunks), ratio)
+        assert found == plain_windows(ranking, set(cached), chunks, budget, grouping)
         assert len(found) <= budget
 
 
@@ -116,9 +122,30 @@ def test_a_run_of_seven_is_recomputed_whole_wherever_it_stands(first: int) -> No
     scores = np.zeros(64)
     scores[first : first + 7] = 1
     method = by_score(scores.tolist(), grouping=Grouping())
-    found = chosen_of(method, scene([CACHED] * 64), 0.25)
+    found = chosen_of(method, scene([CACHED] * 64, (0, 64)), 0.25)
     assert set(range(first, first + 7)) <= set(found)
     assert found == list(range(first - 2, first + 9))
+
+
+@pytest.mark.parametrize(("first", "expected"), [(20, range(20, 28)), (33, range(32, 40))])
+def test_windows_end_with_their_chunk(first: int, expected: range) -> None:
+    """A run of seven at a chunk's edge takes its window's eight tokens, and no other chunk's."""
+    scores = np.zeros(64)
+    scores[first : first + 7] = 1
+    method = by_score(scores.tolist(), grouping=Grouping())
+    found = chosen_of(method, scene([CACHED] * 64, (0, 20), (20, 40), (40, 64)), 0.25)
+    assert set(range(first, first + 7)) <= set(found)
+    assert set(expected) <= set(found) <= set(range(20, 40))
+
+
+def test_a_run_across_two_chunks_fills_no_window() -> None:
+    scores = np.zeros(32)
+    scores[13:19] = 1
+    method = by_score(scores.tolist(), grouping=Grouping())
+    one = chosen_of(method, scene([CACHED] * 32, (0, 32)), 10 / 32)
+    two = chosen_of(method, scene([CACHED] * 32, (0, 16), (16, 32)), 10 / 32)
+    assert one == list(range(11, 21))
+    assert not set(two) & set(range(13, 19))
 
 
 def test_windows_that_fill_the_budget() -> None:
@@ -300,7 +327,17 @@ def test_scores_move_over_character_offsets() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["query", "epic", "cacheblend", "random", "cacheclip", "cacheclip_fill"]
+    "method",
+    [
+        "query",
+        "epic",
+        "cacheblend",
+        "random",
+        "cacheclip",
+        "cacheclip_fill",
+        "prophetkv",
+        "agentkvshift",
+    ],
 )
 def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, method: str) -> None:
     engine = make_engine("llama")

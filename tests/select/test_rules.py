@@ -28,7 +28,7 @@ from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.engine.stream import Prefilled
 from ragkv.select import Scene, get_method
-from ragkv.select.method import FloatArray
+from ragkv.select.method import FloatArray, Probed
 from ragkv.select.rules.cachecraft import context_impact
 from ragkv.splice.layout import Origin
 
@@ -58,14 +58,15 @@ def run(make_engine: Make, name: str, family: str = "llama", ratio: float = 0.3)
     method = get_method(name)
     seen: dict[str, Any] = {}
 
-    def spy(scene: Scene) -> FloatArray:
+    def spy(scene: Scene) -> FloatArray | Probed:
         assert method.score is not None
         seen["before"] = scene.cache.keys.clone(), scene.cache.values.clone()
-        seen["scores"] = method.score(scene)
+        found = method.score(scene)
+        seen["scores"] = found.scores if isinstance(found, Probed) else found
         seen["after"] = scene.cache.keys.clone(), scene.cache.values.clone()
         seen["cached"] = scene.layout.cached
         seen["chunks"] = [piece.slots for piece in scene.layout.placed]
-        return seen["scores"]
+        return found
 
     out = engine.prefill(PROMPT, method=replace(method, score=spy), recompute_ratio=ratio)
     assert len(seen["chunks"]) == len(CHUNKS)
@@ -128,7 +129,9 @@ def test_cacheblend_chooses_the_largest_differences(make_engine: Make, name: str
     assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
 
 
-@pytest.mark.parametrize("name", ["cacheblend", "cacheblend_k", "h2o", "cachecraft"])
+@pytest.mark.parametrize(
+    "name", ["cacheblend", "cacheblend_k", "h2o", "cachecraft", "agentkvshift"]
+)
 def test_a_model_of_one_layer(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

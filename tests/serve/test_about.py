@@ -119,6 +119,24 @@ def test_metrics_are_the_reports_figures(client, kv):
     assert found["ragkv:inter_token_latency_seconds_count"] == len(longer)
 
 
+def test_tiers_are_counted(make_engine):
+    kv = make_engine()
+    client = TestClient(make_app(ServeConfig(), {"default": kv}))
+    kv.precompute(CHUNKS)
+    asked = chat(max_tokens=4, ignore_eos=True)
+    client.post(CHAT, json=asked)
+    kv.wait()
+    first = figures(client)
+    assert first["ragkv:tier_hits_total[memory]"] >= len(CHUNKS)
+    assert first["ragkv:tier_hits_total[prompts]"] == 0
+    client.post(CHAT, json=asked)
+    found = figures(client)
+    assert found["ragkv:tier_hits_total[prompts]"] == 1
+    held = {use.name: use.nbytes for use in kv.tiers}
+    for name in ("memory", "prompts"):
+        assert found[f"ragkv:tier_bytes[{name}]"] == held[name] > 0
+
+
 def test_misses_and_errors_are_counted(client, kv):
     client.post("/v1/chunks", json={"texts": CHUNKS})
     sink = {"sink": "Read:\n\n", "report": True}

@@ -103,8 +103,8 @@ def test_errors_are_the_packages_own(client, server):
         create(client, model="gpt-4o")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
-        create(client, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+        create(client, logit_bias={"5": 1})
+    assert (caught.value.param, caught.value.code) == ("logit_bias", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, messages=[{"role": "user", "content": "word " * 5000}])
     assert caught.value.code == "context_length_exceeded"

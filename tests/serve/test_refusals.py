@@ -23,10 +23,7 @@ from ragkv.serve.refusal import RefusedError
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
         ("logit_bias", {"5": -100}),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
@@ -124,8 +121,8 @@ def test_wrong_values_are_refused_by_name(client, fields, param):
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]},
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
         {"role": "user", "content": ["text"]},
-        {"role": "tool", "content": "5", "tool_call_id": "1"},
-        {"role": "assistant", "tool_calls": [{"id": "1"}]},
+        {"role": "function", "content": "5", "name": "f"},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
     ],
 )
 def test_messages_that_are_no_text_are_refused(client, message):

@@ -49,24 +49,35 @@ class DataSet:
     examples: tuple[Example, ...]
     problems: tuple[str, ...] = ()
 
-    def pick(self, limit: int | None, seed: int = 0) -> DataSet:
+    def pick(self, limit: int | None, seed: int = 0, *, skip: int = 0) -> DataSet:
         """Return ``limit`` examples drawn with ``seed``, in the file's order.
 
         A larger limit with the same seed holds the smaller one's examples. ``None``
         keeps all.
 
+        Parameters
+        ----------
+        skip
+            Leave out the examples that a limit of this draws with the same seed.
+
         Raises
         ------
         ConfigError
-            ``limit`` is below 1.
+            ``limit`` is below 1, ``skip`` below 0, or nothing is left.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be at least 1, not {limit!r}")
-        if limit is None or limit >= len(self.examples):
+        if not 0 <= skip < max(1, len(self.examples)):
+            raise ConfigError(
+                f"skip must be at least 0 and less than the {len(self.examples)} examples of "
+                f"{self.name}, not {skip!r}"
+            )
+        if not skip and (limit is None or limit >= len(self.examples)):
             return self
         order = list(range(len(self.examples)))
         random.Random(seed).shuffle(order)  # noqa: S311  seeded, not secret
-        kept = tuple(self.examples[i] for i in sorted(order[:limit]))
+        end = None if limit is None else skip + limit
+        kept = tuple(self.examples[i] for i in sorted(order[skip:end]))
         return DataSet(self.name, kept, self.problems)
 
 

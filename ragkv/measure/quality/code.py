@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 
 from ragkv.select import Method
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _FUNCTIONS = (FunctionType, partial)
 
 

@@ -6,13 +6,18 @@ In the authors' code the check layer attends to fresh keys and values; so it doe
 because the fresh rows of layers 0 and 1, of all tokens, stay in the cache.
 """
 
-from functools import partial
+from ragkv.select.deviation import deviations
+from ragkv.select.method import FloatArray, Method, Scene
 
-from ragkv.select.deviation import deviation
-from ragkv.select.method import Method
+
+def score(scene: Scene) -> FloatArray:
+    """Return ``[cached]``: the squared differences of layer 1's values."""
+    scores: FloatArray = deviations(scene)[1]
+    return scores
+
 
 METHOD = Method(
     "cacheblend",
     source="CacheBlend, arXiv 2405.16444",
-    score=partial(deviation, states="values"),
+    score=score,
 )

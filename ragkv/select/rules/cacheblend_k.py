@@ -3,13 +3,18 @@
 This is the variant of LMCache's blending code.
 """
 
-from functools import partial
+from ragkv.select.deviation import deviations
+from ragkv.select.method import FloatArray, Method, Scene
 
-from ragkv.select.deviation import deviation
-from ragkv.select.method import Method
+
+def score(scene: Scene) -> FloatArray:
+    """Return ``[cached]``: the squared differences of layer 1's keys, after rotation."""
+    scores: FloatArray = deviations(scene)[0]
+    return scores
+
 
 METHOD = Method(
     "cacheblend_k",
     source="LMCache; after CacheBlend, arXiv 2405.16444",
-    score=partial(deviation, states="keys"),
+    score=score,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, ServerError
+from ragkv.prompt.chat import Chat
+from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall, named_call
 from ragkv.report.account import ReuseReport
 from ragkv.serve.remote.connection import Connection
 
@@ -47,6 +50,11 @@ def body_of(
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
     else:
         body = {"messages": _messages(prompt), "max_completion_tokens": decode.max_new_tokens}
+    if isinstance(prompt, Chat) and prompt.tools:
+        body |= {"tools": list(prompt.tools), "tool_choice": _choice(prompt.tool_choice)}
+    if decode.json_schema is not None:
+        named = {"name": "answer", "schema": dict(decode.json_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
     body |= {name: getattr(decode, name) for name in _ALWAYS}
     body |= {name: value for name in _WHERE_GIVEN if (value := getattr(decode, name))}
     if decode.stops:
@@ -65,8 +73,27 @@ def body_of(
 
 def _messages(prompt: object) -> list[dict[str, Any]]:
     if isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt):
-        return [dict(message) for message in prompt]
+        return [_message(message) for message in prompt]
     raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's form: arguments of calls are JSON."""
+    calls = message.get("tool_calls") or ()
+    written = [
+        {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+        for call in calls
+        for function in (call["function"],)
+    ]
+    return {**message, "tool_calls": written} if written else dict(message)
+
+
+def _choice(tool_choice: str) -> object:
+    if tool_choice in ("auto", "none"):
+        return tool_choice
+    if tool_choice == "any":
+        return "required"
+    return {"type": "function", "function": {"name": tool_choice}}
 
 
 def reuse_fields(own: ReuseConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +137,7 @@ class Events:
         self._text: list[str] = []
         self._finish_reason: Any = "stop"
         self._report: object = None
+        self._calls: list[dict[str, str]] = []
         self.token_ids: list[int] = []
 
     def feed(self, event: Mapping[str, Any]) -> str:
@@ -117,7 +145,10 @@ class Events:
         self._report = event.get("ragkv") or self._report
         piece = ""
         for choice in event.get("choices") or ():
-            piece += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            piece += choice.get("text") or delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():  # each comes whole
+                self._calls.append({**call["function"], "call_id": call["id"]})
             self.token_ids += choice.get("token_ids") or ()
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
         self._text.append(piece)
@@ -144,4 +175,12 @@ class Events:
                 "that with reports"
             )
         report = ReuseReport.from_dict(self._report)
-        return Completion(self.text, self.token_ids, report, finish_reason=self._finish_reason)
+        calls = [named_call(**call) for call in self._calls]
+        return Completion(
+            self.text,
+            self.token_ids,
+            report,
+            finish_reason="stop" if self._finish_reason == "tool_calls" else self._finish_reason,
+            tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)),
+            invalid_tool_calls=tuple(call for call in calls if isinstance(call, InvalidToolCall)),
+        )

@@ -16,7 +16,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms, has_expired, later
+from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms, TierUse, has_expired, later
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.policies import make_policy
 
@@ -94,6 +94,7 @@ class MemoryStore(Store):
         self._chunks: OrderedDict[str, _Chunk] = OrderedDict()  # by change number, ascending
         self._deleted: OrderedDict[str, int] = OrderedDict()  # text -> change number, ascending
         self._change = 0
+        self._hits = 0
 
     @property
     def copies(self) -> bool:
@@ -104,6 +105,11 @@ class MemoryStore(Store):
     def nbytes(self) -> int:
         """Bytes in use."""
         return self._policy.nbytes
+
+    def tiers_in_use(self) -> tuple[TierUse, ...]:
+        """Return this one tier."""
+        name = "memory" if self.device.type == "cpu" else "device"
+        return (TierUse(name, self.nbytes, self._hits),)
 
     def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
         """Return the entry itself, without a copy."""
@@ -117,7 +123,14 @@ class MemoryStore(Store):
             if chunk is None or entry is None:
                 return Found(None, "fingerprint" if chunk else "absent")
             self._policy.hit(key)
+            self._hits += 1
             return Found(entry, expires_at=chunk.expires_at)
+
+    def count_request(self, text: str, fingerprint: Fingerprint) -> None:
+        """Count a request that a tier before this one served, for admission."""
+        if self._admission is not None:
+            with self._lock:
+                self._admission.count((text, fingerprint), len(self._kept))
 
     def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
         """Keep an entry; 0 where it is larger than the budget, or not admitted."""

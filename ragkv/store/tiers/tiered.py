@@ -13,7 +13,7 @@ from typing import Any
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Changes, Found, Store, StoreOver, Terms
+from ragkv.store.base import Changes, Found, Store, StoreOver, Terms, TierUse
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.tiers.memory import MemoryStore
@@ -59,6 +59,7 @@ class TieredStore(StoreOver):
         if any(tier.copies for tier in self.tiers):
             self._copying = ThreadPoolExecutor(1, thread_name_prefix="ragkv-tier")
         self._waiting = 0  # bytes
+        self._below_hits = 0
         self._largest = max(tier.budget for tier in self.tiers)
         self._keeping = threading.Lock()
         self._lock = threading.Lock()
@@ -108,6 +109,7 @@ class TieredStore(StoreOver):
             self.load_rate.add(entry.nbytes, opening + seconds)
             self._offer(entry, fingerprint, expires_at, deletions)
 
+        self._count(opened)
         if isinstance(opened.entry, LazyKV):
             opened.entry.on_loaded(keep)
         elif opened.entry is not None:
@@ -122,6 +124,8 @@ class TieredStore(StoreOver):
             if found.entry is not None:
                 if level:
                     self._offer(found.entry, fingerprint, found.expires_at, deletions)
+                for lower in self.tiers[level + 1 :]:
+                    lower.count_request(text, fingerprint)
                 return found
         return None
 
@@ -180,6 +184,11 @@ class TieredStore(StoreOver):
             tier.set_costs(costs)
         super().set_costs(costs)
 
+    def tiers_in_use(self) -> tuple[TierUse, ...]:
+        """Return the tiers, and the hits of the store below, whose bytes nobody counts."""
+        own = [use for tier in self.tiers for use in tier.tiers_in_use()]
+        return (*own, TierUse("below", None, self._below_hits))
+
     def make_room(self) -> bool:
         """Empty the tier on the device, where there is one."""
         tier = self.tiers[0]
@@ -206,10 +215,15 @@ class TieredStore(StoreOver):
         deletions = self._deletions
         started = time.perf_counter()
         found = self.below.get(text, fingerprint)
+        self._count(found)
         if found.entry is not None:
             self.load_rate.add(found.entry.nbytes, time.perf_counter() - started)
             self._offer(found.entry, fingerprint, found.expires_at, deletions)
         return found
+
+    def _count(self, found: Found[Any]) -> None:
+        with self._lock:
+            self._below_hits += found.entry is not None
 
     def _offer(self, entry: LayeredKV, *known: Any) -> None:
         """Fill the tiers, in a thread where that copies."""

@@ -149,8 +149,6 @@ def test_sampling_is_that_of_the_models_own_configuration(tmp_path: Path) -> Non
 
 def test_what_cannot_be_done_is_said(kv: RagKV) -> None:
     llm = ChatRagKV(kv=kv)
-    with pytest.raises(NotImplementedError, match="calls no tools"):
-        llm.bind_tools([])
     with pytest.raises(ValidationError, match="FakeListLLM"):
         ChatRagKV(llm=FakeListLLM(responses=["a"]))
     with pytest.raises(TypeError, match="cannot be pickled: make one in each process"):

@@ -323,8 +323,6 @@ def test_messages_without_a_role_are_refused():
         convert_messages([FunctionMessage("2", name="add")])
     with pytest.raises(ConfigError, match="At least one"):
         convert_messages([])
-    with pytest.raises(NotImplementedError):
-        chat().bind_tools([])
 
 
 HEAD = '<|bos|><|im_start|>system\nAnswer from the text, as {"answer": ...}.\n\n'
@@ -375,7 +373,7 @@ def test_a_sink_from_the_template_covers_the_head_of_its_prompts(make_engine):
     assert account["misses"] == ()
 
 
-@pytest.mark.parametrize("template", ["{context}", PromptTemplate.from_template("no variable")])
+@pytest.mark.parametrize("template", ["no variable", 5, PromptTemplate.from_template("none")])
 def test_a_sink_needs_a_template_with_a_variable(template):
     with pytest.raises(ValidationError, match="sink_from"):
         chat(sink_from=template)

@@ -105,8 +105,8 @@ def test_another_model_is_refused(wrong):
 
 
 def test_an_unknown_argument_of_a_call_is_not_known_to_ragkv():
-    with pytest.raises(ConfigError, match="tools: no argument has that name") as error:
-        chat().bind(tools=[]).invoke("Hello")
+    with pytest.raises(ConfigError, match="frequency_penalty: no argument has that name") as error:
+        chat().bind(frequency_penalty=1).invoke("Hello")
     assert "max_new_tokens" in str(error.value)
     assert "recompute_ratio" in str(error.value)
 

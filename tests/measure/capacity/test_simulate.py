@@ -109,12 +109,12 @@ def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     zipf = "chunks=200,requests=300,seed=3"
     arguments = ["store", "simulate", "--zipf", zipf, "--bytes", "9000000"]
-    arguments += ["--bytes-per-token", "1000", "--policy", "lru,gdsf", "--json", str(path)]
+    arguments += ["--bytes-per-token", "1000", "--policy", "lru,pgdsf", "--json", str(path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "gdsf" in result.stdout
+    assert "pgdsf" in result.stdout
     figures = json.loads(path.read_text())
-    assert list(figures["policies"]) == ["lru", "gdsf"]
+    assert list(figures["policies"]) == ["lru", "pgdsf"]
     assert figures["policies"]["lru"]["plain"]["hit_rate"] > 0.2
     costs = tmp_path / "plan.json"
     costs.write_text(json.dumps({"costs": QUADRATIC.to_dict()}))

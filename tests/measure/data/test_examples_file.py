@@ -103,6 +103,21 @@ def test_a_larger_draw_holds_the_smaller_in_file_order(tmp_path):
         data.pick(0)
 
 
+def test_what_is_skipped_is_what_a_limit_draws(tmp_path):
+    data = read_data(_file(tmp_path, *({**GOOD, "id": str(i)} for i in range(30))))
+    drawn = {example.id for example in data.pick(12, seed=3).examples}
+    rest = [example.id for example in data.pick(None, seed=3, skip=12).examples]
+    assert set(rest) == {str(i) for i in range(30)} - drawn
+    assert rest == sorted(rest, key=int)
+    few = {example.id for example in data.pick(5, seed=3, skip=12).examples}
+    assert len(few) == 5
+    assert few < set(rest)
+    assert len(data.pick(100, seed=3, skip=12).examples) == 18
+    for skip in (-1, 30):
+        with pytest.raises(ConfigError, match="skip"):
+            data.pick(None, skip=skip)
+
+
 def test_the_example_in_the_documentation_is_good(tmp_path):
     text = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (tmp_path / "d.jsonl").write_text(text.split("```json\n")[1].split("```")[0])

@@ -15,7 +15,8 @@ from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 import ragkv.cli.main
-from ragkv import Grouping, RagKV, ReuseConfig
+from ragkv import RagKV, ReuseConfig
+from ragkv.config import Grouping
 from ragkv.errors import ConfigError
 from ragkv.measure.quality import Calibration, calibrate, write_data
 from ragkv.measure.quality.calibration import RATIOS, NotShownError

@@ -7,15 +7,17 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from evaluations import make_record, short_answers, small_data, stop_after  # noqa: F401  a fixture
 from tiny import tiny_model, tiny_tokenizer
 
+import ragkv
 from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.measure.data.prompts import chunk_texts, prompt, template
-from ragkv.measure.quality import Chunk, DataSet, Example, calibrate
+from ragkv.measure.quality import Chunk, DataSet, Example, calibrate, code
 from ragkv.measure.quality.code import code_of
 from ragkv.measure.quality.records import RecordFile
 from ragkv.measure.quality.run import evaluate, grid
@@ -332,6 +334,11 @@ def test_what_another_rule_or_version_measured_is_measured_again(
     assert len(keys) == 6
     monkeypatch.setattr("ragkv.measure.quality.code._own", lambda: "another version")
     assert subject.key("epic", 0.3) not in keys
+
+
+def test_a_record_depends_on_all_of_ragkvs_files():
+    """They were counted from the folder of measurements on, when this file had moved into it."""
+    assert Path(ragkv.__file__).parent == code._PACKAGE
 
 
 def test_what_a_rule_was_given_is_part_of_it(make_engine):

@@ -247,7 +247,7 @@ def test_from_data_to_a_model_folder(tmp_path: Path, make_engine: Make) -> None:
     data, out, figures = tmp_path / "d.jsonl", tmp_path / "tuned", tmp_path / "t.json"
     write_data(data, examples(6))
     output = run("--data", data, "--primary", primary, "--auxiliary", auxiliary, "--out", out,
-                 "--limit", 5, "--holdout", 0.4, "--epochs", 4, "--lr", 0.001, "--json", figures)  # fmt: skip
+                 "--skip", 1, "--holdout", 0.4, "--epochs", 4, "--lr", 0.001, "--json", figures)  # fmt: skip
     for words in ("held out 2", "trained on 3", "KL before", f"Saved: {out}"):
         assert words in output
     result = json.loads(figures.read_text())
@@ -276,6 +276,7 @@ def test_from_data_to_a_model_folder(tmp_path: Path, make_engine: Make) -> None:
     [
         ({"--data": "missing.jsonl"}, "cannot be read"),
         ({"--limit": 1}, "leaves none to"),
+        ({"--skip": 2}, "skip must be at least 0 and less than the 2 examples of d, not 2"),
         ({"--holdout": 0}, "holdout must lie between 0 and 1"),
         ({"--layers": 9}, "layers must lie between 1 and 4, not 9"),
         ({"--epochs": 0}, "epochs must be at least 1"),

@@ -408,7 +408,7 @@ class Tiers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = TieredStore(
-            MemoryStore(3 * SIZE, policy="gdsf", admission=True),
+            MemoryStore(3 * SIZE, policy="lru", admission=True),
             MemoryStore(1 << 30),
             device=MemoryStore(2 * SIZE, policy="pgdsf", admission=True),
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, SecretStr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
@@ -26,7 +26,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 from llama_index.llms.ragkv.call import clipped_window, decode_arguments, generation_config_of
-from llama_index.llms.ragkv.engine import EngineSource, check_again, left_out
+from llama_index.llms.ragkv.engine import EngineSource, left_out
 from llama_index.llms.ragkv.prompts import (
     as_dicts,
     as_template,
@@ -35,15 +35,19 @@ from llama_index.llms.ragkv.prompts import (
     template_head,
 )
 from llama_index.llms.ragkv.responses import Begin, aresponses, as_chat, as_completion, responses
+from llama_index.llms.ragkv.serialisation import Serialisation
+from llama_index.llms.ragkv.structured import StructuredPrediction
+from llama_index.llms.ragkv.tools import ToolCalling, choice_of
 
-from ragkv import RagKV, ReuseConfig, ReuseReport
+from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
+from ragkv.errors import ConfigError
 from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV
 
-Prompt = str | list[dict[str, str]]
+Prompt = str | Chat
 
 
-class RagKVLLM(CustomLLM):
+class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     """A local transformers model that reuses the KV caches of retrieved chunks.
 
     Takes every argument of ``llama_index.llms.huggingface.HuggingFaceLLM``, with the
@@ -115,7 +119,6 @@ class RagKVLLM(CustomLLM):
     _source: EngineSource = PrivateAttr()
     _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
     _last_report: ReuseReport | None = PrivateAttr(default=None)
-    _left_out: list[str] = PrivateAttr(default_factory=list)
 
     def __init__(
         self,
@@ -219,22 +222,6 @@ class RagKVLLM(CustomLLM):
             engine.reuse = source.reuse
         self._arguments({})  # a wrong setting is said now, not by the first answer
 
-    def __repr_args__(self) -> Any:
-        """Leave out the functions: bound to this object, they would show it again."""
-        functions = ("messages_to_prompt", "completion_to_prompt")
-        return [item for item in super().__repr_args__() if item[0] not in functions]
-
-    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the plain settings and, as ``left_out``, the names of those that are not."""
-        return {**super().to_dict(**kwargs), "left_out": list(self._left_out)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
-        """Make the LLM again; all that ``to_dict`` left out must be given among ``kwargs``."""
-        settings = dict(data)
-        check_again(settings.pop("left_out", ()), kwargs)
-        return super().from_dict(settings, **kwargs)
-
     @classmethod
     def class_name(cls) -> str:
         """Return the name that LlamaIndex writes into serialised pipelines."""
@@ -248,6 +235,7 @@ class RagKVLLM(CustomLLM):
             num_output=self.max_new_tokens,
             model_name=self.model_name,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self.uses_chat_template,
         )
 
     @property
@@ -306,12 +294,12 @@ class RagKVLLM(CustomLLM):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer chat messages."""
-        return as_chat(self._complete(self._chat_prompt(messages), kwargs))
+        return as_chat(self._complete(self._chat_prompt(messages, kwargs), kwargs))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer chat messages piece by piece."""
-        stream = self._stream(self._chat_prompt(messages), kwargs)
+        stream = self._stream(self._chat_prompt(messages, kwargs), kwargs)
         return responses(stream, self._keep, as_chat)
 
     @llm_completion_callback()
@@ -331,14 +319,14 @@ class RagKVLLM(CustomLLM):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer chat messages; the event loop goes on."""
-        return as_chat(await self._acomplete(self._chat_prompt(messages), kwargs))
+        return as_chat(await self._acomplete(self._chat_prompt(messages, kwargs), kwargs))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer chat messages piece by piece."""
-        stream = self._stream(self._chat_prompt(messages), kwargs)
+        stream = self._stream(self._chat_prompt(messages, kwargs), kwargs)
         return aresponses(stream, self._keep, as_chat)
 
     def _rendered(self, prompt: str, formatted: bool) -> str:
@@ -350,10 +338,13 @@ class RagKVLLM(CustomLLM):
             return str(own(text))
         return f"{self.system_prompt} {text}" if self.system_prompt else text
 
-    def _chat_prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
+    def _chat_prompt(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Prompt:
         """Leave the chat template to the engine, which tokenises once."""
+        tools, choice = kwargs.pop("tools", None) or (), choice_of(kwargs.pop("tool_choice", None))
         if self._leaves_template_to_model():
-            return as_dicts(messages)
+            return Chat(as_dicts(messages), tools, choice)
+        if tools:
+            raise ConfigError("tools go through the model's chat template: omit messages_to_prompt")
         return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
 
     def _leaves_template_to_model(self) -> bool:
@@ -389,10 +380,3 @@ class RagKVLLM(CustomLLM):
 
     def _keep(self, report: ReuseReport) -> None:
         self._last_report = report
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; the model itself is loaded again on first use."""
-        return BaseModel.__getstate__(self)
-
-    def __setstate__(self, state: dict[Any, Any]) -> None:
-        BaseModel.__setstate__(self, state)

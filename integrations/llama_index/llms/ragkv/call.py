@@ -20,6 +20,7 @@ _DECODE = (
     "seed",
     "prompt_lookup_num_tokens",
     "cache_implementation",
+    "json_schema",
 )
 _WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
 _SAMPLING_ONLY = ("top_k", "min_p", "typical_p")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+from llama_index.llms.ragkv.tools import tool_blocks
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
@@ -81,8 +82,8 @@ def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
     return template.model_copy(update={"function_mappings": marked})
 
 
-def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return messages in the form of chat templates.
+def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return messages in the form of chat templates, tool calls and their results among them.
 
     Raises
     ------
@@ -95,7 +96,24 @@ def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
                 f"A message's block of type {block.block_type!r} cannot be read by a text model: "
                 "give its text, as a string or in a TextBlock."
             )
-    return [{"role": message.role.value, "content": message.content or ""} for message in messages]
+    return [_as_dict(message) for message in messages]
+
+
+def _as_dict(message: ChatMessage) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": message.role.value, "content": message.content or ""}
+    calls = tool_blocks(message)
+    if calls:
+        out["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.tool_call_id or "",
+                "function": {"name": call.tool_name, "arguments": call.tool_kwargs},
+            }
+            for call in calls
+        ]
+    if message.role == MessageRole.TOOL:
+        out["tool_call_id"] = str(message.additional_kwargs.get("tool_call_id", ""))
+    return out
 
 
 def as_template(given: str | PromptTemplate | dict[str, Any]) -> PromptTemplate:

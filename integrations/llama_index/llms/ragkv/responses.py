@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import asdict
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -10,6 +11,8 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     CompletionResponse,
     MessageRole,
+    TextBlock,
+    ToolCallBlock,
 )
 
 from ragkv import Completion, CompletionStream, ReuseReport
@@ -19,24 +22,42 @@ Begin = Callable[[], CompletionStream | RemoteStream]
 
 
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
-    """Return the whole answer with its report; ``usage`` is where token counters look."""
+    """Return the whole answer with its report; ``usage`` is where token counters look.
+
+    What should be a tool call, and cannot be read, is text.
+    """
     report = completion.report.to_dict()
     usage = {
         "prompt_tokens": completion.report.prompt_tokens,
         "completion_tokens": completion.report.completion_tokens,
     }
-    raw = {"token_ids": list(completion.token_ids), "usage": usage, "report": report}
-    return CompletionResponse(text=completion.text, delta=delta, additional_kwargs=report, raw=raw)
+    raw = {
+        "token_ids": list(completion.token_ids),
+        "usage": usage,
+        "report": report,
+        "tool_calls": [asdict(call) for call in completion.tool_calls],
+        "invalid_tool_calls": [asdict(call) for call in completion.invalid_tool_calls],
+    }
+    text = "\n".join([completion.text, *(call.text for call in completion.invalid_tool_calls)])
+    text = completion.text if not completion.invalid_tool_calls else text.strip()
+    return CompletionResponse(text=text, delta=delta, additional_kwargs=report, raw=raw)
 
 
 def as_chat(response: CompletionResponse) -> ChatResponse:
     """Return the same as a chat response.
 
     The report stays out of the message: chat memories put a message's extras into the
-    next prompt.
+    next prompt. Tool calls are blocks of it.
     """
+    calls = [
+        ToolCallBlock(
+            tool_call_id=call["id"], tool_name=call["name"], tool_kwargs=dict(call["arguments"])
+        )
+        for call in (response.raw or {}).get("tool_calls", ())
+    ]
+    texts = [TextBlock(text=response.text)] if response.text or not calls else []
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=[*texts, *calls]),
         delta=response.delta,
         raw=response.raw,
         additional_kwargs=response.additional_kwargs,

@@ -15,6 +15,8 @@ from llama_index.llms.ragkv.base import Prompt, RagKVLLM
 from llama_index.llms.ragkv.prompts import as_dicts
 from llama_index.llms.ragkv.texts import rendered_texts
 
+from ragkv import Chat
+
 
 class RagKVStagedRetriever(BaseRetriever):
     """Retrieves in stages; the engine computes the prompt of each one while the next is searched.
@@ -82,5 +84,5 @@ class RagKVStagedRetriever(BaseRetriever):
     def _prompt(self, query: str, found: Sequence[NodeWithScore]) -> Prompt:
         values = {"context_str": "\n\n".join(self._texts(found)), "query_str": query}
         if self._llm.uses_chat_template:
-            return as_dicts(self._llm.template_messages(self._template, **values))
+            return Chat(as_dicts(self._llm.template_messages(self._template, **values)))
         return self._llm.render_template(self._template, **values)

@@ -1,0 +1,82 @@
+"""Structured output: a runnable whose answers are objects of a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from ragkv.errors import ConfigError
+
+
+class WholeJson(JsonOutputParser):
+    """Refuses JSON that was cut short (``max_tokens``), which LangChain's parsers complete."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """Return the object; of a stream's parts, as much as is there."""
+        if not partial:
+            try:
+                json.loads(result[0].text)
+            except ValueError as error:
+                text = result[0].text
+                raise OutputParserException(
+                    f"the answer is no whole JSON ({error}): is max_tokens too small?",
+                    llm_output=text,
+                ) from error
+        return super().parse_result(result, partial=partial)
+
+
+class WholeObject(WholeJson, PydanticOutputParser[Any]):
+    """Makes the object of the pydantic class, too."""
+
+
+Bind = Callable[..., Runnable[LanguageModelInput, Any]]
+ANY_OBJECT = {"type": "object"}
+
+
+def following(
+    bind: Bind, schema: Any, *, method: str, include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """Return a chain of the model, held to the schema, and the parser of its answers.
+
+    Parameters
+    ----------
+    bind
+        The model's ``bind``.
+    schema
+        A pydantic class, whose objects come out; or a TypedDict or JSON schema: dicts come out.
+    method
+        ``"json_schema"``, or ``"json_mode"``: any JSON object.
+    include_raw
+        Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
+    """
+    if method not in ("json_schema", "json_mode"):
+        raise ConfigError(
+            f"method must be json_schema, function_calling or json_mode, not {method!r}"
+        )
+    wanted = convert_to_json_schema(schema, strict=True) if schema is not None else ANY_OBJECT
+    traced = convert_to_json_schema(schema) if schema is not None else ANY_OBJECT
+    llm = bind(
+        json_schema=wanted if method == "json_schema" else ANY_OBJECT,
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": traced},
+    )
+    parser: Any = WholeJson()
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        parser = WholeObject(pydantic_object=schema)
+    if not include_raw:
+        chain: Runnable[LanguageModelInput, Any] = llm | parser
+        return chain
+    parsed = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")

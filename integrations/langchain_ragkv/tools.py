@@ -1,0 +1,72 @@
+"""Tools: from LangChain's to the engine's, and the engine's calls to LangChain's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from ragkv import Completion
+from ragkv.errors import ConfigError
+
+
+def definitions(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return tools, functions, pydantic classes or dicts as OpenAI's tool definitions."""
+    return [convert_to_openai_tool(tool) for tool in tools]
+
+
+def choice_of(tool_choice: object) -> str:
+    """Return the engine's word for a ``tool_choice``, as LangChain and OpenAI write them.
+
+    Raises
+    ------
+    ConfigError
+        It is none of them.
+    """
+    match tool_choice:
+        case None | False:
+            return "auto"
+        case True | "required":
+            return "any"
+        case str():
+            return tool_choice
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise ConfigError(
+        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
+    )
+
+
+def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """Return the answer's calls as LangChain's messages have them."""
+    valid = [
+        tool_call(name=call.name, args=dict(call.arguments), id=call.id)
+        for call in completion.tool_calls
+    ]
+    invalid = [
+        invalid_tool_call(name=call.name, args=call.text, id=call.id, error=call.error)
+        for call in completion.invalid_tool_calls
+    ]
+    return valid, invalid
+
+
+def call_chunks(completion: Completion) -> list[ToolCallChunk]:
+    """Return each call as one chunk of a stream.
+
+    LangChain reads a call's arguments when the chunks are joined, and mends JSON that is cut
+    short: an invalid call's text is a JSON string, which stays invalid.
+    """
+    written = [
+        (call.name, json.dumps(dict(call.arguments)), call.id) for call in completion.tool_calls
+    ]
+    written += [
+        (call.name, json.dumps(call.text), call.id) for call in completion.invalid_tool_calls
+    ]
+    return [
+        tool_call_chunk(name=name, args=args, id=call_id, index=index)
+        for index, (name, args, call_id) in enumerate(written)
+    ]

@@ -1,0 +1,109 @@
+"""Structured prediction by constrained decoding."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.llms.llm import LLM
+from llama_index.core.program.streaming_utils import process_streaming_content_incremental
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.types import PydanticProgramMode
+
+
+class StructuredPrediction(LLM):
+    """The part of RagKVLLM whose answers are objects of a pydantic class.
+
+    The model is held to the class's JSON schema (extra ``ragkv[structured]``). Another
+    ``pydantic_program_mode`` than the default is LlamaIndex's own way.
+    """
+
+    def structured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """Return an object of ``output_cls``.
+
+        Raises
+        ------
+        ValueError
+            The answer was cut short (``max_new_tokens``).
+        """
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+        return output_cls.model_validate_json(self.chat(**asked).message.content or "")
+
+    async def astructured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """Return an object as :meth:`structured_predict` does; the event loop goes on."""
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+        response = await self.achat(**asked)
+        return output_cls.model_validate_json(response.message.content or "")
+
+    def _structured_stream_call(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Any, None, None]:
+        """Yield the object as far as it is known, piece by piece."""
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            given = super()._structured_stream_call(output_cls, prompt, llm_kwargs, **prompt_args)
+            yield from given
+            return
+        known = None
+        for response in self.stream_chat(
+            **self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+        ):
+            known = _known(response, output_cls, known)
+            yield known
+
+    async def _structured_astream_call(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Return what yields the object as far as it is known, piece by piece."""
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            return await super()._structured_astream_call(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+
+        async def objects() -> AsyncGenerator[Any, None]:
+            known = None
+            async for response in await self.astream_chat(**asked):
+                known = _known(response, output_cls, known)
+                yield known
+
+        return objects()
+
+    def _asked(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None,
+        prompt_args: dict[str, Any],
+    ) -> dict[str, Any]:
+        messages: list[ChatMessage] = self._get_messages(prompt, **prompt_args)
+        schema = output_cls.model_json_schema()
+        return {"messages": messages, "json_schema": schema, **(llm_kwargs or {})}
+
+
+def _known(response: ChatResponse, output_cls: Any, before: Any) -> Any:
+    return process_streaming_content_incremental(response, output_cls, before)

@@ -1,0 +1,112 @@
+"""Tool calling as LlamaIndex's agents and ``chat_with_tools`` want it."""
+
+# ruff: noqa: FBT001, FBT002, PLR0917  the signatures are LlamaIndex's
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llama_index.core.tools import BaseTool
+
+
+class ToolCalling(FunctionCallingLLM):
+    """The part of RagKVLLM that calls tools."""
+
+    if TYPE_CHECKING:  # pydantic's __init__, which takes the fields of all parts
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,  # noqa: ARG002
+        allow_parallel_tool_calls: bool = False,  # noqa: ARG002
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the arguments of ``chat``."""
+        messages = list(chat_history or [])
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        if user_msg is not None:
+            messages.append(user_msg)
+        choice = {"tool_choice": "any" if tool_required else "auto"}
+        definitions = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+        return {"messages": messages, "tools": definitions, **choice, **kwargs}
+
+    def _validate_chat_with_tools_response(
+        self,
+        response: ChatResponse,
+        tools: Sequence[BaseTool],  # noqa: ARG002
+        allow_parallel_tool_calls: bool = False,
+        **_: Any,
+    ) -> ChatResponse:
+        """Leave one call, unless several are allowed."""
+        calls = tool_blocks(response.message)
+        if not allow_parallel_tool_calls:
+            surplus = calls[1:]
+            kept = [each for each in response.message.blocks if each not in surplus]
+            response.message.blocks = kept
+        return response
+
+    def get_tool_calls_from_response(
+        self,
+        response: ChatResponse,
+        error_on_no_tool_call: bool = True,
+        **_: Any,
+    ) -> list[ToolSelection]:
+        """Return the answer's calls.
+
+        Raises
+        ------
+        ValueError
+            There is none, and ``error_on_no_tool_call``.
+        """
+        calls = tool_blocks(response.message)
+        if not calls and error_on_no_tool_call:
+            raise ValueError(f"Expected at least one tool call, but got {len(calls)} tool calls.")
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, dict) else {},
+            )
+            for call in calls
+        ]
+
+
+def tool_blocks(message: ChatMessage) -> list[ToolCallBlock]:
+    """Return a message's tool calls."""
+    return [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+
+
+def choice_of(tool_choice: object) -> str:
+    """Return the engine's word for a ``tool_choice``, as LlamaIndex and OpenAI write them.
+
+    Raises
+    ------
+    ConfigError
+        It is none of them.
+    """
+    match tool_choice:
+        case None:
+            return "auto"
+        case "required":
+            return "any"
+        case str():
+            return tool_choice
+        case {"function": {"name": str(name)}}:
+            return name
+    raise ConfigError(
+        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
+    )

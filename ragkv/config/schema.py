@@ -1,0 +1,52 @@
+"""JSON schemas that answers follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from ragkv.errors import ConfigError, MissingDependencyError
+
+_SEPARATED: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As models are used to write JSON."""
+
+
+def grammar_of(schema: Mapping[str, object]) -> str:
+    """Return llguidance's grammar of a JSON schema; see :func:`check_schema`."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_SEPARATED)
+
+
+def check_schema(name: str, schema: object) -> None:
+    """Check a JSON schema, before anything is computed for it.
+
+    Raises
+    ------
+    ConfigError
+        It is no schema, or one that llguidance cannot follow.
+    MissingDependencyError
+        llguidance is not installed.
+    """
+    if not isinstance(schema, Mapping):
+        raise ConfigError(f"{name} must be a JSON schema, a dict, not {type(schema).__name__}")
+    if find_spec("llguidance") is None:
+        raise MissingDependencyError(f"{name} needs llguidance: pip install 'ragkv[structured]'")
+    try:
+        problem = _problem_of(json.dumps(schema))
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(f"{name} cannot be followed: {problem}")
+
+
+@lru_cache(maxsize=64)
+def _problem_of(schema: str) -> str:
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema(schema, defaults=_SEPARATED)
+    problem = LLMatcher.validate_grammar(grammar)
+    return "" if problem.startswith("WARNING") else problem

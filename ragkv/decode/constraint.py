@@ -1,0 +1,108 @@
+"""Answers that follow a JSON schema: a mask of allowed tokens at each step, by llguidance."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
+
+from ragkv.config.schema import grammar_of
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_lock = threading.Lock()
+_tokenizers: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, LLTokenizer]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class SchemaConstraint(LogitsProcessor):
+    """Gives every token that would break the schema a score of -inf.
+
+    It follows the answer by itself, token by token; drafts need nothing of it, since their tokens
+    are drawn in turn like all others.
+
+    Parameters
+    ----------
+    schema
+        A JSON schema.
+    vocabulary
+        Width of the model's scores; it may be larger than the tokenizer's vocabulary.
+    ends
+        The model's end-of-sequence tokens.
+    begin
+        Tokens of ``input_ids`` before the answer.
+
+    Raises
+    ------
+    ConfigError
+        llguidance cannot follow the schema, or knows no tokenizer of this kind.
+    """
+
+    def __init__(
+        self,
+        schema: Mapping[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        vocabulary: int,
+        ends: tuple[int, ...],
+        begin: int,
+    ) -> None:
+        from llguidance import LLMatcher
+
+        self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
+        self._seen = begin
+        self._check()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Mask ``[1, vocab]`` scores after ``input_ids`` ``[1, tokens]``."""
+        self._follow(input_ids)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, bitorder="little", count=scores.shape[-1])
+        hidden = torch.from_numpy(allowed == 0).to(scores.device)
+        return scores.masked_fill(hidden, float("-inf"))
+
+    def is_complete(self, input_ids: torch.Tensor) -> bool:
+        """Whether nothing but the end can follow."""
+        self._follow(input_ids)
+        return self._matcher.is_stopped()
+
+    def _follow(self, input_ids: torch.Tensor) -> None:
+        new = input_ids[0, self._seen :].tolist()
+        self._seen += len(new)
+        if new and not self._matcher.is_stopped():
+            self._matcher.consume_tokens(new)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConfigError(f"json_schema cannot be followed: {self._matcher.get_error()}")
+
+
+def _wrapped(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: tuple[int, ...]
+) -> LLTokenizer:
+    """Return llguidance's form of a tokenizer, which takes a second to make, once for each."""
+    from llguidance.hf import from_tokenizer
+
+    given: Any = tokenizer
+    with _lock:
+        known = _tokenizers.setdefault(tokenizer, {})
+        key = vocabulary, ends
+        if key not in known:
+            size = max(vocabulary, len(tokenizer))
+            try:
+                known[key] = from_tokenizer(given, n_vocab=size, eos_token=list(ends) or None)
+            except ValueError as error:
+                raise ConfigError(
+                    f"json_schema needs a fast tokenizer, not {type(tokenizer).__name__}: {error}"
+                ) from error
+        return known[key]

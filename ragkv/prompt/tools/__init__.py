@@ -1,0 +1,1 @@
+"""Tools that the model may call: definitions into the prompt, calls out of the answer."""

@@ -1,0 +1,132 @@
+"""Tool calls, as an answer contains them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ID_CHARS = 9
+"""Letters and digits of a call's id: Mistral's chat template takes no others."""
+
+
+def new_id() -> str:
+    """Return a call's id."""
+    return uuid.uuid4().hex[:ID_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model wants made: the tool's name, and arguments by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidToolCall:
+    """What stands where a call should, and cannot be made.
+
+    Attributes
+    ----------
+    text
+        As the model wrote it, without the marks around it; its arguments alone where the name
+        can be read.
+    error
+        What is wrong with it.
+    name
+        The tool's name, as far as it can be read.
+    """
+
+    text: str
+    error: str
+    name: str = ""
+    id: str = field(default_factory=new_id)
+
+
+AnyCall = ToolCall | InvalidToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How one family of chat templates writes calls.
+
+    Attributes
+    ----------
+    name
+        Equal to the file's.
+    suits
+        Whether a chat template writes calls so.
+    marks
+        Texts that calls begin with; ``{`` alone is one only at the answer's beginning. Some are
+        the names of special tokens.
+    parse
+        Returns the text and the calls of a whole answer; it never raises.
+    inner_marks
+        Texts within and behind calls that may be the names of special tokens.
+    first
+        Formats with a lower number are asked first whether a template suits.
+    """
+
+    name: str
+    suits: Callable[[str], bool]
+    marks: tuple[str, ...]
+    parse: Callable[[str], tuple[str, list[AnyCall]]]
+    inner_marks: tuple[str, ...] = ()
+    first: int = 1
+
+
+def call_of(text: str, arguments: Iterable[str] = ("arguments", "parameters")) -> AnyCall:
+    """Read one JSON object with a name and arguments.
+
+    Parameters
+    ----------
+    arguments
+        Names of the member that has the arguments; without any of them there are none.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        return InvalidToolCall(text.strip(), f"it is not JSON: {error}")
+    return call_from(found, text, arguments)
+
+
+def call_from(
+    found: object, text: str, arguments: Iterable[str] = ("arguments", "parameters")
+) -> AnyCall:
+    """Return the call that a JSON value is, as :func:`call_of` does."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        return InvalidToolCall(text.strip(), "it has no name of a tool")
+    given: object = next((found[name] for name in arguments if name in found), {})
+    if isinstance(given, str):  # JSON in JSON, as OpenAI writes it
+        return named_call(found["name"], given)
+    if not isinstance(given, dict):
+        return InvalidToolCall(json.dumps(given), "its arguments are no object", found["name"])
+    return ToolCall(found["name"], given)
+
+
+def named_call(name: str, arguments: str, call_id: str | None = None) -> AnyCall:
+    """Return a call whose arguments are written as JSON; no text is no arguments."""
+    call_id = call_id or new_id()
+    try:
+        given = json.loads(arguments or "{}")
+    except ValueError as error:
+        return InvalidToolCall(arguments, f"its arguments are not JSON: {error}", name, call_id)
+    if not isinstance(given, dict):
+        return InvalidToolCall(arguments, "its arguments are no object", name, call_id)
+    if not name:
+        return InvalidToolCall(arguments, "it has no name of a tool", id=call_id)
+    return ToolCall(name, given, call_id)
+
+
+def calls_in_list(text: str) -> list[AnyCall]:
+    """Read a JSON list of calls."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        return [InvalidToolCall(text.strip(), f"it is not JSON: {error}")]
+    parts = found if isinstance(found, list) else [found]
+    return [call_from(part, json.dumps(part)) for part in parts]

@@ -1,0 +1,48 @@
+"""Tools in prompts of models whose chat template does not take any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_DEFINITIONS = """\
+These tools can be called, one JSON schema a line:
+<tools>
+{tools}
+</tools>
+To call one, answer with nothing but its name and arguments:
+<tool_call>
+{{"name": "the tool's name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
+
+
+def with_definitions(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return messages that describe the tools, and write calls and results as text.
+
+    The definitions stand behind the system message's text, or in one of their own.
+    """
+    lines = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    told = _DEFINITIONS.format(tools=lines)
+    first, *rest = messages
+    if first["role"] == "system":
+        head = {**first, "content": f"{first['content']}\n\n{told}"}
+    else:
+        head, rest = {"role": "system", "content": told}, list(messages)
+    return [dict(head), *(_as_text(message) for message in rest)]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    calls = "\n".join(_call(call["function"]) for call in message.get("tool_calls") or ())
+    content = "\n".join(part for part in (message["content"], calls) if part)
+    return {"role": message["role"], "content": content}
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    written = json.dumps({"name": function["name"], "arguments": function["arguments"]})
+    return f"<tool_call>\n{written}\n</tool_call>"

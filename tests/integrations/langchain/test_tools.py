@@ -1,0 +1,234 @@
+"""ChatRagKV calls tools and answers by schemas: in this process, and through a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from langchain_ragkv import ChatRagKV
+from listening import listening
+from pydantic import BaseModel, Field
+from tiny import some_chunks
+
+from ragkv.errors import ConfigError
+
+CHUNKS = some_chunks(3)
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "targets"}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "search", "arg'
+
+
+@tool
+def search(query: str) -> str:
+    """Search the manual."""
+    return "\n\n".join(CHUNKS[:2]) if "targets" in query else "Nothing."
+
+
+@tool
+def count(limit: Annotated[int, Field(ge=1, le=9)]) -> int:
+    """Count to a limit."""
+    return limit
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=120)
+
+
+@pytest.fixture(params=["here", "served"])
+def chat(request, make_engine):
+    """Return a model, over an engine or a server of it."""
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    if request.param == "here":
+        yield ChatRagKV(kv=kv, max_tokens=100), kv
+        return
+    with listening(kv) as url:
+        llm = ChatRagKV(base_url=url, max_tokens=100)
+        yield llm, kv
+        llm.kv.close()
+
+
+def joined(chunks) -> AIMessage:
+    first, *rest = chunks
+    return sum(rest, first)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("any", {"search", "count"}),
+        ("required", {"search", "count"}),
+        (True, {"search", "count"}),
+        ("count", {"count"}),
+        ({"type": "function", "function": {"name": "count"}}, {"count"}),
+    ],
+)
+def test_a_call_that_has_to_be_made(chat, choice, names, streaming):
+    llm, _ = chat
+    bound = llm.bind_tools([search, count], tool_choice=choice, max_tokens=400)
+    asked = [HumanMessage("Count.")]
+    answer = joined(bound.stream(asked)) if streaming else bound.invoke(asked)
+    (call,) = answer.tool_calls or answer.invalid_tool_calls
+    assert call["name"] in names or answer.invalid_tool_calls
+    if call["name"] == "count":
+        assert 1 <= call["args"]["limit"] <= 9
+        assert count.invoke(call).content == str(call["args"]["limit"])
+    assert not answer.content
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_model_decides(chat, make_say, streaming):
+    llm, kv = chat
+    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
+    bound = llm.bind_tools([search, count], max_tokens=400)
+    answer = joined(bound.stream("Where?")) if streaming else bound.invoke("Where?")
+    assert answer.content == "I will look."
+    assert [call["args"] for call in answer.tool_calls] == [{"query": "targets"}] * 2
+    assert len({call["id"] for call in answer.tool_calls}) == 2
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    assert answer.invalid_tool_calls == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_invalid_calls_are_no_exceptions(chat, make_say, streaming):
+    llm, kv = chat
+    make_say(kv, BROKEN)
+    bound = llm.bind_tools([search])
+    answer = joined(bound.stream("Where?")) if streaming else bound.invoke("Where?")
+    assert answer.tool_calls == []
+    (call,) = answer.invalid_tool_calls
+    assert '"search", "arg' in call["args"] or '\\"search\\", \\"arg' in call["args"]
+
+
+def test_no_call_may_be_made(chat, make_say):
+    llm, kv = chat
+    make_say(kv, CALL)
+    answer = llm.bind_tools([search], tool_choice="none").invoke("Where?")
+    assert (answer.content, answer.tool_calls) == (CALL, [])
+
+
+def test_a_choice_that_is_none(chat):
+    llm, _ = chat
+    for choice in ("jump", 5):
+        with pytest.raises(ConfigError, match="tool_choice"):
+            llm.bind_tools([search], tool_choice=choice).invoke("Where?")
+
+
+def test_a_tools_result_is_reused(chat, make_say):
+    """Documents in a ToolMessage are chunks like any others, and turns go on."""
+    llm, kv = chat
+    bound = llm.bind_tools([search])
+    make_say(kv, CALL)
+    asked = HumanMessage("What is a target list?")
+    first = bound.invoke([asked])
+    result = search.invoke(first.tool_calls[0])
+    assert isinstance(result, ToolMessage)
+    make_say(kv, "A list of targets.")
+    bound.invoke([asked, first, result])
+    report = llm.last_report
+    assert {use.text for use in report.chunks if use.reused} == set(CHUNKS[:2])
+
+
+def test_an_agent_of_several_steps(chat, make_say):
+    llm, kv = chat
+    make_say(kv, CALL, CALL.replace("targets", "apples"), "It is a list.")
+    agent = create_agent(llm, [search])
+    state = agent.invoke({"messages": [("human", "What is a target list?")]})
+    kinds = [type(message).__name__ for message in state["messages"]]
+    assert kinds == [
+        *("HumanMessage", "AIMessage", "ToolMessage", "AIMessage", "ToolMessage", "AIMessage")
+    ]
+    assert state["messages"][-1].content == "It is a list."
+    steps = [
+        message.response_metadata["ragkv"]
+        for message in state["messages"]
+        if isinstance(message, AIMessage)
+    ]
+    cached = [each["prompt_tokens"] - each["fresh_tokens"] for each in steps]
+    assert cached == sorted(cached)
+    assert steps[-1]["conversation_tokens"] > steps[0]["prompt_tokens"]
+
+
+def test_the_sink_has_the_tools(make_engine):
+    kv = make_engine()
+    llm = ChatRagKV(
+        kv=kv,
+        sink_from=ChatPromptTemplate([("human", "{input}")]),
+        sink_tools=[search],
+        max_tokens=4,
+    )
+    llm.precompute(CHUNKS)
+    bound = llm.bind_tools([search])
+    bound.invoke("\n\n".join([*CHUNKS, "What is it?"]))
+    report = llm.last_report
+    assert report.warnings == ()
+    assert report.sink_tokens > 60
+    assert len([use for use in report.chunks if use.reused]) == 3
+
+
+@pytest.mark.parametrize("text", ["Use this: {context}\n\n{question}"])
+def test_the_sink_from_a_string(make_engine, text):
+    kv = make_engine()
+    llm = ChatRagKV(kv=kv, sink_from=text)
+    same = ChatRagKV(kv=kv, sink_from=ChatPromptTemplate.from_template(text))
+    assert llm._sink == same._sink
+    assert llm._sink.endswith("Use this: ")
+
+
+# ---- structured output
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_objects_of_a_class(chat, method):
+    llm, _ = chat
+    found = llm.with_structured_output(Person, method=method).invoke("Who?", max_tokens=300)
+    assert isinstance(found, Person)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_dicts_of_a_schema(chat, method):
+    llm, _ = chat
+    chain = llm.with_structured_output(Person.model_json_schema(), method=method)
+    assert chain.invoke("Who?", max_tokens=300).keys() == {"name", "age"}
+
+
+def test_raw_answers_and_errors(chat):
+    llm, _ = chat
+    chain = llm.with_structured_output(Person, include_raw=True)
+    whole = chain.invoke("Who?", max_tokens=300)
+    assert isinstance(whole["parsed"], Person)
+    assert json.loads(whole["raw"].content) == whole["parsed"].model_dump()
+    short = llm.model_copy(update={"max_tokens": 3})
+    cut = short.with_structured_output(Person, include_raw=True).invoke("Who?")
+    assert cut["parsed"] is None
+    assert cut["parsing_error"] is not None
+
+
+def test_an_object_that_is_cut_short_is_none(chat):
+    llm, _ = chat
+    for schema in (Person, Person.model_json_schema()):
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            llm.with_structured_output(schema).invoke("Who?", max_tokens=9)
+
+
+def test_a_stream_of_objects(chat):
+    llm, _ = chat
+    schema = {**Person.model_json_schema(), "title": "Person"}
+    found = list(llm.with_structured_output(schema).stream("Who?", max_tokens=300))
+    assert found[-1].keys() == {"name", "age"}
+    assert len(found) > 2
+
+
+def test_methods_that_are_none(chat):
+    llm, _ = chat
+    with pytest.raises(ConfigError, match="json_mode"):
+        llm.with_structured_output(Person, method="guessing")

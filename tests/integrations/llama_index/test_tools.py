@@ -1,0 +1,148 @@
+"""RagKVLLM calls tools and predicts objects: in this process, and through a server."""
+
+from __future__ import annotations
+
+import pytest
+from listening import listening
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.ragkv import RagKVLLM
+from pydantic import BaseModel, Field
+from tiny import some_chunks
+
+from ragkv.errors import ConfigError
+
+CHUNKS = some_chunks(3)
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "targets"}}\n</tool_call>'
+
+
+def search(query: str) -> str:
+    """Search the manual."""
+    return "\n\n".join(CHUNKS[:2]) if "targets" in query else "Nothing."
+
+
+SEARCH = FunctionTool.from_defaults(search)
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=120)
+
+
+@pytest.fixture(params=["here", "served"])
+def made(request, make_engine):
+    """Return a model, over an engine or a server of it, and that engine."""
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    given = {"max_new_tokens": 400, "context_window": 4000, "is_chat_model": True}
+    if request.param == "here":
+        yield RagKVLLM(kv=kv, **given), kv
+        return
+    with listening(kv) as url:
+        llm = RagKVLLM(api_base=url, **given)
+        llm.kv.precompute(CHUNKS, **llm.reuse_overrides)  # behind the default template's head
+        yield llm, kv
+        llm.kv.close()
+
+
+def test_it_says_that_it_calls_functions(made):
+    assert made[0].metadata.is_function_calling_model
+
+
+def test_a_call_that_has_to_be_made(made):
+    llm, _ = made
+    response = llm.chat_with_tools([SEARCH], user_msg="Search!", tool_required=True)
+    calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+    assert [call.tool_name for call in calls] in (["search"], [])
+    assert calls or response.message.content.startswith('{"name": "search"')
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_model_decides(made, make_say, parallel):
+    llm, kv = made
+    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
+    given = {"user_msg": "Where?", "allow_parallel_tool_calls": parallel}
+    response = llm.chat_with_tools([SEARCH], **given)
+    calls = llm.get_tool_calls_from_response(response)
+    assert [call.tool_kwargs for call in calls] == [{"query": "targets"}] * (1 + parallel)
+    assert response.message.content == "I will look."
+
+
+async def test_a_stream_ends_with_the_calls(made, make_say):
+    llm, kv = made
+    make_say(kv, CALL, CALL)
+    *_, last = llm.stream_chat_with_tools([SEARCH], user_msg="Where?")
+    assert [call.tool_name for call in llm.get_tool_calls_from_response(last)] == ["search"]
+    async for response in await llm.astream_chat_with_tools([SEARCH], user_msg="Where?"):
+        last = response
+    assert [call.tool_name for call in llm.get_tool_calls_from_response(last)] == ["search"]
+
+
+def test_no_call_and_broken_calls(made, make_say):
+    llm, kv = made
+    make_say(kv, "I know that.", '<tool_call>{"name": "search", "arg')
+    response = llm.chat_with_tools([SEARCH], user_msg="Where?")
+    assert llm.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
+    with pytest.raises(ValueError, match="tool call"):
+        llm.get_tool_calls_from_response(response)
+    response = llm.chat_with_tools([SEARCH], user_msg="Where?")
+    assert response.message.content == '{"name": "search", "arg'
+    assert len(response.raw["invalid_tool_calls"]) == 1
+
+
+def test_predict_and_call(made, make_say):
+    llm, kv = made
+    make_say(kv, CALL)
+    answer = llm.predict_and_call([SEARCH], user_msg="What is a target?")
+    assert answer.response == search("targets")
+
+
+async def test_a_function_agent(made, make_say):
+    llm, kv = made
+    make_say(kv, CALL, "It is a list.")
+    agent = FunctionAgent(tools=[SEARCH], llm=llm, streaming=False)
+    answer = await agent.run("What is a target list?")
+    assert str(answer) == "It is a list."
+    report = llm.last_report
+    assert {use.text for use in report.chunks if use.reused} == set(CHUNKS[:2])
+    assert [call.tool_name for call in answer.tool_calls] == ["search"]
+
+
+def test_tools_need_the_chat_template(make_engine):
+    llm = RagKVLLM(kv=make_engine(), is_chat_model=True, messages_to_prompt=str)
+    assert not llm.metadata.is_function_calling_model
+    with pytest.raises(ConfigError, match="messages_to_prompt"):
+        llm.chat_with_tools([SEARCH], user_msg="Where?")
+
+
+# ---- objects
+
+
+async def test_objects_of_a_class(made):
+    llm, _ = made
+    prompt = PromptTemplate("Who is {name}?")
+    assert isinstance(llm.structured_predict(Person, prompt, name="Tom"), Person)
+    assert isinstance(await llm.astructured_predict(Person, prompt, name="Tom"), Person)
+    structured = llm.as_structured_llm(Person)
+    assert isinstance(structured.chat([ChatMessage("Who?")]).raw, Person)
+    assert isinstance((await structured.achat([ChatMessage("Who?")])).raw, Person)
+
+
+async def test_a_stream_of_objects(made):
+    llm, _ = made
+    prompt = PromptTemplate("Who is {name}?")
+    found = list(llm.stream_structured_predict(Person, prompt, name="Tom"))
+    assert isinstance(found[-1], Person)
+    assert len(found) > 2
+    async for each in await llm.astream_structured_predict(Person, prompt, name="Tom"):
+        last = each
+    assert last == found[-1]
+
+
+def test_an_answer_that_is_cut_short(made):
+    with pytest.raises(ValueError, match="JSON"):
+        made[0].structured_predict(Person, PromptTemplate("Who?"), {"max_new_tokens": 3})

@@ -1,0 +1,187 @@
+"""Tool calls are read as each family of templates writes them, and never raise."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from tiny import tiny_tokenizer
+
+from ragkv.prompt.chat import Chat
+from ragkv.prompt.render import render, template_head
+from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
+from ragkv.prompt.tools.reader import CallReader, format_of, tool_formats
+
+FORMATS = {each.name: each for each in tool_formats()}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the manual.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    },
+}
+TEMPLATES = {
+    "hermes": "{{ tools }}<tool_call>",
+    "llama3": "{{ tools }}<|python_tag|>",
+    "mistral": "{{ tools }}[TOOL_CALLS]",
+    "phi": "{{ tools }}<|tool|>",
+    "gemma": "{{ tools }}<start_function_call>",
+    "gpt_oss": "{{ tools }}<|channel|>commentary to=functions.",
+}
+ONE = [("search", {"query": "a {b}"})]
+TWO = [*ONE, ("look", {})]
+WHOLE = [
+    ("hermes", '<tool_call>\n{"name": "search", "arguments": {"query": "a {b}"}}\n</tool_call>', ONE),
+    (
+        "hermes",
+        ('<tool_call>{"name": "search", "arguments": {"query": "a {b}"}}</tool_call>\n'
+        '<tool_call>{"name": "look", "arguments": {}}'),
+        TWO,
+    ),
+    ("llama3", '{"name": "search", "parameters": {"query": "a {b}"}}', ONE),
+    ("llama3", '<|python_tag|>{"name": "search", "parameters": {"query": "a {b}"}}; {"name": "look"}', TWO),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a {b}"}}, {"name": "look"}]',
+        TWO,
+    ),
+    ("mistral", '[TOOL_CALLS]search[ARGS]{"query": "a {b}"}[TOOL_CALLS]look[ARGS]{}', TWO),
+    ("phi", '<|tool_call|>[{"name": "search", "arguments": {"query": "a {b}"}}]<|/tool_call|>', ONE),
+    ("phi", 'functools[{"name": "search", "arguments": {"query": "a {b}"}}, {"name": "look"}]', TWO),
+    (
+        "gemma",
+        ("<start_function_call>call:search{query:<escape>a {b}<escape>}<end_function_call>"
+        "<start_function_call>call:look{}<end_function_call>"),
+        TWO,
+    ),
+    (
+        "gpt_oss",
+        ("<|channel|>analysis<|message|>I should search.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.search <|constrain|>json<|message|>{"query": "a {b}"}<|call|>'),
+        ONE,
+    ),
+]  # fmt: skip
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "search", "arg', 1),
+    ("hermes", "<tool_call>search</tool_call>", 1),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 1),
+    ("hermes", '<tool_call>{"name": "search", "arguments": [1]}</tool_call>', 1),
+    ("llama3", '{"name": "search", "parameters": ', 1),
+    ("llama3", '{"answer": 5}', 1),
+    ("mistral", "[TOOL_CALLS] [{", 1),
+    ("mistral", "[TOOL_CALLS]search[ARGS]{1", 1),
+    ("phi", "functools[1]", 1),
+    ("gemma", "<start_function_call>search<end_function_call>", 1),
+    ("gemma", "<start_function_call>call:search{query:}<end_function_call>", 1),
+    ("gpt_oss", "<|channel|>commentary to=functions.search<|message|>{", 1),
+]
+
+
+def read(name: str, text: str, size: int) -> tuple[str, str, list]:
+    """Return what was let through, the text, and the calls, of an answer in pieces."""
+    reader = CallReader(FORMATS[name])
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    passed = "".join(map(reader.feed, pieces))
+    return passed, *reader.finish()
+
+
+def plain(calls: list) -> list[tuple[str, dict]]:
+    assert all(isinstance(call, ToolCall) for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
+    return [(call.name, dict(call.arguments)) for call in calls]
+
+
+def test_a_format_is_a_file():
+    assert set(FORMATS) == set(TEMPLATES)
+    for name, template in TEMPLATES.items():
+        tokenizer = copy.deepcopy(tiny_tokenizer())
+        tokenizer.chat_template = template
+        assert format_of(tokenizer).name == name
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("name", "text", "calls"), WHOLE)
+def test_calls_are_read(name, text, calls, size):
+    passed, said, found = read(name, text, size)
+    assert (passed, said) == ("", "")
+    assert plain(found) == calls
+
+
+@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"gpt_oss"}))
+def test_text_without_a_call_passes_as_it_is(name, size):
+    text = " See <b>1</b> {not a call} [x] func(1) <tool \n"
+    passed, said, found = read(name, text, size)
+    assert (said, found) == (text, [])
+    assert text.startswith(passed)
+    assert len(passed) > len(text) - 8
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "phi", "gemma"])
+def test_text_before_a_call_passes(name):
+    call = next(text for form, text, _ in WHOLE if form == name)
+    passed, said, found = read(name, f"Let me look.\n\n{call}", 1)
+    assert passed == said == "Let me look."
+    assert plain(found)[0] == ONE[0]
+
+
+def test_the_final_channel_is_the_text():
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 5."
+    assert read("gpt_oss", text, 4)[1:] == ("It is 5.", [])
+    assert read("gpt_oss", "It is 5.", 4)[1:] == ("It is 5.", [])
+
+
+@pytest.mark.parametrize(("name", "text", "count"), BROKEN)
+def test_broken_calls_are_invalid_calls(name, text, count):
+    _, _, found = read(name, text, 1000)
+    assert [type(call) for call in found] == [InvalidToolCall] * count
+    assert found[0].error
+    assert found[0].text
+
+
+def test_an_answer_that_is_one_call_by_construction():
+    reader = CallReader(None)
+    assert reader.feed('{"name": "search", "arguments": {"query": "x"}}') == ""
+    text, calls = reader.finish()
+    assert (text, plain(calls)) == ("", [("search", {"query": "x"})])
+
+
+# ---- prompts with tools
+
+
+def test_definitions_go_through_the_template():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = (
+        "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Here.", "tool_call_id": "123456789"},
+    ]
+    text = render(Chat(messages, [TOOL]), tokenizer).text
+    head = template_head([{"role": "user", "content": "{context}"}], tokenizer, [TOOL])
+    assert text.startswith(head)
+    assert "Searches the manual." in head
+    assert '<tool_call>{"name": "search", "arguments": {"query": "x"}}' in text
+    assert text.endswith("[tool]Here.")
+
+
+def test_a_template_without_tools_gets_them_in_the_system_message():
+    tokenizer = tiny_tokenizer()
+    assert "tools" not in tokenizer.chat_template
+    call = {"function": {"name": "search", "arguments": {"query": "x"}}}
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "Here."},
+    ]
+    text = render(Chat(messages, [TOOL]), tokenizer).text
+    assert text.index("Searches the manual.") < text.index("Where?") < text.index("Here.")
+    assert "<tool_call>" in text
+    assert format_of(tokenizer).name == "hermes"
