@@ -12,13 +12,21 @@ if TYPE_CHECKING:
     from langchain_ragkv.ingestion import RagKVTransformer
     from langchain_ragkv.pipeline import RagKVPipeline
     from langchain_ragkv.retriever import RagKVRetriever
+    from langchain_ragkv.staged import RagKVStagedRetriever
 
-__all__ = ["ChatRagKV", "RagKVPipeline", "RagKVRetriever", "RagKVTransformer"]
+__all__ = [
+    "ChatRagKV",
+    "RagKVPipeline",
+    "RagKVRetriever",
+    "RagKVStagedRetriever",
+    "RagKVTransformer",
+]
 
 _MODULES = {
     "ChatRagKV": "chat_model",
     "RagKVPipeline": "pipeline",
     "RagKVRetriever": "retriever",
+    "RagKVStagedRetriever": "staged",
     "RagKVTransformer": "ingestion",
 }
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from langchain_ragkv.prompts import prompt_head
+from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
@@ -179,6 +181,34 @@ class ChunkReuse(BaseModel):
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks of the next prompt: their loading starts at once."""
         self.kv.prefetch(texts, **self._overrides(overrides))
+
+    def follow(
+        self,
+        stages: Iterable[Sequence[Document]],
+        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
+        **overrides: Any,
+    ) -> list[Document]:
+        """Return a retrieval's result, as :meth:`ragkv.RagKV.follow`; prompts are LangChain's."""
+        prompt = partial(self._prompt_of, prompt_of)
+        return self.kv.follow(stages, prompt, **self._overrides(overrides))
+
+    async def afollow(
+        self,
+        stages: Iterable[Sequence[Document]],
+        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
+        **overrides: Any,
+    ) -> list[Document]:
+        """Do the same in a thread."""
+        prompt = partial(self._prompt_of, prompt_of)
+        return await self.kv.afollow(stages, prompt, **self._overrides(overrides))
+
+    def _prompt_of(
+        self,
+        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
+        found: Sequence[Document],
+    ) -> str | list[dict[str, Any]]:
+        value = prompt_value(prompt_of(found))
+        return convert_messages(value.to_messages()) if self._chat else value.to_string()
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

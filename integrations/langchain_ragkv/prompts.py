@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -13,7 +14,9 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    convert_to_messages,
 )
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
 from ragkv import RagKV
@@ -31,6 +34,15 @@ _NOT_TEXT_BUT_SILENT = ("reasoning", "thinking", "redacted_thinking", "tool_call
 
 _MARK = "\ue000{name}\ue000"
 _FIELD = re.compile("\ue000[^\ue000]+\ue000")
+
+
+def prompt_value(given: LanguageModelInput) -> PromptValue:
+    """Return what a model is given in one form, as LangChain does."""
+    if isinstance(given, PromptValue):
+        return given
+    if isinstance(given, str):
+        return StringPromptValue(text=given)
+    return ChatPromptValue(messages=convert_to_messages(given))
 
 
 def convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:

@@ -98,15 +98,15 @@ def ttft(
 
         _show(Benchmark.load(chart), plot)
         return
-    _check_model(model, random_weights)
+    check_model(model, random_weights)
 
     from ragkv.measure.speed.run import bench_ttft
     from ragkv.measure.speed.ttft import TtftPlan
 
     plan = TtftPlan(
-        tokens=_numbers("--tokens", tokens, int),
+        tokens=numbers("--tokens", tokens, int),
         chunk_tokens=chunk_tokens,
-        ratios=_numbers("--ratio", ratio, float),
+        ratios=numbers("--ratio", ratio, float),
         methods=tuple(options.parts_of(method)),
         tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
         rounds=rounds,
@@ -116,7 +116,7 @@ def ttft(
         _opening(name, max(plan.tokens), model, random_weights, gguf, vllm_python, dtype)
         for name in peer or ()
     ]
-    with _engine(model, random_weights, device, dtype, seed) as kv:
+    with engine_of(model, random_weights, device, dtype, seed) as kv:
         benchmark = bench_ttft(
             kv.loaded,
             plan,
@@ -176,7 +176,7 @@ def answer(
 
         _show(AnswerBenchmark.load(chart), plot)
         return
-    _check_model(model, random_weights)
+    check_model(model, random_weights)
     if weights is not None and random_weights is not None:
         raise ConfigError("give one of --weights and --random-weights")
 
@@ -184,10 +184,10 @@ def answer(
     from ragkv.measure.speed.answer import AnswerPlan, bench_answers
 
     plan = AnswerPlan(
-        tokens=_numbers("--tokens", tokens, int),
-        answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
+        tokens=numbers("--tokens", tokens, int),
+        answer_tokens=numbers("--answer-tokens", answer_tokens, int),
         chunk_tokens=chunk_tokens,
-        ratios=_numbers("--ratio", ratio, float),
+        ratios=numbers("--ratio", ratio, float),
         methods=tuple(options.parts_of(method)),
         rounds=rounds,
         lookup=lookup,
@@ -200,7 +200,7 @@ def answer(
         _opening(name, longest, model, random_weights, gguf, vllm_python, dtype)
         for name in peer or ()
     ]
-    with _engine(model, random_weights, device, dtype, seed, weights) as kv:
+    with engine_of(model, random_weights, device, dtype, seed, weights) as kv:
         benchmark = bench_answers(kv.loaded, plan, data=asked, peers=openings, show_progress=True)
     _show(benchmark, plot)
     if json_path is not None:
@@ -230,8 +230,8 @@ def ingest(
     from ragkv.measure.speed.table import ingest_table
 
     options.check_folders(json_path)
-    _check_model(model, random_weights)
-    with _engine(model, random_weights, device, dtype, seed) as kv, err.status("Ingesting …"):
+    check_model(model, random_weights)
+    with engine_of(model, random_weights, device, dtype, seed) as kv, err.status("Ingesting …"):
         found = bench_ingest(
             kv.loaded,
             chunks=chunks,
@@ -245,12 +245,13 @@ def ingest(
     out.print(ingest_table(found))
 
 
-def _check_model(model: str | None, random_weights: str | None) -> None:
+def check_model(model: str | None, random_weights: str | None) -> None:
+    """Refuse two models."""
     if model is not None and random_weights is not None:
         raise ConfigError("give one of --model and --random-weights")
 
 
-def _engine(
+def engine_of(
     model: str | None,
     shape: str | None,
     device: str | None,
@@ -332,7 +333,14 @@ def _show(benchmark: Benchmark | AnswerBenchmark, plot: Path | None) -> None:
         out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+def numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+    """Return an option's comma-separated numbers.
+
+    Raises
+    ------
+    ConfigError
+        There is something else in it.
+    """
     try:
         return tuple(kind(part) for part in options.parts_of(text))
     except ValueError as error:

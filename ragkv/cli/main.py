@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from ragkv.cli.ask import ask
 from ragkv.cli.bench import bench
 from ragkv.cli.bench_serve import bench_serve_command
+from ragkv.cli.bench_speculate import bench_speculate_command
 from ragkv.cli.calibrate import calibrate_command
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out
@@ -74,4 +75,5 @@ app.command("calibrate")(calibrate_command)
 app.command("tune-auxiliary")(tune_command)
 app.add_typer(store_app, name="store")
 bench.command("serve")(bench_serve_command)
+bench.command("speculate")(bench_speculate_command)
 app.add_typer(bench, name="bench")

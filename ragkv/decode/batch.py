@@ -145,21 +145,15 @@ class StepBatch(Claim):
         if not self._answers:
             yield
             return
-        here = threading.get_ident()
 
-        def run_steps(*_: object) -> None:
-            if threading.get_ident() != here or self._steps or not self._answers:
+        def run_steps() -> None:
+            if self._steps or not self._answers:
                 return
             if time.perf_counter() - self._last >= self.max_wait_s:
                 self._step_all()
 
-        layers = backbone_of(loaded.model).layers
-        hooks = [layer.register_forward_pre_hook(run_steps) for layer in layers]
-        try:
+        with before_layers(loaded, run_steps):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _step_all(self) -> None:
         """Compute the next step of every answer."""
@@ -235,6 +229,24 @@ def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
     """Whether an ordinary call computes the step faster: on a GPU, where it repairs nothing."""
     on_device = loaded.device.type != "cpu" and not isinstance(subset.cache, OverlappedCache)
     return on_device and len(subset.rows) == subset.keep
+
+
+@contextmanager
+def before_layers(loaded: ReusableModel, check: Callable[[], object]) -> Iterator[None]:
+    """Call ``check`` before each layer of the calling thread's passes in the block."""
+    here = threading.get_ident()
+
+    def call(*_: object) -> None:
+        if threading.get_ident() == here:
+            check()
+
+    layers = backbone_of(loaded.model).layers
+    hooks = [layer.register_forward_pre_hook(call) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def batch_of(loaded: ReusableModel) -> StepBatch:

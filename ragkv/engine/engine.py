@@ -24,6 +24,7 @@ from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
+from ragkv.engine.speculations import Speculates, Speculations
 from ragkv.engine.state import EngineState
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
@@ -39,7 +40,7 @@ from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
 
-class RagKV(EngineState):
+class RagKV(Speculates, EngineState):
     """A language model that answers from precomputed chunk caches.
 
     Parameters
@@ -111,6 +112,7 @@ class RagKV(EngineState):
             self._store.close()
             raise
         self._lifecycle = Lifecycle()
+        self._speculations = Speculations(self._pipeline, self._lifecycle, self._reuse)
         self._lock.join()
 
     # ---- ingestion
@@ -155,10 +157,8 @@ class RagKV(EngineState):
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config, method = self._configured(overrides)
         with self._lifecycle:
-            if self._reuse is None:
-                return False
-            corpus = self._reuse.corpus
-            return corpus.contains(text, corpus.sink_for(config, method))
+            corpus = None if self._reuse is None else self._reuse.corpus
+            return corpus is not None and corpus.contains(text, corpus.sink_for(config, method))
 
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the KV of former prompts; return whether it was stored."""
@@ -342,7 +342,7 @@ class RagKV(EngineState):
         if self._lifecycle.forked:
             return
         self._lock.refuse_reentry()
-        if self._lifecycle.close():
+        if self._lifecycle.close(self._speculations.clear):
             if self._reuse is not None:
                 self._reuse.background.close()
             with self._lock:

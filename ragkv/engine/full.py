@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -11,7 +13,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig
-from ragkv.decode.batch import batch_of
+from ragkv.decode.batch import batch_of, before_layers
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
@@ -20,7 +22,7 @@ from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
-from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
@@ -28,12 +30,40 @@ from ragkv.splice.buffer import SplicedCache, spare_rows
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A computed prompt, from which an answer can go on.
+
+    Attributes
+    ----------
+    cache
+        All of the prompt's rows.
+    logits
+        ``[vocab]`` float32, after the prompt.
+    turn
+        Its place, to be dropped when it is not kept any more.
+    """
+
+    plan: Plan
+    cache: SplicedCache
+    logits: torch.Tensor
+    turn: Turn
+
+
+PreparedFor = Callable[[Request, Callable[[], bool] | None], Prepared | None]
+
+
 class FullPrefill:
-    """Runs prompts by full prefill, each in its turn."""
+    """Runs prompts by full prefill, each in its turn.
+
+    ``prepared_for`` returns what :meth:`prepare` did for the same prompt and settings, and the
+    request goes on from that; None where it has to compute its prompt.
+    """
 
     def __init__(self, loaded: LoadedModel, requests: RequestQueue) -> None:
-        self._loaded = loaded
-        self._requests = requests
+        self.loaded = loaded
+        self.requests = requests
+        self.prepared_for: PreparedFor = lambda *_: None
 
     def run(
         self,
@@ -72,41 +102,79 @@ class FullPrefill:
         Cancelled
             ``cancelled`` returned True before the request's turn.
         """
+        ends = cancelled or _never
 
         def finish(plan: Plan, turn: Turn) -> tuple[Plan, Drawn]:
-            ends = cancelled or _never
             return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
 
-        return self.run(request, finish, cancelled)
+        static = decode.cache_implementation is not None
+        prepared = None if static else self.prepared_for(request, cancelled)
+        if prepared is None:
+            return self.run(request, finish, cancelled)
+        plan, cache, logits = prepared.plan, prepared.cache, prepared.logits
+        with self._turn(request, plan.located, cancelled, cached_share=math.inf) as turn:
+            steps = self._steps(plan, cache, lambda: logits, turn)
+            drawn = draw(self.loaded, plan.ids, steps, decode, listener=listener, cancelled=ends)
+            self._keep(request, plan, cache, drawn)
+            return plan, drawn
+
+    @torch.no_grad()
+    def prepare(self, request: Request, cancelled: Callable[[], bool]) -> Prepared:
+        """Compute the prompt and keep its turn, for a :meth:`generate` to come.
+
+        Raises
+        ------
+        Cancelled, GaveWay
+            The request's speculation is to end.
+        UnsupportedModelError
+            The model's caches cannot be reused.
+        """
+
+        def compute(plan: Plan, turn: Turn) -> Prepared:
+            cache, first = self._begun(request, plan, require_reusable(self.loaded))
+            prepared = Prepared(plan, cache, first(), turn)
+            turn.kept = True
+            return prepared
+
+        return self.run(request, compute, cancelled)
 
     @contextmanager
     def _turn(
-        self, request: Request, located: Located, cancelled: Callable[[], bool] | None
+        self,
+        request: Request,
+        located: Located,
+        cancelled: Callable[[], bool] | None,
+        *,
+        cached_share: float | None = None,
     ) -> Iterator[Turn]:
         """Wait until this request may use the model; others' steps run between its layers."""
-        loaded, tokens = self._loaded, len(located.tokens)
+        loaded, tokens = self.loaded, len(located.tokens)
         waiting = request.clock.step("wait")
         with ExitStack() as stack:
             with waiting:
                 turn = stack.enter_context(
-                    self._requests.turn(
+                    self.requests.turn(
                         loaded,
-                        cached_share=located.cached_share,
+                        cached_share=located.cached_share if cached_share is None else cached_share,
                         tokens=tokens + spare_rows(request.answer_tokens),
                         cancelled=cancelled,
+                        speculation=request.speculation,
                     )
                 )
             stack.enter_context(loaded.without_autocast())
             if isinstance(loaded, ReusableModel):
                 turn.until_prefilled(batch_of(loaded).between_layers(loaded))
+                if request.speculation is not None:
+                    request.speculation.check()
+                    turn.until_prefilled(before_layers(loaded, request.speculation.check))
             yield turn
 
     def _tokenize(self, request: Request) -> Located:
-        rendered = render(request.prompt, self._loaded.tokenizer)
-        tokens = tokenize(rendered, self._loaded.tokenizer)
+        rendered = render(request.prompt, self.loaded.tokenizer)
+        tokens = tokenize(rendered, self.loaded.tokenizer)
         if not len(tokens):
             raise ConfigError("the prompt is empty")
-        limit = self._loaded.positions
+        limit = self.loaded.positions
         if limit is not None and len(tokens) > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(tokens)} tokens exceeds the model's {limit} positions: "
@@ -116,8 +184,8 @@ class FullPrefill:
 
     def _prefill(self, request: Request, plan: Plan) -> tuple[Plan, torch.Tensor, Cache]:
         del request
-        logits, cache = full_prefill(self._loaded, plan.ids)
-        self._loaded.wait()
+        logits, cache = full_prefill(self.loaded, plan.ids)
+        self.loaded.wait()
         return plan, logits, cache
 
     def _generate(
@@ -130,22 +198,38 @@ class FullPrefill:
         listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
-        steps, loaded = None, self._loaded
+        steps, loaded = None, self.loaded
         if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
-            cache = SplicedCache(
-                loaded.architecture,
-                0,
-                dtype=loaded.dtype,
-                device=loaded.device,
-                workspace=loaded.workspace,
-                spare=len(plan.ids) + spare_rows(decode.max_new_tokens),
-            )
-            first = partial(_into, loaded, plan.ids, cache)
-            steps = Steps(loaded, plan.ids, cache, first, prefilled=turn.prefilled)
+            cache, first = self._begun(request, plan, loaded)
+            steps = self._steps(plan, cache, first, turn)
         drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
         if steps is not None:
             self._keep(request, plan, cache, drawn)
         return plan, drawn
+
+    def _begun(
+        self, request: Request, plan: Plan, loaded: ReusableModel
+    ) -> tuple[SplicedCache, Callable[[], torch.Tensor]]:
+        """Return the prompt's cache, and what computes the rest of it and its logits."""
+        cache = SplicedCache(
+            loaded.architecture,
+            0,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            workspace=loaded.workspace,
+            spare=len(plan.ids) + spare_rows(request.answer_tokens),
+        )
+        return cache, partial(_into, loaded, plan.ids, cache)
+
+    def _steps(
+        self,
+        plan: Plan,
+        cache: SplicedCache,
+        first: Callable[[], torch.Tensor],
+        turn: Turn,
+    ) -> Steps:
+        loaded, copies = require_reusable(self.loaded), plan.repair.copies
+        return Steps(loaded, plan.ids, cache, first, copies, prefilled=turn.prefilled)
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Take the cache of a finished answer; nothing is done with it here."""

@@ -19,7 +19,6 @@ from ragkv.chunk.kv import LayeredKV
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
-from ragkv.decode.steps import Steps
 from ragkv.engine.conversations import LEAST_TOKENS, Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.full import FullPrefill
@@ -27,6 +26,7 @@ from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.engine.versions import Versions
+from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
@@ -268,30 +268,29 @@ class Pipeline(FullPrefill):
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         """Generate: the first step recomputes the plan's rows, later ones repair copies."""
-        if plan.cache is None:
+        if plan.cache is None or decode.cache_implementation is None:
             return super()._generate(
                 request, decode, plan, turn, listener=listener, cancelled=cancelled
             )
         finish = partial(draw, self._model, plan.ids, listener=listener, cancelled=cancelled)
-        if decode.cache_implementation is None:
-            first = partial(self._recompute, request, plan)
-            copies = plan.repair.copies
-            prefilled = turn.prefilled
-            steps = Steps(self._model, plan.ids, plan.cache, first, copies, prefilled=prefilled)
-            drawn = finish(steps, decode)
-            self._keep(request, plan, plan.cache, drawn)
-            return plan, drawn
         plan.cache.crop(-1)  # the prompt's last token is fed by generate's first call
         with subset_as_first_call(
             self._model, plan.subset, partial(self._recomputing, request, plan)
         ):
             return plan, finish(plan.cache, decode)
 
+    def _begun(
+        self, request: Request, plan: Plan, loaded: ReusableModel
+    ) -> tuple[SplicedCache, Callable[[], torch.Tensor]]:
+        if plan.cache is None:
+            return super()._begun(request, plan, loaded)
+        return plan.cache, partial(self._recompute, request, plan)
+
     def _recompute(self, request: Request, plan: Plan) -> torch.Tensor:
         """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
         with self._recomputing(request, plan):
             logits = subset_forward(self._model, plan.subset)[0]
-            self._loaded.wait()
+            self.loaded.wait()
         return logits
 
     @contextmanager

@@ -104,12 +104,14 @@ class Plan:
     """What is recomputed, and how: all that the last step needs.
 
     ``preload_depth`` is that of the report.
+    ``ahead_s``: seconds of it that a speculation had computed when the request came.
     """
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
     preload_depth: int = 0
+    ahead_s: float = 0.0
 
     @property
     def located(self) -> Located:
@@ -190,6 +192,7 @@ def report_of(
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         preload_depth=plan.preload_depth,
+        ahead_s=plan.ahead_s,
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,

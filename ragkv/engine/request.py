@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
+from ragkv.engine.requests import GivesWay
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
@@ -27,6 +28,8 @@ class Request:
         Started at the user's call.
     answer_tokens
         Tokens that may be generated after the prompt.
+    speculation
+        Gives way to real requests; None for a real one.
     """
 
     prompt: Prompt
@@ -34,6 +37,7 @@ class Request:
     method: Method
     clock: Clock
     answer_tokens: int = 0
+    speculation: GivesWay | None = None
 
 
 def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ragkv.config import BatchConfig
 from ragkv.decode.batch import StepBatch
@@ -22,6 +23,27 @@ class Cancelled(Exception):  # noqa: N818  internal
     """Raised in a stream's thread when it is closed before its answer began."""
 
 
+class GaveWay(Exception):  # noqa: N818  internal
+    """Raised in a speculation's thread when somebody else wants the model."""
+
+
+class GivesWay(Protocol):
+    """A request that nobody has asked yet: it begins and goes on while nothing else is to do."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a real request waits for it: then it is one itself."""
+        ...
+
+    def give_way(self) -> None:
+        """End between two layers, or drop what was computed; called by a real request's thread."""
+        ...
+
+    def check(self) -> None:
+        """Raise GaveWay or Cancelled where it is to end; called before every layer."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """A request's place.
@@ -34,14 +56,25 @@ class Turn:
         Bytes of its keys and values.
     overtaken
         Requests that came later and began earlier.
+    speculation
+        Gives way to real requests; None for a real one.
+    kept
+        Whether its cache is kept when the turn ends, until :meth:`RequestQueue.drop`.
     """
 
     requests: RequestQueue
     cached_share: float
     nbytes: int
     overtaken: int = 0
+    speculation: GivesWay | None = None
+    kept: bool = False
     has_model: bool = False
     _prefill: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether somebody waits for it."""
+        return self.speculation is None or self.speculation.is_wanted
 
     def until_prefilled(self, context: AbstractContextManager[object]) -> None:
         """Enter a context that ends when the prompt is computed."""
@@ -57,14 +90,18 @@ class Turn:
 
 
 class RequestQueue:
-    """The requests of one model: those that wait, the one whose prompt is computed, the others."""
+    """The requests of one model: those that wait, the one whose prompt is computed, the others.
+
+    A speculation begins when no real request waits or runs, and gives way to the next one. What it
+    computed counts as running until it is used or dropped.
+    """
 
     def __init__(self, lock: ModelLock) -> None:
         self.lock = lock
         self._changed = threading.Condition()
         self._config = BatchConfig()
         self._waiting: list[Turn] = []
-        self._running: set[Turn] = set()
+        self._running: dict[Turn, None] = {}  # in the order of beginning
         self._prefilling: Turn | None = None
 
     def configure(self, config: BatchConfig | None) -> None:
@@ -76,15 +113,21 @@ class RequestQueue:
 
     @property
     def running(self) -> int:
-        """Number of requests that have begun and not ended."""
+        """Number of real requests that have begun and not ended."""
         with self._changed:
-            return len(self._running)
+            return sum(turn.is_real for turn in self._running)
 
     @property
     def waiting(self) -> int:
-        """Number of requests that have not begun."""
+        """Number of real requests that have not begun."""
         with self._changed:
-            return len(self._waiting)
+            return sum(turn.is_real for turn in self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values of all that runs, and of kept speculations."""
+        with self._changed:
+            return sum(turn.nbytes for turn in self._running)
 
     @contextmanager
     def turn(
@@ -94,6 +137,7 @@ class RequestQueue:
         cached_share: float = 0.0,
         tokens: int = 0,
         cancelled: Callable[[], bool] | None = None,
+        speculation: GivesWay | None = None,
     ) -> Iterator[Turn]:
         """Wait for this request's turn; in the block it has the model, until it is prefilled.
 
@@ -105,13 +149,15 @@ class RequestQueue:
             Rows of its cache, those for the answer included.
         cancelled
             Asked now and then while waiting.
+        speculation
+            As in :class:`Turn`.
 
         Raises
         ------
         Cancelled
             ``cancelled`` returned True before the turn came.
         """
-        turn = Turn(self, cached_share, _bytes(loaded, tokens))
+        turn = Turn(self, cached_share, _bytes(loaded, tokens), speculation=speculation)
         self._enter(turn, loaded, cancelled)
         try:
             if not self.lock.acquire(cancelled):
@@ -122,9 +168,14 @@ class RequestQueue:
             yield turn
         finally:
             turn.prefilled()
-            with self._changed:
-                self._running.discard(turn)
-                self._changed.notify_all()
+            if not turn.kept:
+                self.drop(turn)
+
+    def drop(self, turn: Turn) -> None:
+        """Forget a turn: its cache is not kept any more."""
+        with self._changed:
+            self._running.pop(turn, None)
+            self._changed.notify_all()
 
     def end_prefill(self, turn: Turn) -> None:
         """Let the next request begin, while this one's answer goes on."""
@@ -136,7 +187,7 @@ class RequestQueue:
     def _enter(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
         with self._changed:
             if self.lock.is_mine:  # the others wait for this thread
-                self._running.add(turn)
+                self._running[turn] = None
                 return
             self._waiting.append(turn)
             try:
@@ -147,13 +198,17 @@ class RequestQueue:
                 raise
             place = self._waiting.index(turn)
             for earlier in self._waiting[:place]:
-                earlier.overtaken += 1
+                earlier.overtaken += earlier.is_real
             del self._waiting[place]
-            self._running.add(turn)
+            self._make_room(turn.nbytes, loaded)
+            self._running[turn] = None
             self._prefilling = turn
 
     def _wait(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
         while not self._may_begin(turn, loaded):
+            first = self._prefilling
+            if turn.is_real and first is not None and first.speculation is not None:
+                first.speculation.give_way()
             self._changed.wait(None if cancelled is None else _POLL_S)
             if cancelled is not None and cancelled():
                 raise Cancelled
@@ -161,18 +216,27 @@ class RequestQueue:
     def _may_begin(self, turn: Turn, loaded: LoadedModel) -> bool:
         if self._prefilling is not None or self._first() is not turn:
             return False
-        if not self._running:  # alone, whatever its size
+        running = [each for each in self._running if each.is_real]
+        if not running:  # alone, whatever its size
             return True
-        budget = self._config.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
-        fits = sum(each.nbytes for each in self._running) + turn.nbytes <= budget
-        return fits and len(self._running) < self._config.max_running
+        fits = sum(each.nbytes for each in running) + turn.nbytes <= self._budget(loaded)
+        return turn.is_real and fits and len(running) < self._config.max_running
 
     def _first(self) -> Turn:
         """Return the next to begin: one that was overtaken too often, or the best cached."""
         for turn in self._waiting:
             if turn.overtaken >= self._config.max_overtaken:
                 return turn
-        return max(self._waiting, key=lambda turn: turn.cached_share)
+        return max(self._waiting, key=lambda turn: (turn.is_real, turn.cached_share))
+
+    def _budget(self, loaded: LoadedModel) -> int:
+        return self._config.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
+
+    def _make_room(self, nbytes: int, loaded: LoadedModel) -> None:
+        """Drop kept speculations, the oldest first, until so much fits beside the others."""
+        for kept in [each for each in self._running if each.speculation is not None]:
+            if self.nbytes + nbytes > self._budget(loaded) and kept.speculation is not None:
+                kept.speculation.give_way()
 
 
 def _bytes(loaded: LoadedModel, tokens: int) -> int:

@@ -92,6 +92,8 @@ class ReuseReport:
     preload_depth
         Layers that Cache-Craft would load before it computes, by the speeds measured here; 0 where
         nothing is loaded, or they are not known yet. ragkv computes as soon as four are placed.
+    ahead_s
+        Seconds of computing the prompt that were over before the call, by a speculation.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         conversation, 5 prefix (bytes of length ``prompt_tokens``).
@@ -125,6 +127,7 @@ class ReuseReport:
     accepted_tokens: int = 0
     dtype: str = ""
     ahead_tokens: int = 0
+    ahead_s: float = 0.0
     choice: str = ""
     conversation_tokens: int = 0
     prefix_tokens: int = 0

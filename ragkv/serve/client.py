@@ -41,6 +41,9 @@ _LOCAL = {
     "model": "load the model here with RagKV(...)",
     "loaded": "load the model here with RagKV(...)",
     "prefill": "ask with generate(...), or load the model here with RagKV(...)",
+    "speculate": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
+    "follow": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
+    "afollow": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
     "turn": "the server orders its requests itself",
 }
 """What an engine in this process has, and what to do instead."""

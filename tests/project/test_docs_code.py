@@ -7,6 +7,8 @@ import re
 from functools import reduce
 from pathlib import Path
 
+import faiss
+import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
@@ -17,7 +19,9 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
 
 PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
 SECTION, _, SERVED = PAGE.partition("## In LlamaIndex and LangChain")[2].partition(
@@ -25,6 +29,7 @@ SECTION, _, SERVED = PAGE.partition("## In LlamaIndex and LangChain")[2].partiti
 )
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LLAMA_INDEX, LANGCHAIN = BLOCK.findall(SECTION)
+AHEAD = PAGE.partition("## While retrieval goes on")[2]
 QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
 
 
@@ -37,6 +42,26 @@ def name(tmp_path, monkeypatch):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")
+
+
+def test_computing_ahead():
+    texts = some_chunks(6)
+    index = faiss.IndexFlatL2(4)
+    index.add(np.eye(6, 4, dtype=np.float32))
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+        made = run(
+            BLOCK.search(AHEAD)[1],
+            kv=kv,
+            index=index,
+            texts=texts,
+            embed=lambda _: np.ones(4),
+            rerank=lambda _, found: found[::-1],
+            question="What is a target?",
+            prompt_of=ask,
+        )
+        assert len(made["found"]) == 4
+        assert kv.speculations.started == 2
+    assert made["answer"].text
 
 
 def run(snippet, **given):

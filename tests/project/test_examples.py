@@ -18,8 +18,9 @@ def load(path: Path):
     return module
 
 
-def test_all_three_are_there():
-    assert {path.stem for path in EXAMPLES} == {"core", "langchain_rag", "llama_index_rag"}
+def test_all_are_there():
+    names = {"core", "langchain_rag", "llama_index_rag", "staged_retrieval"}
+    assert {path.stem for path in EXAMPLES} == names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -20,6 +20,7 @@ ROOMS = (
     "errors",
     "config",
     "report",
+    "retrieve",
     "prompt",
     "model",
     "chunk",
@@ -246,6 +247,9 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "RemoteRagKV",
         "RemoteStream",
         "Scene",
+        "StagedSearch",
+        "Speculation",
+        "SpeculationReport",
         "ToolCall",
     }
     for path in classes:

@@ -14,6 +14,7 @@ from ragkv.measure.speed.result import (
     BenchRow,
     setting_name,
 )
+from ragkv.measure.speed.speculate import SpeculateBenchmark
 
 _CAPTION = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
@@ -140,6 +141,31 @@ def answer_tables(benchmark: AnswerBenchmark) -> list[Table]:
 def _answer_times(ttft: float, ms: float, per_step: float, total: float) -> tuple[str, ...]:
     steps = f"{per_step:.2f}" if per_step else "-"
     return f"{ttft:.3g}", f"{ms:.1f}", steps, f"{total:.3g}"
+
+
+def speculate_table(found: SpeculateBenchmark) -> Table:
+    """Return the one table of ``ragkv bench speculate``."""
+    table = _table(
+        f"{found.model_name} on {found.device}",
+        f"Seconds from the question to the first token, medians over {found.rows[0].requests} "
+        "questions, in turn; grey: quartiles. overlap: seconds computed when the prompt came. "
+        "used: of the speculations begun. wasted: seconds computed for nothing, in all.",
+        *("retrieval s", "plain s", "ahead s", "speed-up", "", "overlap", "used", "wasted"),
+        names=0,
+    )
+    for row in found.rows:
+        low, high = row.quartiles
+        table.add_row(
+            f"{row.retrieval_s:g}",
+            f"{row.plain_ttft_s:.3f}",
+            f"{row.ttft_s:.3f}",
+            f"{row.speedup:.2f}x",
+            f"[bright_black]{low:.2f}-{high:.2f}[/]",
+            f"{row.overlap_s:.3f}",
+            f"{row.used} / {row.started}",
+            f"{row.wasted_s:.2f}",
+        )
+    return table
 
 
 def ingest_table(found: Ingestion) -> Table:

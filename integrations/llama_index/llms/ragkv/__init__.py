@@ -6,11 +6,13 @@ from llama_index.llms.ragkv.base import RagKVLLM
 from llama_index.llms.ragkv.ingestion import RagKVTransform
 from llama_index.llms.ragkv.prompt_helper import RagKVPromptHelper
 from llama_index.llms.ragkv.retriever import RagKVPostprocessor, RagKVRetriever
+from llama_index.llms.ragkv.staged import RagKVStagedRetriever
 
 __all__ = [
     "RagKVLLM",
     "RagKVPostprocessor",
     "RagKVPromptHelper",
     "RagKVRetriever",
+    "RagKVStagedRetriever",
     "RagKVTransform",
 ]

@@ -1,0 +1,210 @@
+"""The speculations of an engine: begun, found by the request that asks them, dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from ragkv.config import ReuseConfig
+from ragkv.engine.full import FullPrefill, Prepared
+from ragkv.engine.lifecycle import Lifecycle
+from ragkv.engine.request import Request
+from ragkv.engine.reuse import Reuse
+from ragkv.engine.speculation import PromptKey, Speculation, Tally
+from ragkv.prompt.render import Prompt, render
+from ragkv.report.clock import Clock
+from ragkv.report.speculations import SpeculationReport
+from ragkv.retrieve.following import Following
+from ragkv.select import Method
+
+Found = TypeVar("Found")
+MOST_SPECULATIONS = 4
+"""Speculations of an engine that are not over; another one takes the oldest one's place."""
+
+
+class Speculations:
+    """The speculations of an engine.
+
+    Parameters
+    ----------
+    pipeline
+        Computes the prompts, and asks for them when they are to be answered.
+    lifecycle
+        Counts the threads.
+    reuse
+        None for a model whose caches cannot be reused: its prompts are not computed ahead.
+    """
+
+    def __init__(self, pipeline: FullPrefill, lifecycle: Lifecycle, reuse: Reuse | None) -> None:
+        self._pipeline, self._lifecycle, self._reuse = pipeline, lifecycle, reuse
+        self._tally = Tally()
+        self._mutex = threading.Lock()
+        self._live: list[Speculation] = []
+        if reuse is not None:
+            pipeline.prepared_for = self.take
+            reuse.conversations.when_cleared = self.clear
+
+    @property
+    def report(self) -> SpeculationReport:
+        """What they gave and cost so far."""
+        return self._tally.report
+
+    def start(self, request: Request, instead_of: Speculation | None) -> Speculation:
+        """Begin to compute a prompt, unless ``instead_of`` does that already.
+
+        Raises
+        ------
+        ConfigError
+            The prompt cannot be rendered.
+        ClosedError
+            The engine is closed.
+        """
+        key = self._key(request)
+        if instead_of is not None:
+            if instead_of.key == key and not instead_of.is_over:
+                return instead_of
+            instead_of.cancel()
+        speculation = Speculation(key, self._pipeline, self._tally, self._forget)
+        with self._mutex:
+            self._live.append(speculation)
+            oldest = self._live[:-MOST_SPECULATIONS]
+        for each in oldest:
+            each.cancel()
+        if self._reuse is None:
+            speculation.cancel()
+        try:
+            self._lifecycle.run_in_thread(partial(speculation.work, request), _in_thread)
+        except BaseException:
+            speculation.cancel()
+            raise
+        self._tally.add("started")
+        return speculation
+
+    def take(self, request: Request, cancelled: Callable[[], bool] | None) -> Prepared | None:
+        """Return what was computed of a request's prompt, waiting for what is being computed.
+
+        Raises
+        ------
+        Cancelled
+            ``cancelled`` returned True while waiting.
+        """
+        if not self._live:
+            return None
+        with request.clock.step("wait"):
+            key = self._key(request)
+            with self._mutex:
+                found = next((each for each in self._live if each.key == key), None)
+                if found is None:
+                    return None
+                self._live.remove(found)
+            return found.adopt(request.clock.started, cancelled)
+
+    def clear(self) -> None:
+        """Cancel them all."""
+        with self._mutex:
+            live = list(self._live)
+        for each in live:
+            each.cancel()
+
+    def _key(self, request: Request) -> PromptKey:
+        rendered = render(request.prompt, self._pipeline.loaded.tokenizer)
+        weights = None if self._reuse is None else self._reuse.corpus.fingerprint
+        return PromptKey(rendered, request.config, request.method, weights)
+
+    def _forget(self, speculation: Speculation) -> None:
+        with self._mutex, suppress(ValueError):
+            self._live.remove(speculation)
+
+
+class Speculates(ABC):
+    """The part of :class:`ragkv.RagKV` that computes prompts ahead."""
+
+    _speculations: Speculations
+
+    @abstractmethod
+    def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
+        """Return a call's settings."""
+
+    def speculate(
+        self, prompt: Prompt, *, instead_of: Speculation | None = None, **overrides: Any
+    ) -> Speculation:
+        """Begin to compute a prompt that may be asked soon, as when retrieval is not over yet.
+
+        It never delays a request by more than a layer. The :meth:`generate` or :meth:`stream` of
+        the same prompt and reuse settings goes on from it: the answer is the same, sooner.
+
+        Parameters
+        ----------
+        instead_of
+            The speculation on a former guess: it is kept, and returned, if its prompt is the same,
+            and cancelled otherwise.
+        **overrides
+            Fields of ReuseConfig, those of the call to come.
+        """
+        request = Request(prompt, *self._configured(overrides), Clock())
+        return self._speculations.start(request, instead_of)
+
+    def follow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Return a retrieval's result, and speculate on what it has found while it goes on.
+
+        Parameters
+        ----------
+        stages
+            Lists of what was found so far, the last of which is the result: a
+            :class:`ragkv.StagedSearch`, or a generator of your own, such as one that yields the
+            first hits and then, reranked, the final ones.
+        prompt_of
+            Returns the prompt that will be asked with them.
+        **overrides
+            Fields of ReuseConfig, those of the call to come.
+        """
+        following = self._following(stages, prompt_of, overrides)
+        while following.step():
+            pass
+        return following.last
+
+    async def afollow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Do the same in a thread; a cancelled task ends the speculation, too."""
+        following = self._following(stages, prompt_of, overrides)
+        try:
+            while await asyncio.to_thread(following.step):
+                pass
+        except BaseException:
+            following.cancel()
+            raise
+        return following.last
+
+    def _following(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        overrides: dict[str, Any],
+    ) -> Following[Found, Speculation]:
+        def speculate(found: Sequence[Found], former: Speculation | None) -> Speculation:
+            return self.speculate(prompt_of(found), instead_of=former, **overrides)
+
+        return Following(stages, speculate)
+
+    @property
+    def speculations(self) -> SpeculationReport:
+        """What speculations gave and cost so far."""
+        return self._speculations.report
+
+
+def _in_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="ragkv-speculation", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Retrieval in stages, whose guesses are computed on while it goes on."""
