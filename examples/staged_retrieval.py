@@ -25,22 +25,21 @@ def embed(text: str) -> Any:
 
 
 def prompt_of(found: Sequence[str]) -> list[dict[str, str]]:
-    """Return the prompt that will be asked with these chunks."""
     return [{"role": "user", "content": "\n\n".join([*found, QUESTION])}]
 
 
 def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 32) -> dict[str, str]:
     """Answer without computing ahead and with it, and return both answers."""
-    texts = [topics[name] for name in ("for", "while", "try", "with")]
-    chunks = [text[at : at + 1200].strip() for text in texts for at in range(0, len(text), 1200)]
+    text = "".join(topics[name] for name in ("for", "while", "try", "with"))
+    chunks = [text[at : at + 1200].strip() for at in range(0, len(text), 1200)]
     index = faiss.index_factory(256, "HNSW16")
-    index.add(np.stack([embed(chunk) for chunk in chunks]))
+    index.add(np.stack([*map(embed, chunks)]))
     search = StagedSearch(index, chunks, embed, k=4, steps=2)
 
     def stages() -> Iterator[list[str]]:
         for hits in search(QUESTION):
             yield [hit.item for hit in hits]
-        time.sleep(0.5)  # a reranker, which mostly agrees
+        time.sleep(0.5)  # a reranker, which agrees
         yield [hit.item for hit in hits]
 
     answers = {}
@@ -51,9 +50,9 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 32) -> 
             found = kv.follow(stages(), prompt_of) if name == "ahead" else [*stages()][-1]
             wait_s = time.perf_counter() - began
             answer = kv.generate(prompt_of(found), max_new_tokens=max_new_tokens)
-        answers[name] = answer.text
-        print(f"{name}: first token {wait_s + answer.report.ttft_s:.2f} s after the question,")
-        print(f"{answer.report.reused_tokens} tokens reused\n")
+        answers[name], report = answer.text, answer.report
+        print(f"{name}: first token {wait_s + report.ttft_s:.2f} s after the question, ", end="")
+        print(f"{report.reused_tokens} tokens reused")
     return answers
 
 

@@ -10,7 +10,8 @@ In every layer the mean shift of a chunk's probes is added to its other tokens, 
 The probes, the shift in common and its weight of at most 1 are from summaries of the abstract; the
 formulas of probes and weight follow what a reimplementation says of the paper's algorithm 1.
 Assumed here: the layer is layer 1, the first whose rows depend on other tokens; ``d`` is the
-Euclidean distance over all KV heads; keys' shifts are averaged before rotation; the recompute ratio counts all probes.
+Euclidean distance over all KV heads; keys' shifts are averaged before rotation; the recompute
+ratio counts all probes.
 """
 
 import numpy as np
