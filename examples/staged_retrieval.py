@@ -25,13 +25,13 @@ def embed(text: str) -> Any:
 
 
 def prompt_of(found: Sequence[str]) -> list[dict[str, str]]:
+    """Return the prompt that will be asked with these chunks."""
     return [{"role": "user", "content": "\n\n".join([*found, QUESTION])}]
 
 
 def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 32) -> dict[str, str]:
     """Answer without computing ahead and with it, and return both answers."""
-    text = "".join(topics[name] for name in ("for", "while", "try", "with"))
-    chunks = [text[at : at + 1200].strip() for at in range(0, len(text), 1200)]
+    chunks = [topics["compound"][at : at + 1200].strip() for at in range(0, 12000, 1200)]
     index = faiss.index_factory(256, "HNSW16")
     index.add(np.stack([*map(embed, chunks)]))
     search = StagedSearch(index, chunks, embed, k=4, steps=2)
