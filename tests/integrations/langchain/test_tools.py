@@ -7,11 +7,13 @@ from typing import Annotated
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from langchain_ragkv import ChatRagKV
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_ragkv import ChatRagKV, RagKVRetriever
 from listening import listening
 from pydantic import BaseModel, Field
 from tiny import some_chunks
@@ -232,3 +234,9 @@ def test_methods_that_are_none(chat):
     llm, _ = chat
     with pytest.raises(ConfigError, match="json_mode"):
         llm.with_structured_output(Person, method="guessing")
+
+
+def test_a_vector_store_is_not_a_retriever_yet(make_engine):
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    with pytest.raises(ValueError, match=r"\.as_retriever\(\)"):
+        RagKVRetriever(retriever=store, llm=ChatRagKV(kv=make_engine()))
