@@ -68,7 +68,7 @@ BROKEN = [
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 1),
     ("hermes", '<tool_call>{"name": "search", "arguments": [1]}</tool_call>', 1),
     ("llama3", '{"name": "search", "parameters": ', 1),
-    ("llama3", '{"answer": 5}', 1),
+    ("llama3", '<|python_tag|>{"answer": 5}', 1),
     ("mistral", "[TOOL_CALLS] [{", 1),
     ("mistral", "[TOOL_CALLS]search[ARGS]{1", 1),
     ("phi", "functools[1]", 1),
@@ -124,6 +124,10 @@ def test_text_before_a_call_passes(name):
     passed, said, found = read(name, f"Let me look.\n\n{call}", 1)
     assert passed == said == "Let me look."
     assert plain(found)[0] == ONE[0]
+
+
+def test_an_answer_of_llama_that_is_json_is_text():
+    assert read("llama3", '{"answer": 5}', 3)[1:] == ('{"answer": 5}', [])
 
 
 def test_the_final_channel_is_the_text():

@@ -23,6 +23,8 @@ def parse(text: str) -> tuple[str, list[AnyCall]]:
         except ValueError as error:
             calls.append(InvalidToolCall(rest, f"it is not JSON: {error}"))
             break
+        if not tag and not calls and not (isinstance(found, dict) and "name" in found):
+            return text, []  # an answer that is JSON
         calls.append(call_from(found, rest[:end]))
         rest = rest[end:].lstrip("; \n\t")
     return (before if tag else ""), calls
