@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -45,9 +46,10 @@ class Speculations:
         self._tally = Tally()
         self._mutex = threading.Lock()
         self._live: list[Speculation] = []
-        if reuse is not None:
-            pipeline.prepared_for = self.take
-            reuse.conversations.when_cleared = self.clear
+        if reuse is not None:  # which must not keep this alive: it has them
+            mine = weakref.proxy(self)
+            pipeline.prepared_for = lambda *asked: mine.take(*asked)  # noqa: PLW0108  a method holds
+            reuse.conversations.when_cleared = lambda: mine.clear()  # noqa: PLW0108
 
     @property
     def report(self) -> SpeculationReport:
