@@ -31,6 +31,9 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="--topics 6")
 	$(BIN)/ragkv demo $(DEMO)
 
+# The tests need no network: a hub that cannot be reached is asked again and again otherwise.
+test test-all: export HF_HUB_OFFLINE = 1
+
 test: lint ## lint, then all tests but the slow ones and those for a GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
