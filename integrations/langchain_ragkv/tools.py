@@ -10,8 +10,7 @@ from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from ragkv import Completion
-from ragkv.errors import ConfigError
+from ragkv import Chat, Completion
 
 
 def definitions(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -28,17 +27,11 @@ def choice_of(tool_choice: object) -> str:
         It is none of them.
     """
     match tool_choice:
-        case None | False:
-            return "auto"
-        case True | "required":
-            return "any"
-        case str():
-            return tool_choice
-        case {"function": {"name": str(name)}} | {"name": str(name)}:
+        case bool():
+            return "any" if tool_choice else "auto"
+        case {"name": str(name), **rest} if "function" not in rest:
             return name
-    raise ConfigError(
-        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
-    )
+    return Chat.choice_of(tool_choice)
 
 
 def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]]:

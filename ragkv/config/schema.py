@@ -14,11 +14,11 @@ _SEPARATED: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 """As models are used to write JSON."""
 
 
-def grammar_of(schema: Mapping[str, object]) -> str:
-    """Return llguidance's grammar of a JSON schema; see :func:`check_schema`."""
+def grammar_of(schema: str) -> str:
+    """Return llguidance's grammar of a JSON schema, written as JSON; see :func:`check_schema`."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_SEPARATED)
+    return LLMatcher.grammar_from_json_schema(schema, defaults=_SEPARATED)
 
 
 def check_schema(name: str, schema: object) -> None:
@@ -76,6 +76,5 @@ def _closed(value: Any) -> Any:
 def _problem_of(schema: str) -> str:
     from llguidance import LLMatcher
 
-    grammar = LLMatcher.grammar_from_json_schema(schema, defaults=_SEPARATED)
-    problem = LLMatcher.validate_grammar(grammar)
+    problem = LLMatcher.validate_grammar(grammar_of(schema))
     return "" if problem.startswith("WARNING") else problem

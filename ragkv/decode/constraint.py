@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Mapping
@@ -57,7 +58,9 @@ class SchemaConstraint(LogitsProcessor):
     ) -> None:
         from llguidance import LLMatcher
 
-        self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
+        self._matcher = LLMatcher(
+            _wrapped(tokenizer, vocabulary, ends), grammar_of(json.dumps(schema))
+        )
         self._seen = begin
         self._check()
 

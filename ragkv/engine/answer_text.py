@@ -48,7 +48,7 @@ class AnswerText:
         self._calls: CallReader | None = None
         marks: tuple[str, ...] = ()
         if isinstance(prompt, Chat) and prompt.reads_calls:
-            form = None if prompt.forced_schema is not None else format_of(tokenizer)
+            form = None if prompt.has_to_call else format_of(tokenizer)
             self._calls = CallReader(form)
             marks = () if form is None else (*form.marks, *form.inner_marks)
         self._pieces = TextPieces(tokenizer, stops, keep=marks)

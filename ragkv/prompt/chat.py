@@ -56,15 +56,42 @@ class Chat(Sequence[Message]):
         if tool_choice == "any" and not names:
             raise ConfigError("tool_choice 'any' needs a tool")
 
+    @staticmethod
+    def choice_of(tool_choice: object) -> str:
+        """Return the word for a ``tool_choice`` as OpenAI's API writes it; None is ``"auto"``.
+
+        Raises
+        ------
+        ConfigError
+            It is none.
+        """
+        match tool_choice:
+            case None:
+                return "auto"
+            case "required":
+                return "any"
+            case str():
+                return tool_choice
+            case {"function": {"name": str(name)}}:
+                return name
+        raise ConfigError(
+            f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
+        )
+
     @property
     def reads_calls(self) -> bool:
         """Whether calls are read out of the answer."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def has_to_call(self) -> bool:
+        """Whether the answer has to be one call."""
+        return self.tool_choice not in ("auto", "none")
+
+    @property
     def forced_schema(self) -> dict[str, Any] | None:
         """The JSON schema of the one call that the answer has to be; None where it is free."""
-        if self.tool_choice in ("auto", "none"):
+        if not self.has_to_call:
             return None
         wanted = [
             tool["function"]

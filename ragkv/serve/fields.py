@@ -199,13 +199,13 @@ class ChatFields(AnswerFields):
             400: a tool, or the choice of one, is wrong.
         """
         choice = self.tool_choice
-        name = choice.function.name if isinstance(choice, NamedTool) else choice
+        given = choice.model_dump() if isinstance(choice, NamedTool) else choice
         messages = [each.model_dump(exclude_defaults=True) for each in self.messages]
         try:
             return Chat(
                 [{"content": "", **each} for each in messages],
                 self.tools,
-                "any" if name == "required" else name,
+                Chat.choice_of(given),
             )
         except ConfigError as error:
             raise RefusedError(400, str(error), param="tools", code="invalid_value") from error

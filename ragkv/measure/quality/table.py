@@ -55,16 +55,8 @@ _COLUMNS = (
 
 def table(evaluation: Evaluation) -> Table:
     """Return a rich table: one row a method and ratio, intervals below the figures."""
-    out = Table(
-        title=escape(
-            f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
-        ),
-        caption=_CAPTION,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    title = f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
+    out = _table(title, _CAPTION)
     out.add_column("method", no_wrap=True)
     for column in _COLUMNS:
         out.add_column(column.heading, justify="right", no_wrap=True)
@@ -75,13 +67,8 @@ def table(evaluation: Evaluation) -> Table:
 
 def codec_table(comparison: CodecComparison) -> Table:
     """Return a rich table: one row a codec, method by method."""
-    out = Table(
-        title=escape(f"{comparison.model} on {comparison.data}, {comparison.examples} examples"),
-        caption=_CODEC_CAPTION,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    out = _table(
+        f"{comparison.model} on {comparison.data}, {comparison.examples} examples", _CODEC_CAPTION
     )
     out.add_column("method", no_wrap=True)
     out.add_column("codec", no_wrap=True)
@@ -104,13 +91,9 @@ def codec_table(comparison: CodecComparison) -> Table:
 
 def recurring_table(comparison: RecurringComparison) -> Table:
     """Return a rich table: a row for each half of the requests, without and with versions."""
-    out = Table(
-        title=escape(f"{comparison.model} on {comparison.data}, {comparison.requests} requests"),
-        caption=_RECURRING_CAPTION,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    out = _table(
+        f"{comparison.model} on {comparison.data}, {comparison.requests} requests",
+        _RECURRING_CAPTION,
     )
     out.add_column("method", no_wrap=True)
     for heading in ("half", "versions", "share", "KL", "agree", "entries", "versions"):
@@ -149,3 +132,15 @@ def _cell(row: SummaryRow, column: _Column) -> str:
         return shown
     ends = f"{column.interval.format(low)}-{column.interval.format(high)}"
     return f"{shown}\n[bright_black]{ends.replace('%', '')}[/bright_black]"
+
+
+def _table(title: str, caption: str) -> Table:
+    """Return a table without rows or columns; brackets in the title are text."""
+    return Table(
+        title=escape(title),
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )

@@ -37,7 +37,7 @@ from llama_index.llms.ragkv.prompts import (
 from llama_index.llms.ragkv.responses import Begin, aresponses, as_chat, as_completion, responses
 from llama_index.llms.ragkv.serialisation import Serialisation
 from llama_index.llms.ragkv.structured import StructuredPrediction
-from llama_index.llms.ragkv.tools import ToolCalling, choice_of
+from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
 from ragkv.errors import ConfigError
@@ -340,7 +340,8 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
 
     def _chat_prompt(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Prompt:
         """Leave the chat template to the engine, which tokenises once."""
-        tools, choice = kwargs.pop("tools", None) or (), choice_of(kwargs.pop("tool_choice", None))
+        tools = kwargs.pop("tools", None) or ()
+        choice = Chat.choice_of(kwargs.pop("tool_choice", None))
         if self._leaves_template_to_model():
             return Chat(as_dicts(messages), tools, choice)
         if tools:

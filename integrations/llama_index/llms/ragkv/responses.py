@@ -38,8 +38,10 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
         "tool_calls": [asdict(call) for call in completion.tool_calls],
         "invalid_tool_calls": [asdict(call) for call in completion.invalid_tool_calls],
     }
-    text = "\n".join([completion.text, *(call.text for call in completion.invalid_tool_calls)])
-    text = completion.text if not completion.invalid_tool_calls else text.strip()
+    text = completion.text
+    if completion.invalid_tool_calls:
+        unread = (call.text for call in completion.invalid_tool_calls)
+        text = "\n".join([text, *unread]).strip()
     return CompletionResponse(text=text, delta=delta, additional_kwargs=report, raw=raw)
 
 

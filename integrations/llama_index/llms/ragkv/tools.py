@@ -11,8 +11,6 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from ragkv.errors import ConfigError
-
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
 
@@ -88,25 +86,3 @@ class ToolCalling(FunctionCallingLLM):
 def tool_blocks(message: ChatMessage) -> list[ToolCallBlock]:
     """Return a message's tool calls."""
     return [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-
-
-def choice_of(tool_choice: object) -> str:
-    """Return the engine's word for a ``tool_choice``, as LlamaIndex and OpenAI write them.
-
-    Raises
-    ------
-    ConfigError
-        It is none of them.
-    """
-    match tool_choice:
-        case None:
-            return "auto"
-        case "required":
-            return "any"
-        case str():
-            return tool_choice
-        case {"function": {"name": str(name)}}:
-            return name
-    raise ConfigError(
-        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
-    )
