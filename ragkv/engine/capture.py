@@ -74,6 +74,7 @@ def compute_versions(
         times = [time for time in expiries[: at + 1] if time is not None]
         out.append(
             Version(
+                entry.text,
                 ChunkKV(entry.text, entry.token_ids, entry.offsets, *rows),
                 sink.fingerprint,
                 tuple(texts[:at]),

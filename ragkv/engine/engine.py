@@ -21,7 +21,13 @@ from ragkv.engine.answer_text import AnswerText, with_forced_call
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
-from ragkv.engine.request import Request, check_calibration, check_document, check_texts
+from ragkv.engine.request import (
+    Request,
+    check_calibration,
+    check_document,
+    check_neighbours,
+    check_texts,
+)
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.speculations import Speculates, Speculations
@@ -123,6 +129,7 @@ class RagKV(Speculates, EngineState):
         *,
         document: str | None = None,
         expires_in: float | None = None,
+        neighbours: Mapping[str, Sequence[str]] | None = None,
         show_progress: bool = False,
         **overrides: Any,
     ) -> PrecomputeReport:
@@ -136,6 +143,9 @@ class RagKV(Speculates, EngineState):
         expires_in
             Seconds until the chunks expire. A chunk that is given several times expires last;
             None is never, for new chunks.
+        neighbours
+            Of each chunk that is to be encoded behind others, too, those chunks, the most similar
+            last (:func:`ragkv.retrieve.neighbours.nearest`): a contextual version of it.
 
         Raises
         ------
@@ -150,6 +160,7 @@ class RagKV(Speculates, EngineState):
                 *(chunks, config, method),
                 document=document,
                 expires_in=expires_in,
+                neighbours=check_neighbours(neighbours),
                 show_progress=show_progress,
             )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -51,8 +51,8 @@ class Reuse:
         costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
         conversations = Conversations(corpus, tree)
         most = VERSION_BYTES if settings.version_bytes is None else settings.version_bytes
-        versions = Versions(corpus, lock_of(loaded.model), most)
         writable = not settings.read_only
+        versions = Versions(corpus, lock_of(loaded.model), most, writable=writable)
         background = Background(corpus, costs, conversations, versions, writable=writable)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
 
@@ -69,9 +69,12 @@ class Reuse:
         *,
         document: str | None,
         expires_in: float | None,
+        neighbours: Mapping[str, Sequence[str]],
         show_progress: bool,
     ) -> PrecomputeReport:
-        """Encode the missing chunks, for the method's auxiliary model too."""
+        """Encode the missing chunks, for the method's auxiliary model too, and the versions."""
+        if neighbours and not config.contextual_versions:
+            raise ConfigError("neighbours make versions of chunks: set contextual_versions=True")
         if document == TURNS:
             raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
         self.background.turns.release(chunks)
@@ -87,7 +90,8 @@ class Reuse:
         self.background.measure_costs()
         self.versions.note_ingested(chunks, config)
         self._drop_former_after(reports[0].removed)
-        return reports[0]
+        made = self.versions.encode_behind(neighbours, corpora[0][1])
+        return replace(reports[0], versions=made)
 
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the conversations, whose prompts may have contained it."""

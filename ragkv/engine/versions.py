@@ -1,30 +1,34 @@
 """Contextual versions of chunks: which prompts use them, and which ask for new ones.
 
-A version is computed in the background from the sink and chunks alone, in a pass of its own:
-what a prompt says beside them is not in it. So a prompt decides at most which versions there
-are. It does so only where the operator's chunks follow one another from the sink on.
+A version is computed from the sink and chunks alone, in a pass of its own: what a prompt says
+beside them is not in it. The operator names chunks that others are encoded behind, their
+neighbours; and prompts ask for versions in the background. A prompt decides at most which there
+are, and only where the operator's chunks follow one another from the sink on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
 import numpy as np
 
+from ragkv.chunk.kv import LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of
 from ragkv.engine.capture import compute_versions, joined_ids
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Located, LocatedEntry, Plan
 from ragkv.engine.request import Request
+from ragkv.errors import StoreError
 from ragkv.model.lock import ModelLock
 from ragkv.store.base import TURNS, TierUse
 from ragkv.store.versions.kept import ChunkVersions
+from ragkv.store.versions.version import PlacedVersion, Version
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +41,17 @@ class Versions:
     lock
         Held while the model runs.
     budget
-        Bytes of all versions; 0 keeps none.
+        Bytes of all versions in memory; 0 keeps none, in the store neither.
+    writable
+        Whether the store can keep them, too.
     """
 
-    def __init__(self, corpus: Corpus, lock: ModelLock, budget: int) -> None:
+    def __init__(self, corpus: Corpus, lock: ModelLock, budget: int, *, writable: bool) -> None:
         self.kept = ChunkVersions(budget)
         self._corpus = corpus
         self._lock = lock
+        self._writable = writable
+        self._asked = set[str]()  # chunks of which the store's versions are known
         self._ingested = set[str]()  # the operator's chunks
         self._noting = threading.Lock()
         self._capturing = threading.Lock()
@@ -61,6 +69,7 @@ class Versions:
         with self._noting:
             self._corpus.refresh()
             self._ingested = {text for text in self._ingested if self._is_stored(text)}
+            self._asked.clear()
         self.kept.drop_unknown(self._is_stored)
 
     def in_use(self) -> tuple[TierUse, ...]:
@@ -69,29 +78,77 @@ class Versions:
         return (used,) if used.nbytes or used.hits else ()
 
     def clear(self) -> None:
-        """Drop all versions."""
+        """Drop all versions from memory."""
         self.kept.clear()
+        self._asked.clear()
+
+    def encode_behind(self, neighbours: Mapping[str, Sequence[str]], sink: Sink) -> int:
+        """Compute the versions of chunks behind their neighbours; return how many are new.
+
+        Chunks and neighbours that are not stored are left out, and so are versions that no
+        prompt can hold.
+
+        Raises
+        ------
+        ConfigError
+            The model's weights changed meanwhile.
+        """
+        made = 0
+        self._corpus.refresh()
+        for text, others in neighbours.items():
+            prefix = [other for other in dict.fromkeys(others) if self._is_stored(other)]
+            if not self._is_stored(text) or not prefix or text in prefix:
+                continue
+            self._ask_store(text, sink)
+            if self.kept.contains(text, sink.fingerprint, prefix):
+                continue
+            versions = self._versions([*prefix, text], sink)
+            for version in versions[-1:]:
+                self._keep(replace(version, by_neighbours=True))
+                made += 1
+        self.drop_deleted()
+        return made
 
     # ---- in a prompt
 
     def place(self, request: Request, located: Located) -> Located:
         """Replace entries by the chunks' versions of lowest cache fix overhead."""
         sink = located.sink
-        if sink is None or not self._serves(request) or not len(self.kept):
+        if sink is None or not self._serves(request):
             return located
         begin = _sink_end(located, sink)
         known = [span for span in located.known or () if span.start >= begin]
         entries: list[LocatedEntry] = []
         for entry, start, end in located.entries:
             before = list(dict.fromkeys(span.text for span in known if span.end <= start))
-            version = None
-            if before:
-                version = self.kept.take(entry.text, sink.fingerprint, before, self._is_stored)
-            if version is not None and np.array_equal(version.token_ids, entry.token_ids):
-                entries.append((version, start, end))
-            else:
-                entries.append((entry, start, end))
+            version = self._taken(entry, before, sink) if before else None
+            entries.append((version or entry, start, end))
         return replace(located, entries=tuple(entries))
+
+    def _taken(self, entry: LayeredKV, before: Sequence[str], sink: Sink) -> PlacedVersion | None:
+        """Return the version to place instead of an entry, its rows read where they are stored."""
+        self._ask_store(entry.text, sink)
+        while taken := self.kept.take(entry.text, sink.fingerprint, before, self._is_stored):
+            version, overhead = taken
+            rows = version.entry
+            if rows is None:
+                rows = self._corpus.store.read_version(version)
+                if rows is not None:
+                    self.kept.fill(version, rows)
+            if rows is not None and np.array_equal(rows.token_ids, entry.token_ids):
+                return PlacedVersion(version, rows, overhead)
+            self.kept.discard(version)
+        return None
+
+    def _ask_store(self, text: str, sink: Sink) -> None:
+        """Learn once which versions of a chunk are stored."""
+        key = f"{sink.fingerprint.digest} {text}"
+        with self._noting:
+            if key in self._asked:
+                return
+            self._asked.add(key)
+        for version in self._corpus.store.versions(text, sink.fingerprint):
+            self.kept.add(version, stored=True)
 
     def capture_after(self, request: Request, plan: Plan) -> Callable[[], None] | None:
         """Return what computes versions of the prompt's chunks; None where none are to be.
@@ -136,28 +193,41 @@ class Versions:
 
     def _compute(self, chain: list[str], sink: Sink) -> None:
         texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
+        for version in self._versions(texts, sink) if texts else ():
+            if not self.kept.contains(version.text, sink.fingerprint, version.prefix):
+                self._keep(version)
+        self.drop_deleted()
+        _log.debug("%d versions in context, %d bytes", len(self.kept), self.kept.nbytes)
+
+    def _versions(self, texts: Sequence[str], sink: Sink) -> list[Version]:
+        """Compute the versions of chunks behind one another; none where one was deleted."""
         found = self._corpus.open(texts, sink)
         entries = [each.entry for each in found if each.entry is not None]
-        if not texts or len(entries) < len(texts):  # one was deleted meanwhile
-            return
         loaded = self._corpus.loaded
         limits = loaded.positions, loaded.architecture.position_limit
-        if len(joined_ids(sink, entries)) > min((n for n in limits if n is not None), default=1e9):
-            return
-        expiries = [each.expires_at for each in found]
+        most = min((n for n in limits if n is not None), default=1e9)
+        if len(entries) < len(texts) or len(joined_ids(sink, entries)) > most:
+            return []
         with (
             self._lock,
             loaded.without_autocast(),
             batch_of(loaded).between_layers(loaded),
         ):
-            made = compute_versions(loaded, sink, entries, expiries)
-        if self._corpus.usable_fingerprint().weights != sink.fingerprint.weights:
-            return
-        for version in made:
-            if not self.kept.contains(version.entry.text, sink.fingerprint, version.prefix):
-                self.kept.add(version)
-        self.drop_deleted()
-        _log.debug("%d versions in context, %d bytes", len(self.kept), self.kept.nbytes)
+            made = compute_versions(loaded, sink, entries, [each.expires_at for each in found])
+        changed = self._corpus.usable_fingerprint().weights != sink.fingerprint.weights
+        return [] if changed else made
+
+    def _keep(self, version: Version) -> None:
+        """Keep a version here and in the store; what it evicts leaves both."""
+        store, stored = self._corpus.store, False
+        try:
+            if self._writable:
+                stored = store.put_version(version) > 0
+            for evicted in self.kept.add(version, stored=stored):
+                store.delete_version(evicted)
+        except StoreError as error:
+            _log.warning("a version was not stored: %s", error)
+            self.kept.add(version)
 
     # ---- details
 

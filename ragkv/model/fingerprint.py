@@ -81,6 +81,10 @@ class Fingerprint:
         """Return the fingerprint of chunks encoded behind the given sink."""
         return replace(self, sink=digest_of(token_ids))
 
+    def behind(self, texts: Sequence[str]) -> Self:
+        """Return the fingerprint of a chunk's rows behind the sink and other chunks."""
+        return replace(self, sink=digest_of([self.sink, *texts]))
+
     def with_codec(self, codec: str) -> Self:
         """Return the fingerprint of chunks stored in the given codec."""
         return replace(self, codec=codec)

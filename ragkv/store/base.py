@@ -7,11 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.entry.lazy import CorruptEntryError
+
+if TYPE_CHECKING:
+    from ragkv.store.versions.version import Version
 
 TURNS = "ragkv:turns"
 """The document of the turns of chats, which ragkv itself remembers."""
@@ -243,6 +246,33 @@ class Store(ABC):
         expired = {e.text for e in self.entries() if has_expired(e.expires_at, now)}
         return sum(self.delete(text) > 0 for text in expired)
 
+    def put_version(self, version: Version) -> int:
+        """Write a version's rows and return their bytes: 0 where the store keeps none.
+
+        They are deleted with any of its chunks.
+
+        Raises
+        ------
+        StoreFullError, StoreError
+            As :meth:`put`.
+        """
+        del version
+        return 0
+
+    def versions(self, text: str, fingerprint: Fingerprint) -> list[Version]:
+        """Return the stored versions of a chunk's entry, without their rows; never raise."""
+        del text, fingerprint
+        return []
+
+    def read_version(self, version: Version) -> ChunkKV | None:
+        """Return a version's rows; None where they are not stored, or damaged; never raise."""
+        del version
+        return None
+
+    def delete_version(self, version: Version) -> None:
+        """Delete a version's rows, if they are stored; raises StoreError."""
+        del version
+
     @abstractmethod
     def changes(self, since: int) -> Changes:
         """Return the texts added and removed after change ``since``, by any process.
@@ -341,6 +371,18 @@ class StoreOver(Store):
 
     def gc(self) -> int:  # noqa: D102
         return self.below.gc()
+
+    def put_version(self, version: Version) -> int:  # noqa: D102
+        return self.below.put_version(version)
+
+    def versions(self, text: str, fingerprint: Fingerprint) -> list[Version]:  # noqa: D102
+        return self.below.versions(text, fingerprint)
+
+    def read_version(self, version: Version) -> ChunkKV | None:  # noqa: D102
+        return self.below.read_version(version)
+
+    def delete_version(self, version: Version) -> None:  # noqa: D102
+        self.below.delete_version(version)
 
     def changes(self, since: int) -> Changes:  # noqa: D102
         return self.below.changes(since)

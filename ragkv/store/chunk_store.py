@@ -29,9 +29,14 @@ from ragkv.store.catalog.names import (
     entry_key,
     parse_entry_key,
     text_key,
+    version_key,
+    versions_of,
 )
 from ragkv.store.entry.format import encode, open_entry
-from ragkv.store.entry.header import RefusedEntryError
+from ragkv.store.entry.header import RefusedEntryError, read_header
+from ragkv.store.entry.lazy import CorruptEntryError
+from ragkv.store.versions.stored import to_field, version_in
+from ragkv.store.versions.version import Version
 
 logger = logging.getLogger(__name__)
 _DELETED_KEPT = 10_000
@@ -145,6 +150,67 @@ class ChunkStore(Store):
         self._seen[digest] = text
         return length_of(parts)
 
+    def put_version(self, version: Version) -> int:
+        """Write a version's rows, where all of its chunks are stored."""
+        self._check_writable()
+        if version.entry is None:
+            raise ValueError("a version without its rows has nothing to store")
+        parts = list(encode(version.entry, version.stored_as, to_field(version)).parts())
+        key = _key_of(version)
+        self.backend.check_room(key, length_of(parts))
+        self._catalog.note_behind(version.prefix, key)
+        self.backend.put(key, parts)
+        texts = (version.text, *version.prefix)
+        if any(self.backend.size(text_key(digest_of_text(text))) is None for text in texts):
+            self.backend.delete(key)  # one was deleted meanwhile
+            return 0
+        return length_of(parts)
+
+    def versions(self, text: str, fingerprint: Fingerprint) -> list[Version]:
+        """Return the versions of a chunk's entry; a damaged one is deleted."""
+        found = list[Version]()
+        try:
+            keys = [key.name for key in self.backend.scan(versions_of(digest_of_text(text)))]
+            for key, blob in zip(keys, self.backend.get_many(keys), strict=True):
+                if blob is None:
+                    continue
+                try:
+                    version = version_in(read_header(memoryview(blob))[0])
+                except RefusedEntryError as refused:
+                    self._refuse(key, blob, refused)
+                    continue
+                if (version.text, version.fingerprint, _key_of(version)) == (
+                    text,
+                    fingerprint,
+                    key,
+                ):
+                    found.append(version)
+        except (OSError, ValueError) as error:  # may be temporary
+            logger.warning("cannot read the versions of a chunk: %s", error)
+        return found
+
+    def read_version(self, version: Version) -> ChunkKV | None:
+        """Return a version's rows, each layer verified."""
+        key = _key_of(version)
+        try:
+            blob = self.backend.get(key)
+            if blob is None:
+                return None
+            try:
+                return open_entry(blob, version.text, version.stored_as, copy=True).whole()
+            except RefusedEntryError as refused:
+                self._refuse(key, blob, refused)
+            except CorruptEntryError as corrupt:
+                self._refuse(key, blob, RefusedEntryError(corrupt.reason, str(corrupt)))
+        except (OSError, ValueError) as error:  # may be temporary
+            logger.warning("cannot read the version %s: %s", key, error)
+        return None
+
+    def delete_version(self, version: Version) -> None:
+        """Delete a version's rows; what is noted of it stays until ``gc``."""
+        self._check_writable()
+        self.backend.delete(_key_of(version))
+
     def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
         """Update the text's row and documents."""
         self._check_writable()
@@ -241,6 +307,7 @@ class ChunkStore(Store):
                 self._catalog.delete_unused(digest)
             elif entries:
                 removed += 1
+        self._catalog.drop_unused_versions()
         self._catalog.compact_log()
         return removed
 
@@ -271,6 +338,10 @@ class ChunkStore(Store):
     def _check_writable(self) -> None:
         if self.read_only:
             raise StoreError("the store was opened read_only")
+
+
+def _key_of(version: Version) -> str:
+    return version_key(digest_of_text(version.text), version.stored_as.digest)
 
 
 def _change(found: tuple[str, TextRow, None]) -> int:

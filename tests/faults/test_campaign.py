@@ -44,5 +44,5 @@ def test_a_wrong_answer_would_be_seen():
         entry = kv._store.get(world.TEXTS[0], world.sink_of(kv).fingerprint).entry
         entry.values.add_(1e-3)
         assert "logits" in world.wrong(question, world.ask(kv, question))
-    assert answer.reused == {0, 1}
+    assert answer.known == {(0, "entry"), (1, "version")}
     assert not torch.equal(answer.logits, torch.zeros_like(answer.logits))

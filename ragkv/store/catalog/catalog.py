@@ -22,15 +22,18 @@ from ragkv.store.catalog.names import (
     OWNER,
     Change,
     TextRow,
+    behind_key,
     change_of,
     digest_of_text,
     entries_of,
     held_key,
     holds_key,
     log_key,
+    parse_behind_key,
     text_key,
     to_bytes,
     to_text,
+    versions_of,
 )
 
 Item = TypeVar("Item")
@@ -99,7 +102,7 @@ class Catalog:
         return known is not None
 
     def delete(self, digest: str, *, entries: bool = True) -> int:
-        """Delete a text's row, then its entries; return the number of entries."""
+        """Delete a text's row, its entries and the versions behind it; return how many entries."""
         with self._lock:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
@@ -110,10 +113,36 @@ class Catalog:
                     self._blank(change, digest)
                 self._append(Change(digest=digest))
             removed = sum([self._backend.delete(key) for key in keys])
+            for key in list(self._backend.scan(versions_of(digest))):
+                self._backend.delete(key.name)
+            for key in list(self._backend.scan(behind_key(digest, ""))):
+                self._drop_behind(key.name)
             for key in list(self._backend.scan(held_key(digest, ""))):
                 self._backend.delete(holds_key(key.name.split("/")[2], digest))
                 self._backend.delete(key.name)
         return removed
+
+    def note_behind(self, texts: Iterable[str], version: str) -> None:
+        """Say of texts that a version, by its key, was computed behind them."""
+        for text in texts:
+            self._backend.put(behind_key(digest_of_text(text), version), [])
+
+    def drop_unused_versions(self) -> None:
+        """Delete versions of and behind texts without a row, and notes of versions that went."""
+        for key in list(self._backend.scan("version/")):
+            if self.row(key.name.split("/")[1]) is None:
+                self._backend.delete(key.name)
+        for key in list(self._backend.scan("behind/")):
+            found = parse_behind_key(key.name)
+            if found and (self.row(found[0]) is None or self._backend.size(found[1]) is None):
+                self._drop_behind(key.name)
+
+    def _drop_behind(self, key: str) -> None:
+        """Delete a version, then the key that names it."""
+        found = parse_behind_key(key)
+        if found is not None:
+            self._backend.delete(found[1])
+        self._backend.delete(key)
 
     def delete_unused(self, digest: str) -> None:
         """Delete a text's row if it has no entry; one that is just being written survives."""

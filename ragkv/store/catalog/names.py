@@ -9,9 +9,11 @@
 ``held/<text>/<document>``     the name of a document that holds the text
 ``document/<document>/<text>`` empty: the same, from the document's side
 ``kv/<text>/<fingerprint>-v2`` an entry, see :mod:`ragkv.store.entry.format`
+``version/<version>``          the same of a contextual version, ``<text>/<fingerprint>-v2``
+``behind/<other>/<version>``   empty: that version was computed behind this text
 =============================  =====================================================
 
-``<text>`` and ``<document>`` are digests.
+``<text>``, ``<other>`` and ``<document>`` are digests.
 """
 
 from __future__ import annotations
@@ -65,9 +67,31 @@ def entries_of(text: str) -> str:
 
 
 def parse_entry_key(key: str) -> tuple[str, str] | None:
-    """Return the digests, or None for an entry of another version."""
+    """Return an entry's or version's digests, or None for one of another format."""
     parts = key.removesuffix(_VERSION).split("/")
     return (parts[1], parts[2]) if len(parts) == 3 and key.endswith(_VERSION) else None
+
+
+def version_key(text: str, fingerprint: str) -> str:
+    """Return a version's key from the digests of its text and its own fingerprint."""
+    return f"version/{text}/{fingerprint}{_VERSION}"
+
+
+def versions_of(text: str) -> str:
+    """Return how the keys of all versions of a text begin."""
+    return f"version/{text}/"
+
+
+def behind_key(other: str, version: str) -> str:
+    """Return the key that says that a version, by its key, was computed behind a text."""
+    return f"behind/{other}/{version.removeprefix('version/')}"
+
+
+def parse_behind_key(key: str) -> tuple[str, str] | None:
+    """Return the text's digest and the version's key; None for any other key."""
+    room, _, rest = key.partition("/")
+    other, _, version = rest.partition("/")
+    return (other, f"version/{version}") if room == "behind" and version else None
 
 
 def log_key(change: int) -> str:

@@ -58,8 +58,10 @@ class Encoded:
         yield self.tokens
 
 
-def encode(entry: ChunkKV, fingerprint: Fingerprint) -> Encoded:
+def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = "[]") -> Encoded:
     """Prepare an entry for writing, in the codec that the fingerprint names.
+
+    ``version`` is the header's field.
 
     Raises
     ------
@@ -89,6 +91,7 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint) -> Encoded:
         token_checksum=checksum_of(token_bytes),
         layer_sizes=tuple(sum(map(len, parts)) for parts in layers),
         layer_checksums=tuple(map(layer_checksum, layers)),
+        version=version,
     )
     head = header.to_bytes()
     return Encoded(head, layers, token_bytes, len(head) + header.data_bytes)

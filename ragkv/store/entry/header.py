@@ -58,6 +58,9 @@ class Header:
         Bytes of each layer, as the codec made them.
     layer_checksums
         xxh3_128 of each layer's bytes.
+    version
+        What is known of a contextual version, as JSON without blanks, see
+        :mod:`ragkv.store.versions.stored`; ``[]`` of a chunk's entry.
     """
 
     text: str
@@ -67,6 +70,7 @@ class Header:
     token_checksum: str
     layer_sizes: tuple[int, ...]
     layer_checksums: tuple[str, ...]
+    version: str = "[]"
 
     @property
     def tokens(self) -> int:
@@ -102,7 +106,7 @@ class Header:
                 "shape": canonical(self.shape),
                 "token_checksum": self.token_checksum,
                 "layer_checksums": canonical(self.layer_checksums),
-                "versions": "[]",  # reserved for contextual versions
+                "versions": self.version,
             },
             "token_ids": _tensor("I32", (self.tokens,), ids, offsets),
             "offsets": _tensor("I32", (self.tokens, 2), offsets, self.data_bytes),
@@ -209,6 +213,7 @@ def _header(head: bytes) -> Header:
             token_checksum=metadata["token_checksum"],
             layer_sizes=tuple(end - start for start, end in spans),
             layer_checksums=tuple(json.loads(metadata["layer_checksums"])),
+            version=metadata["versions"],
         )
         fits = _is_laid_out(header) and header.table() == table
     except MissingDependencyError as error:

@@ -175,10 +175,12 @@ def _looked_at(backend: Backend, key: str) -> tuple[Blob | None, Problem | None]
 
 def _problem(backend: Backend, key: str, blob: Blob) -> Problem | None:
     room, _, rest = key.partition("/")
-    if room == "kv":
+    if room in {"kv", "version"}:
         return _problem_of_entry(backend, key, blob)
     if room == "text":
         return _problem_of_text(backend, key, blob, rest)
+    if room == "behind":
+        return _problem_of_note(backend, key)
     if room in {"held", "document"}:
         return _problem_of_holder(backend, key, blob)
     if key in {names.OWNER, names.CLEARED} or names.change_of(key):
@@ -203,6 +205,15 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> Problem | None:
         return Problem(key, "damaged", reason)
     if _row(backend, digests[0]) is None:
         return Problem(key, "orphaned", "an entry whose text is not registered")
+    return None
+
+
+def _problem_of_note(backend: Backend, key: str) -> Problem | None:
+    found = names.parse_behind_key(key)
+    if found is None or parse_entry_key(found[1]) is None:
+        return Problem(key, "unknown", "no key of this version")
+    if backend.size(found[1]) is None or _row(backend, found[0]) is None:
+        return Problem(key, "orphaned", "a note of a version or text that is gone")
     return None
 
 

@@ -1,14 +1,18 @@
-"""The versions of a namespace's chunks, in memory, within a budget."""
+"""The versions of a namespace's chunks, in memory, within a budget.
+
+Those that are in a store, too, are known here with or without their rows.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.versions.overhead import NO_CONTEXT
-from ragkv.store.versions.version import PlacedVersion, Version
+from ragkv.store.versions.version import Version
 
 VERSIONS_PER_CHUNK = 5
 """M: at most so many versions of one chunk."""
@@ -21,23 +25,24 @@ _LEAST_OVERHEAD = 0.01
 class _UsedVersion:
     """A version and f_r: the sum of ``1 / CFO`` over its uses, its capture among them.
 
-    Of equal ones the older is worth less.
+    Of equal ones the older is worth less; those that an operator asked for are worth most.
     """
 
     version: Version
     number: int
+    stored: bool
     uses: float = 1.0
 
     @property
-    def worth(self) -> tuple[float, int]:
-        return self.uses, self.number
+    def worth(self) -> tuple[bool, float, int]:
+        return self.version.by_neighbours, self.uses, self.number
 
 
 class ChunkVersions:
     """Up to M versions of each chunk, and up to a budget of all (Cache-Craft, section 3.3).
 
-    The version of lowest worth is evicted: of the chunk where it has too many, else of all.
-    Threads may share it.
+    The version of lowest worth is evicted: of the chunk where it has too many, else of all. Where
+    a store has the rows, too, those alone are dropped for the budget. Threads may share it.
 
     Parameters
     ----------
@@ -71,8 +76,8 @@ class ChunkVersions:
         """Whether there is a version of the chunk behind exactly these chunks."""
         with self._lock:
             return any(
-                version.prefix == tuple(prefix) and not version.has_expired
-                for version in self._of(text, fingerprint)
+                kept.version.prefix == tuple(prefix) and not kept.version.has_expired
+                for kept in self._of(text, fingerprint)
             )
 
     def take(
@@ -81,11 +86,12 @@ class ChunkVersions:
         fingerprint: Fingerprint,
         before: Sequence[str],
         is_known: Callable[[str], bool],
-    ) -> PlacedVersion | None:
-        """Return the chunk's version of lowest CFO, and count a use of it.
+    ) -> tuple[Version, float] | None:
+        """Return the chunk's version of lowest CFO, perhaps without its rows, and the CFO.
 
-        None where the entry, which was computed behind the sink alone, has no higher one. Of
-        equal versions, that is returned which has most chunks in common and fewest others.
+        None where the entry, which was computed behind the sink alone, has no higher one; a
+        version by neighbours is taken then. Of equal versions, that is returned which has most
+        chunks in common and fewest others.
 
         Parameters
         ----------
@@ -95,54 +101,87 @@ class ChunkVersions:
             Whether a chunk is still stored: versions behind others are not used.
         """
         common = set(before)
+
+        def cost(kept: _UsedVersion) -> tuple[float, int, int]:
+            prefix = kept.version.prefix
+            return kept.version.overhead(before), -len(common.intersection(prefix)), len(prefix)
+
         with self._lock:
-            found = [
-                PlacedVersion(version, version.overhead(before))
-                for version in self._of(text, fingerprint)
-                if not version.has_expired and all(map(is_known, version.prefix))
+            usable = [
+                (cost(kept), kept)
+                for kept in self._of(text, fingerprint)
+                if not kept.version.has_expired and all(map(is_known, kept.version.prefix))
             ]
-            if not found:
+            better = [
+                each for each in usable if each[0][0] < NO_CONTEXT or each[1].version.by_neighbours
+            ]
+            if not better:
                 return None
-
-            def cost(placed: PlacedVersion) -> tuple[float, int, int]:
-                prefix = placed.version.prefix
-                return placed.overhead, -len(common.intersection(prefix)), len(prefix)
-
-            best = min(found, key=cost)
-            if best.overhead >= NO_CONTEXT:
-                return None
+            (overhead, *_), best = min(better, key=lambda each: each[0])
+            best.uses += 1 / max(overhead, _LEAST_OVERHEAD)
             self.hits += 1
-            for kept in self._by_text[text]:
-                if kept.version is best.version:
-                    kept.uses += 1 / max(best.overhead, _LEAST_OVERHEAD)
-            return best
+            return best.version, overhead
 
-    def add(self, version: Version) -> None:
-        """Keep a version; it replaces one of the same context. The former model's are dropped."""
-        text, weights = version.entry.text, version.fingerprint.weights
+    def add(self, version: Version, *, stored: bool = False) -> list[Version]:
+        """Keep a version and return those that M evicted though a store has them.
+
+        It replaces one of the same context, unless its rows are missing. The former model's are
+        dropped. Without its rows it is kept whatever the budget is.
+
+        Parameters
+        ----------
+        stored
+            Whether a store has it.
+        """
+        weights = version.fingerprint.weights
         with self._lock:
-            self._keep_if(
-                lambda other: (
-                    other.fingerprint.weights == weights
-                    and not other.has_expired
-                    and not _is_alike(other, version)
-                )
-            )
-            if version.nbytes > self.budget:
-                return
-            own = self._by_text.get(text, [])
+            for kept in list(self._all()):
+                other = kept.version
+                if other.is_alike(version) and version.entry is None and not other.has_expired:
+                    return []
+                if (
+                    other.fingerprint.weights != weights
+                    or other.has_expired
+                    or other.is_alike(version)
+                ):
+                    self._remove(kept)
+            if version.nbytes > self.budget and not stored:
+                return []
+            dropped = []
+            own = self._by_text.get(version.text, [])
             while len(own) >= self._per_chunk:
-                self._remove(min(own, key=lambda kept: kept.worth))
-            while self._nbytes + version.nbytes > self.budget:
-                self._remove(min(self._all(), key=lambda kept: kept.worth))
-            self._by_text.setdefault(text, []).append(_UsedVersion(version, self._added))
+                least = min(own, key=lambda kept: kept.worth)
+                dropped += [least.version] if least.stored else []
+                self._remove(least)
+            added = _UsedVersion(version, self._added, stored)
+            self._by_text.setdefault(version.text, []).append(added)
             self._added += 1
             self._nbytes += version.nbytes
+            self._make_room(added)
+            return dropped
+
+    def fill(self, version: Version, rows: ChunkKV) -> None:
+        """Keep the rows of a version, as far as the budget allows."""
+        with self._lock:
+            for kept in self._by_text.get(version.text, ()):
+                if kept.version is version and version.entry is None:
+                    self._set(kept, rows)
+                    self._make_room(kept)
+                    return
+
+    def discard(self, version: Version) -> None:
+        """Drop a version that no store has any more."""
+        with self._lock:
+            for kept in self._by_text.get(version.text, [])[:]:
+                if kept.version is version:
+                    self._remove(kept)
 
     def drop_unknown(self, is_known: Callable[[str], bool]) -> None:
         """Drop the versions of chunks, or behind chunks, that are not stored any more."""
         with self._lock:
-            self._keep_if(lambda version: all(map(is_known, (version.entry.text, *version.prefix))))
+            for kept in list(self._all()):
+                if not all(map(is_known, (kept.version.text, *kept.version.prefix))):
+                    self._remove(kept)
 
     def clear(self) -> None:
         """Drop all."""
@@ -150,30 +189,39 @@ class ChunkVersions:
             self._by_text.clear()
             self._nbytes = 0
 
-    def _of(self, text: str, fingerprint: Fingerprint) -> Iterator[Version]:
-        kept = (each.version for each in self._by_text.get(text, ()))
-        return (version for version in kept if version.fingerprint == fingerprint)
+    def _of(self, text: str, fingerprint: Fingerprint) -> Iterator[_UsedVersion]:
+        own = self._by_text.get(text, ())
+        return (kept for kept in own if kept.version.fingerprint == fingerprint)
 
     def _all(self) -> Iterator[_UsedVersion]:
         return (kept for versions in self._by_text.values() for kept in versions)
 
-    def _keep_if(self, wanted: Callable[[Version], bool]) -> None:
-        for kept in list(self._all()):
-            if not wanted(kept.version):
-                self._remove(kept)
+    def _make_room(self, added: _UsedVersion) -> None:
+        """Drop the rows of what is worth least for those that came."""
+        others = [
+            each for each in self._all() if each is not added and each.version.entry is not None
+        ]
+        while self._nbytes > self.budget and added.version.entry is not None:
+            least = added
+            if others and added.version.nbytes <= self.budget:
+                least = min(others, key=lambda each: each.worth)
+                others.remove(least)
+            self._drop_rows(least)
+
+    def _drop_rows(self, kept: _UsedVersion) -> None:
+        if kept.stored:
+            self._set(kept, None)
+        else:
+            self._remove(kept)
+
+    def _set(self, kept: _UsedVersion, rows: ChunkKV | None) -> None:
+        self._nbytes -= kept.version.nbytes
+        kept.version = replace(kept.version, entry=rows)
+        self._nbytes += kept.version.nbytes
 
     def _remove(self, kept: _UsedVersion) -> None:
-        text = kept.version.entry.text
+        text = kept.version.text
         self._by_text[text].remove(kept)
         self._nbytes -= kept.version.nbytes
         if not self._by_text[text]:
             del self._by_text[text]
-
-
-def _is_alike(one: Version, other: Version) -> bool:
-    """Whether both are of one chunk in one context."""
-    return (one.entry.text, one.fingerprint, one.prefix) == (
-        other.entry.text,
-        other.fingerprint,
-        other.prefix,
-    )

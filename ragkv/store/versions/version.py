@@ -25,8 +25,11 @@ class Version:
 
     Attributes
     ----------
+    text
+        The chunk.
     entry
-        The chunk's rows, keys not rotated: they may stand at any position.
+        The chunk's rows, keys not rotated: they may stand at any position. None while they are
+        in the store alone.
     fingerprint
         That of the chunk's entry: the model and the sink.
     prefix
@@ -42,9 +45,12 @@ class Version:
         ``[tokens]`` int64: each token's rank, from 0, by its attention to the prefix.
     expires_at
         When the first of all these chunks expires, in seconds since the epoch; None for never.
+    by_neighbours
+        Whether the prefix are the chunk's neighbours, given at ingestion, not a prompt's chunks.
     """
 
-    entry: ChunkKV
+    text: str
+    entry: ChunkKV | None
     fingerprint: Fingerprint
     prefix: tuple[str, ...]
     inter: npt.NDArray[np.float64]
@@ -52,17 +58,32 @@ class Version:
     impact: float
     ranks: npt.NDArray[np.int64]
     expires_at: float | None = None
+    by_neighbours: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
-        arrays = (self.inter, self.ranks, self.entry.token_ids, self.entry.offsets)
-        return self.entry.nbytes + sum(each.nbytes for each in arrays) + VERSION_OVERHEAD
+        """Bytes that it takes in memory."""
+        nbytes = VERSION_OVERHEAD + self.inter.nbytes + self.ranks.nbytes
+        if self.entry is not None:
+            nbytes += self.entry.nbytes + self.entry.token_ids.nbytes + self.entry.offsets.nbytes
+        return nbytes
+
+    @property
+    def stored_as(self) -> Fingerprint:
+        """The fingerprint of its rows in a store: no other context's, and not the entry's."""
+        return self.fingerprint.behind(self.prefix)
 
     @property
     def has_expired(self) -> bool:
         """Whether one of its chunks has expired."""
         return has_expired(self.expires_at, time.time())
+
+    def is_alike(self, other: Version) -> bool:
+        """Whether both are of one chunk in one context."""
+        mine, others = (
+            (each.text, each.fingerprint, each.prefix, each.by_neighbours) for each in (self, other)
+        )
+        return mine == others
 
     def overhead(self, before: Sequence[str]) -> float:
         """Return its CFO at alpha 1 behind other chunks, each named once."""
@@ -74,35 +95,36 @@ class Version:
 class PlacedVersion:
     """A version in a prompt: a :class:`ragkv.chunk.kv.LayeredKV`.
 
-    ``overhead`` is its CFO there, at alpha 1.
+    ``rows`` are the version's; ``overhead`` is its CFO there, at alpha 1.
     """
 
     version: Version
+    rows: ChunkKV
     overhead: float
 
     @property
     def text(self) -> str:
         """The chunk's text."""
-        return self.version.entry.text
+        return self.rows.text
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """``[tokens]``."""
-        return self.version.entry.token_ids
+        return self.rows.token_ids
 
     @property
     def offsets(self) -> npt.NDArray[np.int32]:
         """``[tokens, 2]``."""
-        return self.version.entry.offsets
+        return self.rows.offsets
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return self.version.entry.nbytes
+        return self.rows.nbytes
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
-        return self.version.entry.layers(which)
+        return self.rows.layers(which)
 
     def coded(self, which: slice) -> None:
         """Return None: the layers are decoded."""
@@ -110,4 +132,4 @@ class PlacedVersion:
 
     def whole(self) -> ChunkKV:
         """Return the rows."""
-        return self.version.entry
+        return self.rows

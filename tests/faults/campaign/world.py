@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
@@ -16,17 +17,23 @@ from ragkv.config import StoreConfig
 from ragkv.engine.corpus import Sink
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
+from ragkv.report.account import ReuseReport
 from ragkv.select import method_of
 from ragkv.store.base import Found
 
-TEXTS = some_chunks(8, words=30)
+*TEXTS, NEIGHBOUR = some_chunks(9, words=30)
+"""The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
 RATIOS = (0.0, 0.3, 1.0)
 NEW_TOKENS = 3
+_MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
 # "always": how long things take must not decide what is compared
-_REUSE = ReuseConfig(load="always", on_miss="skip")
+_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions=True)
+
+Known = frozenset[tuple[int, str]]
+"""The chunks that were found in a prompt: reused as an entry or a version, or missed."""
 
 
 class Question(NamedTuple):
@@ -46,10 +53,15 @@ class Answer:
     """The next token's logits and the first tokens, each with the chunks that were reused."""
 
     logits: torch.Tensor
-    reused: frozenset[int]
+    known: Known
     tokens: tuple[int, ...]
-    reused_for_tokens: frozenset[int]
+    known_for_tokens: Known
     misses: tuple[str, ...]
+
+    @property
+    def reused(self) -> frozenset[int]:
+        """The chunks that were reused for the logits."""
+        return frozenset(chunk for chunk, source in self.known if source != _MISSED)
 
 
 @cache
@@ -63,7 +75,10 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     config = store if isinstance(store, StoreConfig) else StoreConfig(store)
     config = replace(config, prefix_bytes=0)  # logits are compared bit by bit
-    return RagKV(loaded(), store=config, reuse=_REUSE)
+    kv = RagKV(loaded(), store=config, reuse=_REUSE)
+    # those that prompts ask for come when they come: logits are compared
+    kv._reuse.versions.capture_after = lambda *_: None
+    return kv
 
 
 def draw_questions(draw: random.Random, count: int) -> list[Question]:
@@ -82,9 +97,9 @@ def ask(kv: RagKV, question: Question) -> Answer:
     completion = kv.generate(question.prompt(), max_new_tokens=NEW_TOKENS, recompute_ratio=ratio)
     return Answer(
         prefilled.logits,
-        _reused(prefilled.report.chunks),
+        _known(prefilled.report),
         tuple(completion.token_ids),
-        _reused(completion.report.chunks),
+        _known(completion.report),
         tuple(miss.reason for miss in prefilled.report.misses + completion.report.misses),
     )
 
@@ -95,10 +110,10 @@ def wrong(question: Question, answer: Answer) -> str:
     Returns what differs; empty if nothing does. Logits are compared bit by bit. At ratio
     1 they are also compared with those of a full prefill.
     """
-    if not torch.equal(answer.logits, _right(question, answer.reused)[0]):
-        return f"logits of {question} with {sorted(answer.reused)}"
-    if answer.tokens != _right(question, answer.reused_for_tokens)[1]:
-        return f"tokens of {question} with {sorted(answer.reused_for_tokens)}"
+    if not torch.equal(answer.logits, _right(question, answer.known)[0]):
+        return f"logits of {question} with {sorted(answer.known)}"
+    if answer.tokens != _right(question, answer.known_for_tokens)[1]:
+        return f"tokens of {question} with {sorted(answer.known_for_tokens)}"
     if question.ratio == 1.0:
         full = _right(question, frozenset())[0]
         if (answer.logits - full).abs().max() > _TOLERANCE:
@@ -106,9 +121,16 @@ def wrong(question: Question, answer: Answer) -> str:
     return ""
 
 
-def precompute(kv: RagKV, chunk: int) -> None:
-    """Encode one chunk by itself: in a batch of others, the last bits may differ."""
-    kv.precompute([TEXTS[chunk]])
+def precompute(kv: RagKV, chunk: int, *, version: bool = True) -> None:
+    """Encode one chunk by itself: in a batch of others, the last bits may differ.
+
+    And behind its neighbour, as a version.
+    """
+    text = TEXTS[chunk]
+    kv.precompute([text])
+    if version:
+        kv.precompute([NEIGHBOUR])
+        kv.precompute([], neighbours={text: [NEIGHBOUR]})
 
 
 def sink_of(kv: RagKV) -> Sink:
@@ -125,16 +147,24 @@ def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:
 
 
 @cache
-def _right(question: Question, known: frozenset[int]) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Ask a fresh engine with nothing but these chunks, in memory."""
+def _right(question: Question, known: Known) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Ask a fresh engine with nothing but these chunks and versions, in memory."""
     with engine(":memory:") as kv:
-        for chunk in sorted(known):
-            precompute(kv, chunk)
+        for chunk, source in sorted(known):
+            if source == _MISSED:  # known, and of no use
+                kv._store.put(make_entry(TEXTS[chunk]), FINGERPRINT)
+            else:
+                precompute(kv, chunk, version=source == "version")
         answer = ask(kv, question)
-    if answer.reused != known or answer.reused_for_tokens != known:
-        raise RuntimeError(f"the fresh engine reused {answer.reused}, not {known}")
+    if answer.known != known or answer.known_for_tokens != known:
+        raise RuntimeError(f"the fresh engine reused {answer.known}, not {known}")
     return answer.logits, answer.tokens
 
 
-def _reused(uses: Iterable[object]) -> frozenset[int]:
-    return frozenset(TEXTS.index(use.text) for use in uses)  # type: ignore[attr-defined]
+def _known(report: ReuseReport) -> Known:
+    missed = [
+        (number, _MISSED)
+        for number, text in enumerate(TEXTS)
+        if any(text.startswith(miss.chunk) for miss in report.misses)
+    ]
+    return frozenset([(TEXTS.index(use.text), use.source) for use in report.chunks] + missed)

@@ -30,12 +30,14 @@ def version(
     kv = torch.zeros(1, 1, 4, 2)
     entry = ChunkKV(text, np.arange(4, dtype=np.int32), np.zeros((4, 2), np.int32), kv, kv)
     paid = np.array(inter or [1.0] * len(prefix))
-    return Version(entry, fingerprint, tuple(prefix), paid, 1.0, impact, np.arange(4), expires_at)
+    return Version(
+        text, entry, fingerprint, tuple(prefix), paid, 1.0, impact, np.arange(4), expires_at
+    )
 
 
 def take(kept: ChunkVersions, text: str, before: Sequence[str], known: str = "ABCDEFG") -> Version:
-    placed = kept.take(text, MODEL, before, set(known).__contains__)
-    return placed and placed.version  # type: ignore[return-value]
+    taken = kept.take(text, MODEL, before, set(known).__contains__)
+    return taken and taken[0]  # type: ignore[return-value]
 
 
 def test_the_version_of_lowest_overhead_is_taken() -> None:
@@ -43,13 +45,11 @@ def test_the_version_of_lowest_overhead_is_taken() -> None:
     near, far = version("D", "AB", [1.0, 3.0]), version("D", "AC", [1.0, 3.0])
     kept.add(near)
     kept.add(far)
-    placed = kept.take("D", MODEL, ["A", "B"], lambda _: True)
-    assert placed is not None
-    assert (placed.version, placed.overhead) == (near, 0.0)
-    placed = kept.take("D", MODEL, ["C"], lambda _: True)
-    assert placed is not None
-    assert placed.version is far
-    assert math.isclose(placed.overhead, 0.8 * (1 - 3 / 4))
+    assert kept.take("D", MODEL, ["A", "B"], lambda _: True) == (near, 0.0)
+    taken = kept.take("D", MODEL, ["C"], lambda _: True)
+    assert taken is not None
+    assert taken[0] is far
+    assert math.isclose(taken[1], 0.8 * (1 - 3 / 4))
 
 
 def test_an_entry_is_better_than_a_version_of_another_context() -> None:
@@ -109,7 +109,7 @@ def test_the_budget_holds_and_the_least_worth_goes() -> None:
         text, prefix = draw.choice("ABC"), "".join(draw.sample("DEFG", draw.randint(1, 3)))
         if draw.random() < 0.5 and not kept.contains(text, MODEL, prefix):
             new = version(text, prefix, [draw.random() + 0.1 for _ in prefix])
-            own = [pair for pair in plain if pair[0].entry.text == text]
+            own = [pair for pair in plain if pair[0].text == text]
             if len(own) == 3:
                 plain.remove(min(own, key=lambda pair: pair[1]))
             worth = new.nbytes + sum(pair[0].nbytes for pair in plain)
@@ -120,24 +120,22 @@ def test_the_budget_holds_and_the_least_worth_goes() -> None:
             plain.append((new, 1.0))
             kept.add(new)
         else:
-            placed = kept.take(text, MODEL, list(prefix), lambda _: True)
+            taken = kept.take(text, MODEL, list(prefix), lambda _: True)
             costs = {
-                id(each): each.overhead(list(prefix))
-                for each, _ in plain
-                if each.entry.text == text
+                id(each): each.overhead(list(prefix)) for each, _ in plain if each.text == text
             }
             least = min(costs.values(), default=1.0)
-            assert (placed is None) == (least >= 0.5), step
-            if placed is not None:
-                assert placed.overhead == least == costs[id(placed.version)]
+            assert (taken is None) == (least >= 0.5), step
+            if taken is not None:
+                assert taken[1] == least == costs[id(taken[0])]
                 plain = [
-                    (each, worth + (1 / max(least, 0.01) if each is placed.version else 0.0))
+                    (each, worth + (1 / max(least, 0.01) if each is taken[0] else 0.0))
                     for each, worth in plain
                 ]
         assert len(kept) == len(plain)
         assert kept.nbytes == sum(each.nbytes for each, _ in plain) <= kept.budget
         for each, _ in plain:
-            assert kept.contains(each.entry.text, MODEL, each.prefix)
+            assert kept.contains(each.text, MODEL, each.prefix)
     assert len(plain) >= 5
 
 
