@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.documents import BaseDocumentTransformer, Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
@@ -14,6 +15,7 @@ from langchain_ragkv.engine import ChunkReuse, unwrapped
 from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.retrieve.neighbours import nearest
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
@@ -33,11 +35,16 @@ class RagKVTransformer(BaseDocumentTransformer):
         is ``page_content`` alone.
     show_progress
         Show a progress bar.
+    embeddings, neighbours
+        Encode each chunk behind so many of the most similar ones of the call, too, by this
+        embedding model, the retriever's. The model is over
+        ``kv=RagKV(..., reuse=ReuseConfig(contextual_versions=True))``, and not served.
 
     Raises
     ------
     ConfigError
-        Neither or both of ``llm`` and ``kv`` are given, or ``llm`` is another model.
+        Neither or both of ``llm`` and ``kv`` are given, or ``llm`` is another model; or only one
+        of ``embeddings`` and ``neighbours``.
     """
 
     def __init__(
@@ -47,7 +54,11 @@ class RagKVTransformer(BaseDocumentTransformer):
         kv: RagKV | RemoteRagKV | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool = False,
+        embeddings: Embeddings | None = None,
+        neighbours: int = 0,
     ) -> None:
+        if (embeddings is None) != (neighbours == 0):
+            raise ConfigError("neighbours= needs embeddings=, and embeddings= needs neighbours=")
         if (llm is None) == (kv is None):
             raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
         self._engine: RagKV | RemoteRagKV | ChunkReuse
@@ -55,6 +66,7 @@ class RagKVTransformer(BaseDocumentTransformer):
         self._engine, self._bound = (kv, {}) if kv is not None else unwrapped(llm)
         self._document_prompt = document_prompt
         self._show_progress = show_progress
+        self._embeddings, self._neighbours = embeddings, neighbours
 
     def transform_documents(
         self,
@@ -65,4 +77,8 @@ class RagKVTransformer(BaseDocumentTransformer):
         texts = chunk_texts(documents, self._document_prompt)
         report = self._engine.precompute(texts, show_progress=self._show_progress, **self._bound)
         _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
+        if self._embeddings is not None:
+            vectors = self._embeddings.embed_documents(texts)
+            behind = nearest(texts, vectors, self._neighbours)
+            self._engine.precompute((), neighbours=behind, **self._bound)
         return documents

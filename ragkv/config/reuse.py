@@ -114,10 +114,11 @@ class ReuseConfig:
     turns_expire_in
         Seconds that a turn is remembered after a prompt has last contained it.
     contextual_versions
-        Compute versions of chunks after an answer, behind the chunks that stood before them, and
-        place those where they suit a prompt better than the entry (``query`` and ``cachecraft``
-        alone). Of the operator's chunks: those of a document, and those that ``precompute`` was
-        given with this setting on.
+        Place versions of chunks where they suit a prompt better than the entry (``query`` and
+        ``cachecraft`` alone): those that ``precompute`` was given neighbours for, and those that
+        are computed after an answer, behind the chunks that stood before them in the prompt. Of
+        the operator's chunks: those of a document, and those that ``precompute`` was given with
+        this setting on. ``"neighbours"`` computes none after answers.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -136,7 +137,7 @@ class ReuseConfig:
     repair_ahead: bool = False
     remember_turns: bool = False
     turns_expire_in: float = 3600.0
-    contextual_versions: bool = False
+    contextual_versions: bool | Literal["neighbours"] = False
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -154,8 +155,10 @@ class ReuseConfig:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_choice("load", self.load, ("auto", "always"))
-        for name in ("repair_ahead", "remember_turns", "contextual_versions"):
+        for name in ("repair_ahead", "remember_turns"):
             check_bool(name, getattr(self, name))
+        if self.contextual_versions != "neighbours":
+            check_bool("contextual_versions (or 'neighbours')", self.contextual_versions)
         check_number("turns_expire_in", self.turns_expire_in, 1.0, 2**53)
         check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:

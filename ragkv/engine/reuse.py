@@ -74,7 +74,7 @@ class Reuse:
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too, and the versions."""
         if neighbours and not config.contextual_versions:
-            raise ConfigError("neighbours make versions of chunks: set contextual_versions=True")
+            raise ConfigError("neighbours make versions of chunks: set contextual_versions")
         if document == TURNS:
             raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
         self.background.turns.release(chunks)

@@ -60,7 +60,7 @@ class Versions:
 
     def note_ingested(self, texts: Iterable[str], config: ReuseConfig) -> None:
         """Note chunks that the operator gave: versions are of them, and behind them, alone."""
-        if config.contextual_versions:
+        if config.contextual_versions is True:
             with self._noting:
                 self._ingested.update(text.strip() for text in texts)
 
@@ -156,7 +156,8 @@ class Versions:
         While one of these waits or runs, there is no other.
         """
         sink = plan.located.sink
-        if sink is None or not self._serves(request):
+        captures = request.config.contextual_versions is True and self._serves(request)
+        if sink is None or not captures:
             return None
         chain = self._up_to_missing(self._chain(plan, sink), sink)
         if not chain or not self._capturing.acquire(blocking=False):
@@ -232,7 +233,7 @@ class Versions:
     # ---- details
 
     def _serves(self, request: Request) -> bool:
-        on = request.config.contextual_versions and self.kept.budget > 0
+        on = request.config.contextual_versions is not False and self.kept.budget > 0
         return on and request.method.versions
 
     def _up_to_missing(self, chain: list[str], sink: Sink) -> list[str]:

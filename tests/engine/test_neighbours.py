@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_syncs")
 Make = Callable[..., RagKV]
 A, B, C, D = (f"Part {text} End." for text in some_chunks(4))
 ON = ReuseConfig(contextual_versions=True)
+ALONE = ReuseConfig(contextual_versions="neighbours")
 
 
 @pytest.fixture
@@ -38,12 +39,6 @@ def make(make_engine: Make, tmp_path: Path) -> Make:
 
 def kept(engine: RagKV) -> list[Version]:
     return [each.version for each in engine._reuse.versions.kept._all()]
-
-
-def without_captures(engine: RagKV) -> RagKV:
-    """Let prompts ask for no versions: the neighbours' are the only ones."""
-    engine._reuse.versions.capture_after = lambda *_: None
-    return engine
 
 
 def sources(out: Prefilled) -> list[str]:
@@ -77,7 +72,7 @@ def test_a_chunk_has_the_rows_of_a_prefill_behind_its_neighbours(make: Make, fam
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
 def test_it_is_placed_behind_any_chunk_and_exact_at_ratio_1(make: Make, family: str) -> None:
-    engine = make(family)
+    engine = make(family, reuse=ALONE)
     engine.precompute([A, B, C, D], neighbours={text: [D] for text in (A, B, C)})
     out = engine.prefill(ask([A, B, C]), recompute_ratio=1.0)
     assert sources(out) == ["entry", "version", "version"]
@@ -86,6 +81,8 @@ def test_it_is_placed_behind_any_chunk_and_exact_at_ratio_1(make: Make, family: 
     assert float((out.logits - full).abs().max()) < 5e-5
     epic = engine.prefill(ask([A, B, C]), method="epic")
     assert sources(epic) == ["entry"] * 3
+    engine.wait()
+    assert len(kept(engine)) == 3  # the prompts asked for none
     off = engine.prefill(ask([A, B, C]), contextual_versions=False)
     assert sources(off) == ["entry"] * 3
 
@@ -123,12 +120,12 @@ def test_versions_outlive_their_engine(make: Make, monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_that_memory_has_no_room_for_are_read_again(make: Make, tmp_path: Path) -> None:
-    with make() as engine:
+    with make(reuse=ALONE) as engine:
         engine.precompute([A, B, C, D], neighbours={B: [D], C: [D]})
         largest = max(each.nbytes for each in kept(engine))
-        cold = without_captures(engine).prefill(ask([A, B, C]))
+        cold = engine.prefill(ask([A, B, C]))
     small = StoreConfig(tmp_path / "store", prefix_bytes=0, version_bytes=largest + 8192)
-    engine = without_captures(make(store=small))
+    engine = make(store=small, reuse=ALONE)
     for _ in range(3):
         out = engine.prefill(ask([A, B, C]), on_miss="skip")
         assert sources(out) == ["entry", "version", "version"]
@@ -142,7 +139,7 @@ def test_rows_that_memory_has_no_room_for_are_read_again(make: Make, tmp_path: P
 def test_a_deleted_neighbour_is_in_no_answer_and_on_no_disk(
     make: Make, gone: str, by_other: bool
 ) -> None:
-    engine, other = without_captures(make()), make()
+    engine, other = make(reuse=ALONE), make()
     engine.precompute([A, B, C, D], neighbours={D: [B, C]})
     assert sources(engine.prefill(ask([A, D]))) == ["entry", "version"]
     (other if by_other else engine).forget(gone)
@@ -193,7 +190,7 @@ def test_wrong_neighbours_are_refused(make: Make, wrong: Any) -> None:
 
 def test_they_need_the_setting_that_places_them(make: Make) -> None:
     engine = make(reuse=ReuseConfig())
-    with pytest.raises(ConfigError, match="contextual_versions=True"):
+    with pytest.raises(ConfigError, match="contextual_versions"):
         engine.precompute([A, B], neighbours={A: [B]})
 
 

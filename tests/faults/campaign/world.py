@@ -30,7 +30,7 @@ _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
 # "always": how long things take must not decide what is compared
-_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions=True)
+_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions="neighbours")
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
@@ -75,10 +75,7 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     config = store if isinstance(store, StoreConfig) else StoreConfig(store)
     config = replace(config, prefix_bytes=0)  # logits are compared bit by bit
-    kv = RagKV(loaded(), store=config, reuse=_REUSE)
-    # those that prompts ask for come when they come: logits are compared
-    kv._reuse.versions.capture_after = lambda *_: None
-    return kv
+    return RagKV(loaded(), store=config, reuse=_REUSE)
 
 
 def draw_questions(draw: random.Random, count: int) -> list[Question]:

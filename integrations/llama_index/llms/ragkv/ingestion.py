@@ -14,6 +14,7 @@ from llama_index.llms.ragkv.engine import EngineSource
 from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv.errors import ConfigError
+from ragkv.retrieve.neighbours import nearest
 
 
 class RagKVTransform(TransformComponent):
@@ -49,6 +50,10 @@ class RagKVTransform(TransformComponent):
         Precompute this field of a node's metadata instead of its text:
         ``"window"`` for nodes of ``SentenceWindowNodeParser`` that
         ``MetadataReplacementPostProcessor("window")`` will replace.
+    neighbours
+        Encode each node's chunk behind so many of the most similar ones of the run, too, by the
+        nodes' own embeddings: put the pipeline's embedding model before this step. The LLM
+        needs ``reuse=ReuseConfig(contextual_versions=True)``, and is not a served one.
     """
 
     show_progress: bool = False
@@ -56,6 +61,7 @@ class RagKVTransform(TransformComponent):
     expires_in: float | None = None
     metadata_mode: MetadataMode = MetadataMode.LLM
     metadata_key: str | None = None
+    neighbours: int = 0
 
     _source: EngineSource = PrivateAttr()
     _overrides: dict[str, Any] = PrivateAttr()
@@ -69,6 +75,7 @@ class RagKVTransform(TransformComponent):
         expires_in: float | None = None,
         metadata_mode: MetadataMode = MetadataMode.LLM,
         metadata_key: str | None = None,
+        neighbours: int = 0,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
             show_progress=show_progress,
@@ -76,6 +83,7 @@ class RagKVTransform(TransformComponent):
             expires_in=expires_in,
             metadata_mode=metadata_mode,
             metadata_key=metadata_key,
+            neighbours=neighbours,
         )
         self._source = llm.source
         self._overrides = llm.reuse_overrides
@@ -117,7 +125,24 @@ class RagKVTransform(TransformComponent):
                 show_progress=self.show_progress,
                 **self._overrides,
             )
+        if self.neighbours:
+            behind = nearest(*self._embedded(nodes), self.neighbours)
+            self._source.get().precompute((), neighbours=behind, **self._overrides)
         return nodes
+
+    def _embedded(self, nodes: Sequence[BaseNode]) -> tuple[list[str], list[list[float]]]:
+        """Return the chunks of a run, and their nodes' embeddings."""
+        texts, vectors = list[str](), list[list[float]]()
+        for node in nodes:
+            for text in rendered_texts([node], self.metadata_mode, self.metadata_key):
+                if node.embedding is None:
+                    raise ConfigError(
+                        "neighbours= needs embedded nodes: put the embedding model before "
+                        "RagKVTransform in the pipeline's transformations"
+                    )
+                texts.append(text)
+                vectors.append(node.embedding)
+        return texts, vectors
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Do the same in a thread; the event loop goes on."""
