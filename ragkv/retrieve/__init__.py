@@ -1,1 +1,1 @@
-"""Retrieval in stages, whose guesses are computed on while it goes on."""
+"""Retrieval in stages, computed on while it goes on; and which chunks are similar."""
