@@ -25,6 +25,7 @@ from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Located, LocatedEntry, Plan
 from ragkv.engine.request import Request
 from ragkv.errors import StoreError
+from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.lock import ModelLock
 from ragkv.store.base import TURNS, TierUse
 from ragkv.store.versions.kept import ChunkVersions
@@ -51,7 +52,7 @@ class Versions:
         self._corpus = corpus
         self._lock = lock
         self._writable = writable
-        self._asked = set[str]()  # chunks of which the store's versions are known
+        self._asked = set[tuple[str, Fingerprint]]()  # of these the store's are known
         self._ingested = set[str]()  # the operator's chunks
         self._noting = threading.Lock()
         self._capturing = threading.Lock()
@@ -69,7 +70,7 @@ class Versions:
         with self._noting:
             self._corpus.refresh()
             self._ingested = {text for text in self._ingested if self._is_stored(text)}
-            self._asked.clear()
+            self._asked = {each for each in self._asked if self._is_stored(each[0])}
         self.kept.drop_unknown(self._is_stored)
 
     def in_use(self) -> tuple[TierUse, ...]:
@@ -79,8 +80,9 @@ class Versions:
 
     def clear(self) -> None:
         """Drop all versions from memory."""
+        with self._noting:
+            self._asked.clear()
         self.kept.clear()
-        self._asked.clear()
 
     def encode_behind(self, neighbours: Mapping[str, Sequence[str]], sink: Sink) -> int:
         """Compute the versions of chunks behind their neighbours; return how many are new.
@@ -142,11 +144,10 @@ class Versions:
 
     def _ask_store(self, text: str, sink: Sink) -> None:
         """Learn once which versions of a chunk are stored."""
-        key = f"{sink.fingerprint.digest} {text}"
         with self._noting:
-            if key in self._asked:
+            if (text, sink.fingerprint) in self._asked:
                 return
-            self._asked.add(key)
+            self._asked.add((text, sink.fingerprint))
         for version in self._corpus.store.versions(text, sink.fingerprint):
             self.kept.add(version, stored=True)
 

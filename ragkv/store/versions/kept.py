@@ -170,10 +170,10 @@ class ChunkVersions:
                     return
 
     def discard(self, version: Version) -> None:
-        """Drop a version that no store has any more."""
+        """Drop a version, whether its rows are here or not."""
         with self._lock:
             for kept in self._by_text.get(version.text, [])[:]:
-                if kept.version is version:
+                if kept.version.is_alike(version):
                     self._remove(kept)
 
     def drop_unknown(self, is_known: Callable[[str], bool]) -> None:
