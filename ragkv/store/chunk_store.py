@@ -197,7 +197,8 @@ class ChunkStore(Store):
             if blob is None:
                 return None
             try:
-                return open_entry(blob, version.text, version.stored_as, copy=True).whole()
+                wanted = version.text, version.stored_as, to_field(version)
+                return open_entry(blob, *wanted, copy=True).whole()
             except RefusedEntryError as refused:
                 self._refuse(key, blob, refused)
             except CorruptEntryError as corrupt:

@@ -29,7 +29,14 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import Found
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.base import Part
-from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, checksum_of, read_header
+from ragkv.store.entry.header import (
+    DTYPES,
+    NO_VERSION,
+    Header,
+    RefusedEntryError,
+    checksum_of,
+    read_header,
+)
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV
 
 logger = logging.getLogger(__name__)
@@ -58,7 +65,7 @@ class Encoded:
         yield self.tokens
 
 
-def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = "[]") -> Encoded:
+def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) -> Encoded:
     """Prepare an entry for writing, in the codec that the fingerprint names.
 
     ``version`` is the header's field.
@@ -101,6 +108,7 @@ def decode(
     buffer: bytes | bytearray | mmap.mmap,
     text: str,
     fingerprint: Fingerprint,
+    version: str = NO_VERSION,
     *,
     copy: bool = False,
     place: object = "",
@@ -111,8 +119,8 @@ def decode(
     ----------
     buffer
         The file's bytes. Writable unless ``copy``, such as a copy-on-write mapping.
-    text, fingerprint
-        What the entry must be of.
+    text, fingerprint, version
+        What the entry must be of; ``version`` is the header's field.
     copy
         False: raw tensors are views into ``buffer``, which they keep alive.
         True: they own their memory, and it is the copy that was verified, so that nothing
@@ -121,7 +129,7 @@ def decode(
         Where the bytes come from, for the log.
     """
     try:
-        return Found(open_entry(buffer, text, fingerprint, copy=copy).whole())
+        return Found(open_entry(buffer, text, fingerprint, version, copy=copy).whole())
     except (RefusedEntryError, CorruptEntryError) as refused:
         logger.warning("unusable chunk cache %s: %s (%s)", place, refused, refused.reason)
         return Found(None, refused.reason)
@@ -131,6 +139,7 @@ def open_entry(
     buffer: bytes | bytearray | mmap.mmap,
     text: str,
     fingerprint: Fingerprint,
+    version: str = NO_VERSION,
     *,
     copy: bool = False,
 ) -> LazyKV:
@@ -143,7 +152,7 @@ def open_entry(
     """
     view = memoryview(buffer).cast("B")
     header, start = read_header(view)
-    check_wanted(header, text, fingerprint)
+    check_wanted(header, text, fingerprint, version)
     data = view[start:]
     tokens = tokens_in(bytes(data[header.kv_bytes :]), header)
     many = header.kv_bytes >= _MANY_BYTES and fingerprint.codec == "raw"
@@ -171,12 +180,14 @@ def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
     return integers[: header.tokens], integers[header.tokens :].reshape(header.tokens, 2)
 
 
-def check_wanted(header: Header, text: str, fingerprint: Fingerprint) -> None:
-    """Refuse an entry of another fingerprint or text."""
+def check_wanted(header: Header, text: str, fingerprint: Fingerprint, version: str) -> None:
+    """Refuse an entry of another fingerprint, text or version."""
     if header.fingerprint != fingerprint:
         raise RefusedEntryError("fingerprint", "the entry belongs to another model")
     if header.text != text:
         raise RefusedEntryError("tokens", "the entry belongs to another text")
+    if header.version != version:
+        raise RefusedEntryError("format", "the entry is another version of its chunk")
 
 
 class _LayerReader:

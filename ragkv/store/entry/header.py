@@ -38,6 +38,10 @@ class RefusedEntryError(Exception):
         self.reason = reason
 
 
+NO_VERSION = "[]"
+"""The field ``versions`` of a chunk's own entry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """All that is known of an entry before its tensors are read.
@@ -60,7 +64,7 @@ class Header:
         xxh3_128 of each layer's bytes.
     version
         What is known of a contextual version, as JSON without blanks, see
-        :mod:`ragkv.store.versions.stored`; ``[]`` of a chunk's entry.
+        :mod:`ragkv.store.versions.stored`; ``NO_VERSION`` of a chunk's own entry.
     """
 
     text: str
@@ -70,7 +74,7 @@ class Header:
     token_checksum: str
     layer_sizes: tuple[int, ...]
     layer_checksums: tuple[str, ...]
-    version: str = "[]"
+    version: str = NO_VERSION
 
     @property
     def tokens(self) -> int:

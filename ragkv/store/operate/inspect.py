@@ -19,7 +19,8 @@ from ragkv.store.catalog.names import (
 )
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
-from ragkv.store.entry.header import Header, RefusedEntryError, read_header
+from ragkv.store.entry.header import NO_VERSION, Header, RefusedEntryError, read_header
+from ragkv.store.versions.stored import to_field, version_in
 
 _WAITS_S = (0.01, 0.05)
 """A value that another process removes loses its file before its row."""
@@ -194,13 +195,14 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> Problem | None:
         return Problem(key, "unknown", "an entry of another version")
     try:
         header, _ = read_header(memoryview(blob))
+        version = to_field(version_in(header)) if key.startswith("version/") else NO_VERSION
     except RefusedEntryError as refused:
         kind: Damage = "unknown" if refused.reason == "codec" else "damaged"
         return Problem(key, kind, f"{refused} ({refused.reason})")
     text, fingerprint = header.text, header.fingerprint
     if (digest_of_text(text), digest_of_fingerprint(fingerprint)) != digests:
         return Problem(key, "foreign", "an entry of another text or model")
-    reason = decode(blob, text, fingerprint, copy=True, place=key).reason
+    reason = decode(blob, text, fingerprint, version, copy=True, place=key).reason
     if reason:
         return Problem(key, "damaged", reason)
     if _row(backend, digests[0]) is None:

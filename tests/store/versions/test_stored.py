@@ -16,8 +16,10 @@ from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, MemoryStore, TieredStore
 from ragkv.store.base import Terms
 from ragkv.store.catalog import names
+from ragkv.store.entry.format import encode
 from ragkv.store.operate.archive import export_store
 from ragkv.store.operate.inspect import stats, verify
+from ragkv.store.versions.stored import to_field
 from ragkv.store.versions.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -141,6 +143,36 @@ def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
     store.backend.put(entry, [store.backend.get(own)])
     assert [each.prefix for each in store.versions(C, FINGERPRINT)] == [put.prefix]
     assert store.read_version(version(C, (A,))) is None
+
+
+@pytest.mark.parametrize("old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', "[{"])
+def test_forged_fields_are_refused(store: ChunkStore, old: str) -> None:
+    put = version()
+    field = to_field(put)
+    assert old in field
+    key = names.version_key(names.digest_of_text(C), put.stored_as.digest)
+    for new in ("[", "{", f"1{old}", old.replace("1", '"1"').replace("0.7", "[]")):
+        if new == old:
+            continue
+        forged = encode(put.entry, put.stored_as, field.replace(old, new))
+        store.put_version(put)
+        store.backend.put(key, list(forged.parts()))
+        assert [problem.kind for problem in verify(store).problems] == ["damaged"]
+        assert store.read_version(put) is None
+        assert store.versions(C, FINGERPRINT) == []
+
+
+def test_a_version_is_not_taken_for_the_entry_nor_the_entry_for_a_version(
+    store: ChunkStore,
+) -> None:
+    put, own = version(), names.entry_key(names.digest_of_text(C), FINGERPRINT.digest)
+    store.backend.put(own, list(encode(put.entry, FINGERPRINT, to_field(put)).parts()))
+    assert [problem.kind for problem in verify(store).problems] == ["damaged"]
+    assert store.get(C, FINGERPRINT).reason == "format"
+    key = names.version_key(names.digest_of_text(C), put.stored_as.digest)
+    store.backend.put(key, list(encode(put.entry, put.stored_as).parts()))
+    assert store.versions(C, FINGERPRINT) == []
+    assert store.read_version(put) is None
 
 
 def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> None:
