@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.attention import JointPass, Pass, last_row_ends, subset_attention
+from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.attend.sparse import SparseRows
@@ -44,6 +45,9 @@ class SubsetPass:
         What rows attend to in the upper layers; None: all positions up to their own.
     keep
         Number of last rows whose logits are computed.
+    leaving
+        Asked which rows leave between the layers, in a pass of its own without an observer and
+        whose other parts need no row that may leave.
     """
 
     ids: IntArray
@@ -53,6 +57,7 @@ class SubsetPass:
     drift: BeforeWrite | None = None
     sparse: SparseRows | None = None
     keep: int = 1
+    leaving: Leaving | None = None
 
 
 @torch.no_grad()
@@ -232,6 +237,7 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
         _writing(subset, described),
         subset_attention(model, described),
         last_row_ends(model, described) if described.last_row_ends else nullcontext(),
+        rows_leave(model, described, cache, subset.leaving) if subset.leaving else nullcontext(),
         fast_linear_layers(model),
     ):
         yield {

@@ -192,6 +192,7 @@ def report_of(
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         preload_depth=plan.preload_depth,
+        focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
         ahead_s=plan.ahead_s,
         trace=Trace(
             plan.located.text,

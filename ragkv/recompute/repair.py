@@ -14,6 +14,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.recompute.drift import Drift
+from ragkv.recompute.focus import FocusedChunks
 from ragkv.recompute.mean_shift import MeanShift
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
@@ -31,12 +32,15 @@ class Repair:
         Moves the rows that are not recomputed.
     sparse
         Sparse attention of recomputed rows in the upper layers.
+    focus
+        Ends the repair of some chunks between the layers.
     copies
         Repair of copies during decoding.
     """
 
     drift: Drift | MeanShift | None = None
     sparse: SparseRows | None = None
+    focus: FocusedChunks | None = None
     copies: CopyRepair | None = None
 
     @classmethod
@@ -68,6 +72,9 @@ class Repair:
             sparse=SparseRows(layout, rows, method.sparse, loaded)
             if method.sparse is not None and on_cpu
             else None,
+            focus=FocusedChunks(layout, rows, method.focus.layers)
+            if method.focus is not None and len(layout.placed) > 1
+            else None,
             copies=CopyRepair(layout, rows, choice.scores, method.lookup)
             if copies and method.lookup is not None and choice.scores is not None
             else None,
@@ -75,4 +82,6 @@ class Repair:
 
     def subset(self, ids: IntArray, rows: npt.NDArray[np.int64], cache: SplicedCache) -> SubsetPass:
         """Return the pass that recomputes the rows."""
-        return SubsetPass(ids, rows, cache, drift=self.drift, sparse=self.sparse)
+        return SubsetPass(
+            ids, rows, cache, drift=self.drift, sparse=self.sparse, leaving=self.focus
+        )

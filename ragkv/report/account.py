@@ -92,6 +92,9 @@ class ReuseReport:
     preload_depth
         Layers that Cache-Craft would load before it computes, by the speeds measured here; 0 where
         nothing is loaded, or they are not known yet. ragkv computes as soon as four are placed.
+    focused_from
+        First layer that recomputed the tokens of the chunks in focus alone (Cache-Craft); None:
+        all layers recomputed all of ``recomputed_tokens``.
     ahead_s
         Seconds of computing the prompt that were over before the call, by a speculation.
     positions
@@ -132,6 +135,7 @@ class ReuseReport:
     conversation_tokens: int = 0
     prefix_tokens: int = 0
     preload_depth: int = 0
+    focused_from: int | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property

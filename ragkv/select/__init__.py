@@ -3,6 +3,7 @@
 from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
     CopyLookup,
+    Focus,
     Method,
     Probed,
     Scene,
@@ -15,6 +16,7 @@ from ragkv.select.method import (
 
 __all__ = [
     "CopyLookup",
+    "Focus",
     "Method",
     "Probed",
     "Scene",

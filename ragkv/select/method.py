@@ -136,6 +136,20 @@ class CopyLookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Focus:
+    """Which chunks are recomputed in all layers: :mod:`ragkv.recompute.focus`.
+
+    Those that the query attends to most, once they are the same for ``layers`` layers running.
+    """
+
+    layers: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ConfigError("a focus needs at least one layer")
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
@@ -168,6 +182,9 @@ class Method:
     sparse
         Sparse attention of recomputed tokens in the upper layers, on a CPU; None: full. On a
         GPU, where attention is a small part of a pass, it is always full.
+    focus
+        When the repair of chunks that the query hardly attends to ends, or None. Not together with
+        drift or sparse attention, which need all rows in all layers.
     lookup
         Repair of the tokens that the answer is about to copy
         (:mod:`ragkv.recompute.copy_repair`), or None.
@@ -197,6 +214,7 @@ class Method:
     auxiliary: bool = False
     drift: bool = False
     sparse: Sparse | None = None
+    focus: Focus | None = None
     lookup: CopyLookup | None = None
     parallel: Parallel | None = None
     continues: bool = False
@@ -220,6 +238,11 @@ class Method:
             raise ConfigError(
                 "parallel chunks do not see each other, so recomputing their tokens changes "
                 "nothing: omit score or parallel"
+            )
+        if self.focus is not None and (self.drift or self.sparse is not None):
+            raise ConfigError(
+                "rows that a focus ends are missed by drift and sparse attention: omit focus, or "
+                "drift and sparse"
             )
         if self.continues and (self.parallel is not None or self.reuse != "chunks"):
             raise ConfigError(

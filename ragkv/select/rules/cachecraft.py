@@ -8,6 +8,9 @@ follows from it; with ``"auto"`` it is ``AutoRatio.alpha``.
 A version has these figures from its capture, and choosing takes no time. A chunk that was cached
 alone has none and shares no prefix with the prompt: its CFO is ``alpha CCI``. Those figures come
 from a full prefill, run on a copy of the cache.
+
+The repair of chunks that the query does not focus on ends in some layer
+(:mod:`ragkv.recompute.focus`); a ratio counts the tokens that are recomputed below it.
 """
 
 import math
@@ -17,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.observe import LayerCall, attention_to_groups
-from ragkv.select.method import FloatArray, Method, Scene
+from ragkv.select.method import FloatArray, Focus, Method, Scene
 from ragkv.splice.layout import Placed
 from ragkv.store.versions.overhead import NO_CONTEXT, context_impact
 from ragkv.store.versions.version import PlacedVersion
@@ -102,6 +105,7 @@ METHOD = Method(
     "cachecraft",
     source="Cache-Craft, arXiv 2502.15734",
     score=score,
+    focus=Focus(layers=3),
     versions=True,
     by_overhead=True,
 )

@@ -1,0 +1,76 @@
+"""Focused chunks: the repair of chunks that the query hardly looks at ends between the layers.
+
+Cache-Craft, arXiv 2502.15734, Algorithm 1. The attention that the query pays to each chunk is
+summed up layer by layer. Sorted by it, the chunks before the largest gap are the focused ones.
+Once they are the same for some layers running, the others' tokens leave the pass: in the layers
+above they keep their cached keys and values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ragkv.attend.observe import LayerCall, attention_of_last_rows
+from ragkv.model.streams import to_device
+from ragkv.splice.layout import Layout
+
+Positions = npt.NDArray[np.int64]
+
+
+class FocusedChunks:
+    """Looks for the focused chunks of one pass; see :class:`ragkv.attend.leaving.Leaving`.
+
+    Parameters
+    ----------
+    layout
+        The prompt's layout, with two chunks or more.
+    rows
+        ``[rows]`` sorted positions that the pass computes.
+    layers
+        In so many layers running the focused chunks must be the same.
+
+    Attributes
+    ----------
+    ended_at
+        First layer that computes the focused chunks alone; None: no chunk's repair has ended.
+    """
+
+    def __init__(self, layout: Layout, rows: Positions, layers: int) -> None:
+        self.ended_at: int | None = None
+        self._layout, self._rows, self._layers = layout, rows, layers
+        self._paid = np.zeros(len(layout.placed))
+        self._focused: frozenset[int] = frozenset()
+        self._running = 0
+
+    def __call__(self, call: LayerCall) -> Positions | None:
+        """Add a layer's attention; return the rows that stay, once the chunks are known."""
+        if call.layer == 0:
+            self.ended_at, self._running = None, 0
+            self._paid[:] = 0
+        layout = self._layout
+        paid = attention_of_last_rows(call, len(layout) - layout.query_start)
+        chunks = [paid[to_device(piece.slots, paid.device)].sum() for piece in layout.placed]
+        self._paid += torch.stack(chunks).cpu().numpy()
+        focused = focused_chunks(self._paid)
+        self._running = 1 + self._running * (focused == self._focused)
+        self._focused = focused
+        if self._running < self._layers:
+            return None
+        self.ended_at = call.layer + 1
+        others = [piece.slots for at, piece in enumerate(layout.placed) if at not in self._focused]
+        return np.setdiff1d(self._rows, np.concatenate(others), assume_unique=True)
+
+
+def focused_chunks(paid: npt.NDArray[np.float64]) -> frozenset[int]:
+    """Return which chunks stand before the largest gap, the first of equal ones.
+
+    Parameters
+    ----------
+    paid
+        ``[chunks]`` the query's attention to each, two chunks or more.
+    """
+    order = np.argsort(-paid, kind="stable")
+    gaps = -np.diff(paid[order])
+    return frozenset(order[: int(np.argmax(gaps)) + 1].tolist())
