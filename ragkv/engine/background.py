@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec
+from typing import TypeVarTuple
 
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
@@ -24,11 +24,13 @@ MOST_NAMED = 1000
 
 _REWRITTEN = "No chunk was found in the prompt. Of the {count} that were named, {cause}."
 
-Given = ParamSpec("Given")
+Given = TypeVarTuple("Given")
 
 
 class Background:
     """Loads and encodes chunks in one thread, and copies the rows of finished answers.
+
+    Another thread computes versions, while no request does.
 
     Parameters
     ----------
@@ -56,6 +58,7 @@ class Background:
         self._warned = False
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
+        self._idle = ThreadPoolExecutor(1, thread_name_prefix="ragkv-idle")
 
     @property
     def named(self) -> list[str]:
@@ -135,9 +138,8 @@ class Background:
         if remembers and stores and answer and not isinstance(prompt, str):
             turn = prompt, located.text, answer
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
-        capture = self._versions.capture_after(request, plan)
-        if capture is not None:
-            self._submit(capture)
+        if self._versions.want(request, plan):
+            self._submit(self._versions.compute_wanted, thread=self._idle)
         self.measure_costs()
 
     def measure_costs(self) -> None:
@@ -146,25 +148,34 @@ class Background:
             self._submit(self._costs.measure)
 
     def _submit(
-        self, work: Callable[Given, object], *args: Given.args, **kwargs: Given.kwargs
+        self,
+        work: Callable[[*Given], object],
+        *args: *Given,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         """Run it in the thread; errors go to the log."""
 
         def log_exceptions() -> None:
             try:
-                work(*args, **kwargs)
+                work(*args)
             except Exception:  # noqa: BLE001  the answer was returned already
                 _log.exception("work in the background failed")
 
-        self._thread.submit(log_exceptions)
+        (thread or self._thread).submit(log_exceptions)
 
     def wait(self) -> None:
         """Return when all submitted work is done."""
-        self._thread.submit(lambda: None).result()
+        for thread in (self._thread, self._idle):
+            thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work, measuring aside, end the thread, and forget conversations."""
+        """Finish the submitted work, end the threads, and forget conversations.
+
+        Costs that are not measured yet, and versions that are not computed yet, never are.
+        """
         self._costs.close()
-        self._thread.shutdown(wait=True)
+        self._versions.stop()
+        for thread in (self._thread, self._idle):
+            thread.shutdown(wait=True)
         self._conversations.clear()
         self._versions.clear()

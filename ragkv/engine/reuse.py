@@ -52,7 +52,8 @@ class Reuse:
         conversations = Conversations(corpus, tree)
         most = VERSION_BYTES if settings.version_bytes is None else settings.version_bytes
         writable = not settings.read_only
-        versions = Versions(corpus, lock_of(loaded.model), most, writable=writable)
+        requests = lock_of(loaded.model).shared(RequestQueue)
+        versions = Versions(corpus, requests, most, writable=writable)
         background = Background(corpus, costs, conversations, versions, writable=writable)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
 

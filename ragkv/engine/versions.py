@@ -22,16 +22,19 @@ from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of
 from ragkv.engine.capture import compute_versions, joined_ids
 from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.idle import IdleWork
 from ragkv.engine.plan import Located, LocatedEntry, Plan
 from ragkv.engine.request import Request
+from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.lock import ModelLock
 from ragkv.store.base import TURNS, TierUse
 from ragkv.store.versions.kept import ChunkVersions
 from ragkv.store.versions.version import PlacedVersion, Version
 
 _log = logging.getLogger(__name__)
+MOST_WANTED = 16
+"""Prompts whose chunks' versions are yet to be computed; another takes the oldest one's place."""
 
 
 class Versions:
@@ -39,23 +42,26 @@ class Versions:
 
     Parameters
     ----------
-    lock
-        Held while the model runs.
+    requests
+        Requests of the model, to which computing versions of their chunks gives way.
     budget
         Bytes of all versions in memory; 0 keeps none, in the store neither.
     writable
         Whether the store can keep them, too.
     """
 
-    def __init__(self, corpus: Corpus, lock: ModelLock, budget: int, *, writable: bool) -> None:
+    def __init__(
+        self, corpus: Corpus, requests: RequestQueue, budget: int, *, writable: bool
+    ) -> None:
         self.kept = ChunkVersions(budget)
         self._corpus = corpus
-        self._lock = lock
+        self._lock = requests.lock
+        self._idle = IdleWork(corpus.loaded, requests)
         self._writable = writable
         self._asked = set[tuple[str, Fingerprint]]()  # of these the store's are known
         self._ingested = set[str]()  # the operator's chunks
+        self._wanted = dict[tuple[tuple[str, ...], Fingerprint], Sink]()  # chunks in a row
         self._noting = threading.Lock()
-        self._capturing = threading.Lock()
 
     # ---- the operator's chunks
 
@@ -82,6 +88,7 @@ class Versions:
         """Drop all versions from memory."""
         with self._noting:
             self._asked.clear()
+            self._wanted.clear()
         self.kept.clear()
 
     def encode_behind(self, neighbours: Mapping[str, Sequence[str]], sink: Sink) -> int:
@@ -104,8 +111,7 @@ class Versions:
             self._ask_store(text, sink)
             if self.kept.contains(text, sink.fingerprint, prefix):
                 continue
-            versions = self._versions([*prefix, text], sink)
-            for version in versions[-1:]:
+            for version in self._versions([*prefix, text], sink, self._run_now)[-1:]:
                 self._keep(replace(version, by_neighbours=True))
                 made += 1
         self.drop_deleted()
@@ -151,19 +157,23 @@ class Versions:
         for version in self._corpus.store.versions(text, sink.fingerprint):
             self.kept.add(version, stored=True)
 
-    def capture_after(self, request: Request, plan: Plan) -> Callable[[], None] | None:
-        """Return what computes versions of the prompt's chunks; None where none are to be.
+    def want(self, request: Request, plan: Plan) -> bool:
+        """Note the prompt's chunks for :meth:`compute_wanted`, if versions of them are missing.
 
-        While one of these waits or runs, there is no other.
+        Return whether they were noted.
         """
         sink = plan.located.sink
         captures = request.config.contextual_versions is True and self._serves(request)
         if sink is None or not captures:
-            return None
-        chain = self._up_to_missing(self._chain(plan, sink), sink)
-        if not chain or not self._capturing.acquire(blocking=False):
-            return None
-        return partial(self._capture, chain, sink)
+            return False
+        chain = tuple(self._up_to_missing(self._chain(plan, sink), sink))
+        if not chain:
+            return False
+        with self._noting:
+            self._wanted[chain, sink.fingerprint] = sink
+            while len(self._wanted) > MOST_WANTED:
+                del self._wanted[next(iter(self._wanted))]
+        return True
 
     def _chain(self, plan: Plan, sink: Sink) -> list[str]:
         """Return the chunks that follow the whole sink and one another.
@@ -186,36 +196,52 @@ class Versions:
 
     # ---- in the background
 
-    def _capture(self, chain: list[str], sink: Sink) -> None:
-        """Compute the versions of chunks behind one another, and keep them."""
+    def compute_wanted(self) -> None:
+        """Compute and keep the versions of one prompt's chunks, while no request does."""
+        with self._noting:
+            if not self._wanted:
+                return
+            wanted = next(iter(self._wanted))
+            sink = self._wanted.pop(wanted)
+        texts = self._up_to_missing(list(takewhile(self._is_ingested, wanted[0])), sink)
         try:
-            self._compute(chain, sink)
-        finally:
-            self._capturing.release()
-
-    def _compute(self, chain: list[str], sink: Sink) -> None:
-        texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
-        for version in self._versions(texts, sink) if texts else ():
+            made = self._versions(texts, sink, self._idle.run) if texts else []
+        except Cancelled:
+            return
+        for version in made:
             if not self.kept.contains(version.text, sink.fingerprint, version.prefix):
                 self._keep(version)
         self.drop_deleted()
         _log.debug("%d versions in context, %d bytes", len(self.kept), self.kept.nbytes)
 
-    def _versions(self, texts: Sequence[str], sink: Sink) -> list[Version]:
+    def stop(self) -> None:
+        """Compute no more of what is wanted."""
+        self._idle.close()
+
+    def _run_now(self, compute: Callable[[], list[Version]], tokens: int) -> list[Version]:
+        """Wait for the model, between other passes."""
+        del tokens
+        loaded = self._corpus.loaded
+        with self._lock, loaded.without_autocast(), batch_of(loaded).between_layers(loaded):
+            return compute()
+
+    def _versions(
+        self,
+        texts: Sequence[str],
+        sink: Sink,
+        run: Callable[[Callable[[], list[Version]], int], list[Version]],
+    ) -> list[Version]:
         """Compute the versions of chunks behind one another; none where one was deleted."""
         found = self._corpus.open(texts, sink)
         entries = [each.entry for each in found if each.entry is not None]
         loaded = self._corpus.loaded
         limits = loaded.positions, loaded.architecture.position_limit
         most = min((n for n in limits if n is not None), default=1e9)
-        if len(entries) < len(texts) or len(joined_ids(sink, entries)) > most:
+        tokens = len(joined_ids(sink, entries))
+        if len(entries) < len(texts) or tokens > most:
             return []
-        with (
-            self._lock,
-            loaded.without_autocast(),
-            batch_of(loaded).between_layers(loaded),
-        ):
-            made = compute_versions(loaded, sink, entries, [each.expires_at for each in found])
+        expiries = [each.expires_at for each in found]
+        made = run(partial(compute_versions, loaded, sink, entries, expiries), tokens)
         changed = self._corpus.usable_fingerprint().weights != sink.fingerprint.weights
         return [] if changed else made
 
