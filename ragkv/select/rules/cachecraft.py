@@ -105,7 +105,7 @@ METHOD = Method(
     "cachecraft",
     source="Cache-Craft, arXiv 2502.15734",
     score=score,
-    focus=Focus(layers=3),
+    focus=Focus(layers=8),
     versions=True,
     by_overhead=True,
 )
