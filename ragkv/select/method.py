@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Literal, NamedTuple
@@ -78,6 +78,16 @@ class Scene:
     def layers(self) -> int:
         """Number of the primary model's layers."""
         return self.loaded.architecture.layers
+
+    def seeing_all(self, layers: Iterable[int]) -> list[int]:
+        """Return those layers in which the last token sees the whole prompt; all if none does.
+
+        In a layer with a sliding window, what the query attends to is what stands near.
+        """
+        windows = self.loaded.architecture.windows
+        given = list(layers)
+        wide = [at for at in given if (windows[at] or len(self.layout)) >= len(self.layout)]
+        return wide or given
 
     def observe(
         self,

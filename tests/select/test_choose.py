@@ -240,42 +240,6 @@ def test_random_follows_its_seed(make_engine: Make) -> None:
     assert positions(1) == positions(1) != positions(2)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
-def test_query_scores_equal_the_attention_weights_of_transformers(
-    make_engine: Make, family: str
-) -> None:
-    """One chunk behind the sink is exact, so eager attention over the prompt is the reference."""
-    engine = make_engine(family)
-    chunk = some_chunks(1)[0]
-    engine.precompute([chunk])
-    prompt = [{"role": "user", "content": chunk + "\n\nWhat now?"}]
-    seen: list[FloatArray] = []
-    rule = get_method("query").score
-    assert rule is not None
-
-    def spy(where: Scene) -> FloatArray:
-        seen.append(rule(where))
-        return seen[-1]
-
-    layers = engine.model.config.num_hidden_layers
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ragkv.splice.layout._run", lambda *_: 0)  # or nobody asks for scores
-        method = Method("query", "test", score=spy)
-        patch.setattr("ragkv.select.rules.query.METHOD", method)
-        out = engine.prefill(prompt, recompute_ratio=0.5)
-    eager = tiny_model(family, "eager")
-    with torch.no_grad():
-        weights = eager(torch.tensor([out.token_ids]), output_attentions=True).attentions
-    first, last = layers // 3, max(layers * 5 // 6, layers // 3 + 1)
-    cached = [at for at, origin in enumerate(out.report.positions) if origin in (1, 2)]
-    end = out.report.chunks[0].end
-    looked_at = [weights[layer][0] for layer in range(first, last)]
-    one = sum(heads[:, -1].mean(0) for heads in looked_at)[cached]
-    most = sum(heads[:, end:].amax(1).mean(0) for heads in looked_at)[cached]
-    expected = (one / one.sum() + most / most.sum()) / 2
-    np.testing.assert_allclose(seen[0], expected.numpy(), atol=1e-5)
-
-
 def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: object) -> None:
     model, tokenizer = tiny_model("qwen2", seed=3), tiny_tokenizer()
     folder = f"{tmp_path}/auxiliary"

@@ -8,8 +8,9 @@ query.
 
 From the abstract are the query's attention, its fusion over layers and the two stages. That the
 softmax leaves out the query's own keys, and that all layers count alike, follows what
-reimplementations say of the paper's algorithm 1 and equation 8. Assumed here: in a layer with a
-sliding window a row attends to the context in its window, and a learned sink keeps its weight.
+reimplementations say of the paper's algorithm 1 and equation 8. Assumed here: layers with a sliding
+window count only where all have one, and there a row attends to the context in its window; a
+learned sink keeps its weight.
 """
 
 import torch
@@ -21,16 +22,17 @@ from ragkv.select.method import FloatArray, Method, Scene
 def score(scene: Scene) -> FloatArray:
     """Return ``[cached]`` the query's attention, mean over layers, heads and query tokens."""
     layout = scene.layout
-    context = layout.query_start
+    context, observed = layout.query_start, scene.seeing_all(range(scene.layers))
     fused = torch.zeros(context, dtype=torch.float32, device=scene.cache.device)
 
     def observe(call: LayerCall) -> None:
-        fused.add_(attention_to_context(call, len(layout) - context, context))
-        if call.layer == scene.layers - 1:
+        if call.layer in observed:
+            fused.add_(attention_to_context(call, len(layout) - context, context))
+        if call.layer == observed[-1]:
             raise StopPass
 
     scene.observe(observe)
-    scores: FloatArray = (fused / scene.layers).cpu().numpy()[layout.cached]
+    scores: FloatArray = (fused / len(observed)).cpu().numpy()[layout.cached]
     return scores
 
 

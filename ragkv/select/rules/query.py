@@ -22,16 +22,20 @@ QUERY_ROWS = 64
 
 
 def score(scene: Scene) -> FloatArray:
-    """Return ``[cached]`` shares of the query's attention in the layers L/3 to 5L/6."""
+    """Return ``[cached]`` shares of the query's attention in the layers L/3 to 5L/6.
+
+    Of these, layers with a sliding window count only where all have one.
+    """
     layout = scene.layout
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
+    observed = scene.seeing_all(range(first, last))
     count = min(len(layout) - layout.query_start, QUERY_ROWS)
     paid = torch.zeros(2, len(layout), dtype=torch.float32, device=scene.cache.device)
 
     def observe(call: LayerCall) -> None:
-        if call.layer >= first:
+        if call.layer in observed:
             paid.add_(attention_of_query(call, count))
-        if call.layer >= last - 1:
+        if call.layer == observed[-1]:
             raise StopPass
 
     scene.observe(observe)
