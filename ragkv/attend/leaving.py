@@ -40,22 +40,22 @@ def rows_leave(
 
     Above the layer where it answers, rows that left keep the keys and values that the cache has.
     """
-    rows, staying = one.rows, Rows.on(one.rows.positions.device, one.rows.places)
-    at: torch.Tensor | None = None
+    rows, device = one.rows, one.rows.positions.device
+    left: tuple[Rows, torch.Tensor] | None = None  # the rows that stay, and where they stood
 
     def ask(call: LayerCall) -> None:
-        nonlocal staying, at
-        stay = leaving(call) if at is None else None
+        nonlocal left
+        stay = leaving(call) if left is None else None
         if stay is not None:
-            device = rows.positions.device
-            staying = Rows.on(device, stay)
             at = to_device(np.searchsorted(rows.places, stay), device)
+            left = Rows.on(device, stay), at
 
     def before_layer(
         _: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        if at is None or not is_innermost(one):
+        if left is None or not is_innermost(one):
             return None
+        staying, at = left
         if one.rows is rows:
             one.rows = staying
             one.masks.clear()
