@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -61,6 +62,7 @@ class Versions:
         self._asked = set[tuple[str, Fingerprint]]()  # of these the store's are known
         self._ingested = set[str]()  # the operator's chunks
         self._wanted = dict[tuple[tuple[str, ...], Fingerprint], Sink]()  # chunks in a row
+        self._computes = False
         self._noting = threading.Lock()
 
     # ---- the operator's chunks
@@ -158,9 +160,9 @@ class Versions:
             self.kept.add(version, stored=True)
 
     def want(self, request: Request, plan: Plan) -> bool:
-        """Note the prompt's chunks for :meth:`compute_wanted`, if versions of them are missing.
+        """Note the prompt's chunks, if versions of them are missing.
 
-        Return whether they were noted.
+        Return whether somebody has to call :meth:`compute_wanted`; once for all that is noted.
         """
         sink = plan.located.sink
         captures = request.config.contextual_versions is True and self._serves(request)
@@ -173,7 +175,8 @@ class Versions:
             self._wanted[chain, sink.fingerprint] = sink
             while len(self._wanted) > MOST_WANTED:
                 del self._wanted[next(iter(self._wanted))]
-        return True
+            computes, self._computes = self._computes, True
+        return not computes
 
     def _chain(self, plan: Plan, sink: Sink) -> list[str]:
         """Return the chunks that follow the whole sink and one another.
@@ -197,18 +200,25 @@ class Versions:
     # ---- in the background
 
     def compute_wanted(self) -> None:
-        """Compute and keep the versions of one prompt's chunks, while no request does."""
-        with self._noting:
-            if not self._wanted:
-                return
-            wanted = next(iter(self._wanted))
-            sink = self._wanted.pop(wanted)
-        texts = self._up_to_missing(list(takewhile(self._is_ingested, wanted[0])), sink)
+        """Compute and keep what was noted, one prompt after another, while no request runs."""
         try:
-            made = self._versions(texts, sink, self._idle.run) if texts else []
-        except Cancelled:
-            return
-        for version in made:
+            with suppress(Cancelled):
+                while wanted := self._next_wanted():
+                    self._compute(*wanted)
+        finally:
+            with self._noting:
+                self._computes = False
+
+    def _next_wanted(self) -> tuple[Sequence[str], Sink] | None:
+        with self._noting:
+            for chain, model in self._wanted:
+                return chain, self._wanted.pop((chain, model))
+            self._computes = False
+            return None
+
+    def _compute(self, chain: Sequence[str], sink: Sink) -> None:
+        texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
+        for version in self._versions(texts, sink, self._idle.run) if texts else ():
             if not self.kept.contains(version.text, sink.fingerprint, version.prefix):
                 self._keep(version)
         self.drop_deleted()

@@ -110,5 +110,6 @@ def test_of_many_prompts_the_last_ones_are_remembered(
             time.sleep(0.005)  # it is the one that waits for an idle model
         for chunks in ([C, D], [B, C], [D, A]):
             engine.prefill(ask(chunks))
+        assert engine._reuse.background._idle._work_queue.qsize() == 0  # nothing piles up
     engine.wait()
     assert texts_kept(engine) == {(A, B), (B, C), (D, A)}
