@@ -45,7 +45,9 @@ def kill_precompute(case: Case) -> None:
 
 def kill_eviction(case: Case) -> None:
     """SIGKILL a process whose store is full, so that every put deletes chunks."""
-    case.config = replace(case.config, disk_bytes=_room(case), evict=True)
+    # a chunk comes with its neighbour and its version: there is room for those of two chunks,
+    # but not for all
+    case.config = replace(case.config, disk_bytes=_room(case, 9.1, 11), evict=True)
     order = [case.draw.choice(ALL) for _ in range(20)]
 
     def work(say: Say) -> None:
@@ -218,11 +220,11 @@ def _any_file(case: Case) -> Path:
     return case.draw.choice(sorted(files))
 
 
-def _room(case: Case) -> int:
-    """Return the bytes of four to six entries."""
+def _room(case: Case, least: float = 4.1, most: float = 6) -> int:
+    """Return the bytes of so many entries."""
     with closing(open_chunk_store(case.config)) as store:
         largest = max(info.nbytes for info in store.entries())
-    return int(case.draw.uniform(4.1, 6) * largest)
+    return int(case.draw.uniform(least, most) * largest)
 
 
 def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> None:
