@@ -53,13 +53,15 @@ def kill_eviction(case: Case) -> None:
     def work(say: Say) -> None:
         with engine(case.config) as kv:
             for chunk in order:
+                new = not kv.contains(TEXTS[chunk])
                 precompute(kv, chunk)
-                say(f"+{chunk}")
+                say(f"{'+' if new else '='}{chunk}")
 
     child = Child(work)
     case.outcome.struck += child.kill(case.draw, len(order))
-    # what was acknowledged before the last one may have left for it, or for the next
-    case.acknowledged = {int(line[1:]) for line in child.said[-1:]}
+    # what was acknowledged before the last one may have left for it, or for the next; and so may
+    # one that was stored before: precomputing it again is no use of it
+    case.acknowledged = {int(line[1:]) for line in child.said[-1:] if line[0] == "+"}
     case.check_budget()
 
 
