@@ -47,6 +47,7 @@ def exchange(url: str, head: str, body: bytes = b"") -> bytes:
 def small(listen, make_engine):
     """A server of one answer at a time, and one that waits."""
     engine = make_engine(batch=BatchConfig(max_running=1))
+    engine.contains("a text")  # computes the sink: requests wait for nothing but their turn
     return listen(engine, max_running=1, max_waiting=1)
 
 
