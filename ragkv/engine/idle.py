@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ragkv.decode.batch import StepBatch, batch_of, before_layers
+from ragkv.decode.batch import batch_of, before_layers
 from ragkv.engine.requests import Cancelled, GaveWay, RequestQueue
 from ragkv.model.loaded import ReusableModel
 
@@ -25,7 +25,7 @@ class IdleWork:
 
     def __init__(self, loaded: ReusableModel, requests: RequestQueue) -> None:
         self._loaded, self._requests = loaded, requests
-        self._batch = requests.lock.shared(StepBatch)
+        self._batch = batch_of(loaded)
         self._gives_way = False
         self._closed = threading.Event()
 
@@ -55,7 +55,7 @@ class IdleWork:
                         speculation=self,
                     ),
                     self._loaded.without_autocast(),
-                    batch_of(self._loaded).between_layers(self._loaded),
+                    self._batch.between_layers(self._loaded),
                     before_layers(self._loaded, self.check),
                 ):
                     return compute()
