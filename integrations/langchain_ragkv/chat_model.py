@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -29,10 +29,7 @@ from ragkv.errors import ConfigError
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _DEFAULT_MAX_TOKENS = 256
-_LOCAL = (
-    *("llm", "store", "device", "dtype"),
-    *("cache_implementation", "prompt_lookup_num_tokens"),
-)
+_LOCAL = ("llm", "store", "device", "dtype", "prompt_lookup_num_tokens")
 """Fields that are for a model in this process."""
 
 
@@ -77,9 +74,6 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
     """Texts at which an answer ends; it does not contain them. Those of the pipeline of
     ``llm`` end it, too."""
-    cache_implementation: Literal["static"] | None = None
-    """``"static"`` decodes over a cache of fixed shape: CUDA graphs on a GPU, and a second KV
-    (see ragkv's DecodeConfig)."""
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
     """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
     timeout: float | None = Field(default=None, gt=0)
@@ -172,7 +166,6 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
-            "cache_implementation": settings.cache_implementation,
             "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens,
         }
         if isinstance(self.llm, ChunkReuse):
@@ -305,7 +298,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         timeout = given.pop("timeout", self.timeout)
         given.pop("ls_structured_output_format", None)  # for traces
         tools, choice = given.pop("tools", ()), choice_of(given.pop("tool_choice", None))
-        engine = ("seed", "cache_implementation", "prompt_lookup_num_tokens")
+        engine = ("seed", "prompt_lookup_num_tokens")
         names = ("temperature", "max_tokens", "top_p", "top_k", *engine)
         own = {name: given.pop(name, getattr(self, name)) for name in names}
         limits = (own["max_tokens"], self.max_tokens)

@@ -20,6 +20,7 @@ from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
+from ragkv.config.checks import check_removed
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV
@@ -58,6 +59,12 @@ class ChunkReuse(BaseModel):
     _engine_fields: ClassVar[tuple[str, ...]] = ("store",)
     _sink: str | None = PrivateAttr(default=None)
     _last_report: ReuseReport | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        check_removed(values)
+        return values
 
     @model_validator(mode="after")
     def _open_engine(self) -> Self:

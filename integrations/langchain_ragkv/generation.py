@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 from transformers import GenerationConfig, Pipeline
 from transformers.pipelines.text_generation import ReturnType
@@ -34,7 +36,8 @@ _NEUTRAL = {
     "stop_strings": None,
 }
 _TAKEN = {"cache_implementation": "static"}
-"""Settings that the engine supports, too."""
+"""Settings that change no token: the engine has its own way."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,6 @@ class PipelineSettings:
         Whether the prompt is part of the text that is returned.
     stop_strings
         Texts that end the answer *and are part of it*, as in transformers.
-    cache_implementation
-        ``"static"`` where the model's steps run over a static cache, else None.
     prompt_lookup_num_tokens
         Longest draft of prompt lookup decoding; None is ragkv's choice.
     decoding
@@ -67,7 +68,6 @@ class PipelineSettings:
     stop_strings: tuple[str, ...]
     full_text: bool
     decoding: dict[str, Any]
-    cache_implementation: Literal["static"] | None
     prompt_lookup_num_tokens: int | None
     unsupported: tuple[str, ...]
 
@@ -102,6 +102,8 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
     for name in ("generation_config", "tokenizer"):
         wanted.pop(name, None)
     stop_strings = wanted.pop("stop_strings", None) or ()
+    if wanted.get("cache_implementation") == "static":
+        _say_own_cache()
     sampling = bool(wanted.get("do_sample"))
     unsupported = _unsupported(wanted, pipeline.model.generation_config, sampling=sampling)
     unsupported += [name for name in before if name not in wanted and name not in forward]
@@ -117,10 +119,14 @@ def read_settings(pipeline: Pipeline, call: dict[str, Any] | None = None) -> Pip
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings),
         full_text=after.get("return_type", ReturnType.FULL_TEXT) is ReturnType.FULL_TEXT,
         decoding={name: after[name] for name in _DECODING if name in after},
-        cache_implementation="static" if wanted.get("cache_implementation") == "static" else None,
         prompt_lookup_num_tokens=wanted.get("prompt_lookup_num_tokens"),
         unsupported=tuple(sorted(set(unsupported))),
     )
+
+
+@cache
+def _say_own_cache() -> None:
+    _log.warning("the pipeline's cache_implementation='static': ragkv decodes over its own cache")
 
 
 def _top_k(wanted: dict[str, Any], own: GenerationConfig) -> int:

@@ -236,7 +236,6 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             "top_p": settings.top_p,
             "top_k": settings.top_k,
             "stop": (*settings.stop_strings, *(stop or ())),
-            "cache_implementation": settings.cache_implementation,
             "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens,
             **self._overrides(changes),
         }

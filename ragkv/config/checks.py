@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from ragkv.errors import ConfigError
+
+_REMOVED = {"cache_implementation": "answers are decoded over ragkv's own cache: omit it"}
+"""Settings of former versions, and what to do instead."""
+
+
+def check_removed(names: Container[str]) -> None:
+    """Raise ConfigError for a setting that is no more."""
+    for name, instead in _REMOVED.items():
+        if name in names:
+            raise ConfigError(f"{name} is no setting of ragkv any more: {instead}")
 
 
 def check_number(name: str, value: object, low: float, high: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ragkv.config.checks import check_bool, check_number, check_whole
 from ragkv.config.schema import check_schema
@@ -41,12 +41,7 @@ class DecodeConfig:
     prompt_lookup_num_tokens
         Longest draft of prompt lookup decoding, in tokens: what stood behind an earlier
         occurrence of the last tokens is verified in the step that computes them. Drafts change
-        the speed of an answer, not its tokens. ``None`` is ragkv's choice, 0 none. Without
-        effect on a static cache.
-    cache_implementation
-        ``"static"`` decodes over a cache of fixed shape, whose steps transformers compiles: on
-        a GPU, into CUDA graphs. It is a second KV of up to twice the longest prompt and answer,
-        and copies are not repaired. ``None`` decodes over the prompt's buffer.
+        the speed of an answer, not its tokens. ``None`` is ragkv's choice, 0 none.
     ignore_eos
         Whether the answer goes on past the model's end-of-sequence tokens.
     logprobs
@@ -65,7 +60,6 @@ class DecodeConfig:
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
     prompt_lookup_num_tokens: int | None = None
-    cache_implementation: Literal["static"] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
@@ -96,10 +90,6 @@ class DecodeConfig:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.json_schema is not None:
             check_schema("json_schema", self.json_schema)
-        if self.cache_implementation not in (None, "static"):
-            raise ConfigError(
-                f"cache_implementation must be 'static' or None, not {self.cache_implementation!r}"
-            )
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from ragkv.config.checks import check_bool, check_choice, check_number, check_text, check_whole
+from ragkv.config.checks import (
+    check_bool,
+    check_choice,
+    check_number,
+    check_removed,
+    check_text,
+    check_whole,
+)
 from ragkv.config.decode import DecodeConfig
 from ragkv.errors import ConfigError
 
@@ -189,6 +196,7 @@ class ReuseConfig:
     def override(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed; unknown names raise ConfigError."""
         known = {field.name for field in fields(self)}
+        check_removed(changes)
         unknown = sorted(set(changes) - known)
         if unknown:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Draw an answer by transformers' ``generate``, in ragkv's loop where the cache is ragkv's.
 
 ``generate`` prepares logits processors and stopping criteria; the loop's steps repair the cache
-and verify drafts. transformers' own loop serves static caches and models without reuse.
+and verify drafts. transformers' own loop serves models without reuse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
@@ -29,11 +28,10 @@ from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import Drafts
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.loop import Loop, SeededSampling
-from ragkv.decode.static import compile_config_for, decoding_cache, limit_to_positions
 from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.model.architecture import config_of
-from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.model.loaded import LoadedModel
 
 FinishReason = Literal["stop", "length", "cancelled"]
 _RESET_FIELDS = (
@@ -104,7 +102,7 @@ def _sample(
 def draw(
     loaded: LoadedModel,
     ids: npt.NDArray[np.int32],
-    steps: Steps | Cache | None,
+    steps: Steps | None,
     config: DecodeConfig,
     *,
     listener: Listener | None = None,
@@ -115,25 +113,12 @@ def draw(
     Parameters
     ----------
     steps
-        Computes the tokens. A cache that holds all prompt tokens but the last, or None for a
-        full prefill, leaves that to transformers' own loop.
+        Computes the tokens. None leaves that, and the prompt, to transformers' own loop.
     listener
         Hears the tokens.
     cancelled
         Called after every token; True ends the generation.
-
-    Raises
-    ------
-    RuntimeError
-        The cache's length does not fit the prompt: transformers would silently feed tokens
-        again or drop the cache.
     """
-    cache = None if isinstance(steps, Steps) else steps
-    if cache is not None and cache.get_seq_length() != len(ids) - 1:
-        raise RuntimeError(
-            f"cache of {cache.get_seq_length()} rows for a prompt of {len(ids)} tokens"
-        )
-    config = limit_to_positions(loaded, config, len(ids))
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
@@ -156,7 +141,7 @@ def draw(
         seeded = SeededSampling(config.seed)
     drafts = Drafts(config.prompt_lookup_num_tokens)
     loop: Any = partial(_sample, listener, seeded) if seeded is not None else None
-    if isinstance(steps, Steps):
+    if steps is not None:
         loop = Loop(steps, drafts, listener, seeded)
     settings = _generation_config(loaded, config)
     processors = LogitsProcessorList([] if listener.scores is None else [listener.scores])
@@ -169,18 +154,16 @@ def draw(
             begin=begin,
         )
         processors.append(constraint)
-    with decoding_cache(loaded, cache, config, len(ids)) as over:
-        out = generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            past_key_values=over,
-            generation_config=settings,
-            logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([stop]),
-            **_reset_fields(loaded, config),
-            streamer=listener,
-            custom_generate=loop,
-        )
+    out = generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        generation_config=settings,
+        logits_processor=processors,
+        stopping_criteria=StoppingCriteriaList([stop]),
+        **_reset_fields(loaded),
+        streamer=listener,
+        custom_generate=loop,
+    )
     tokens = out[0, begin:].tolist()
     now = time.perf_counter()
     if tokens[-1:] and tokens[-1] in (settings.eos_token_id or ()):
@@ -197,19 +180,13 @@ def draw(
     )
 
 
-def _reset_fields(loaded: LoadedModel, config: DecodeConfig) -> dict[str, str | None]:
+def _reset_fields(loaded: LoadedModel) -> dict[str, None]:
     """Return the fields of the model's generation configuration that a request must reset.
 
-    transformers fills fields that are None in a request's configuration from the model's. A
-    model without reuse gets its static cache from transformers.
+    transformers fills fields that are None in a request's configuration from the model's.
     """
     own = loaded.model.generation_config
-    out: dict[str, str | None] = {
-        name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None
-    }
-    if config.cache_implementation is not None and not isinstance(loaded, ReusableModel):
-        out["cache_implementation"] = config.cache_implementation
-    return out
+    return {name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None}
 
 
 def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
@@ -229,8 +206,6 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         use_cache=True,
         return_dict_in_generate=False,
     )
-    if config.cache_implementation is not None:
-        base.compile_config = compile_config_for(loaded, base.compile_config)
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
     if config.ignore_eos and ends:  # None would be filled in again: an id that no token has

@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.decode import static as static_cache
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.stopping import stops_of
@@ -232,7 +231,6 @@ class RagKV(Speculates, EngineState):
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
         prompt_lookup_num_tokens: int | None = None,
-        cache_implementation: Literal["static"] | None = None,
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
@@ -245,8 +243,8 @@ class RagKV(Speculates, EngineState):
         drawn together.
         """
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        lookup, static = prompt_lookup_num_tokens, cache_implementation
-        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs, json_schema)
+        lookup = prompt_lookup_num_tokens
+        decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
         decode = with_forced_call(decode, prompt)
         request = self._request(prompt, overrides, decode)
         with self._lifecycle:
@@ -264,7 +262,6 @@ class RagKV(Speculates, EngineState):
         top_k: int = 0,
         stop_token_ids: Sequence[int] = (),
         prompt_lookup_num_tokens: int | None = None,
-        cache_implementation: Literal["static"] | None = None,
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
@@ -272,8 +269,8 @@ class RagKV(Speculates, EngineState):
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        lookup, static = prompt_lookup_num_tokens, cache_implementation
-        decode = DecodeConfig(*drawing, lookup, static, ignore_eos, logprobs, json_schema)
+        lookup = prompt_lookup_num_tokens
+        decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
         decode = with_forced_call(decode, prompt)
         request = self._request(prompt, overrides, decode)
         return self._lifecycle.run_in_thread(
@@ -341,7 +338,6 @@ class RagKV(Speculates, EngineState):
     def _request(self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig) -> Request:
         clock = Clock()
         config, method = self._configured(overrides)
-        config = static_cache.without_copy_repair(config, method, decode)
         return Request(prompt, config, method, clock, decode.max_new_tokens)
 
     def close(self) -> None:
@@ -359,7 +355,6 @@ class RagKV(Speculates, EngineState):
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()
-                    static_cache.release(self.model)
             self._store.close()
 
     def __enter__(self) -> Self:

@@ -107,8 +107,7 @@ class FullPrefill:
         def finish(plan: Plan, turn: Turn) -> tuple[Plan, Drawn]:
             return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
 
-        static = decode.cache_implementation is not None
-        prepared = None if static else self.prepared_for(request, cancelled)
+        prepared = self.prepared_for(request, cancelled)
         if prepared is None:
             return self.run(request, finish, cancelled)
         plan, cache, logits = prepared.plan, prepared.cache, prepared.logits
@@ -199,7 +198,7 @@ class FullPrefill:
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
         steps, loaded = None, self.loaded
-        if isinstance(loaded, ReusableModel) and decode.cache_implementation is None:
+        if isinstance(loaded, ReusableModel):
             cache, first = self._begun(request, plan, loaded)
             steps = self._steps(plan, cache, first, turn)
         drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)

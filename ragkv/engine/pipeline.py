@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from ragkv.attend.forward import subset_as_first_call, subset_forward
+from ragkv.attend.forward import subset_forward
 from ragkv.chunk.kv import LayeredKV
-from ragkv.config import DecodeConfig, ReuseConfig
-from ragkv.decode.generate import Drawn, draw
-from ragkv.decode.listener import Listener
+from ragkv.config import ReuseConfig
+from ragkv.decode.generate import Drawn
 from ragkv.engine.conversations import LEAST_TOKENS, Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.full import FullPrefill
@@ -256,28 +255,6 @@ class Pipeline(FullPrefill):
             self._corpus.record_speed(len(plan.ids), time.perf_counter() - began)
             return done
         return plan, self._recompute(request, plan), plan.cache
-
-    def _generate(
-        self,
-        request: Request,
-        decode: DecodeConfig,
-        plan: Plan,
-        turn: Turn,
-        *,
-        listener: Listener,
-        cancelled: Callable[[], bool],
-    ) -> tuple[Plan, Drawn]:
-        """Generate: the first step recomputes the plan's rows, later ones repair copies."""
-        if plan.cache is None or decode.cache_implementation is None:
-            return super()._generate(
-                request, decode, plan, turn, listener=listener, cancelled=cancelled
-            )
-        finish = partial(draw, self._model, plan.ids, listener=listener, cancelled=cancelled)
-        plan.cache.crop(-1)  # the prompt's last token is fed by generate's first call
-        with subset_as_first_call(
-            self._model, plan.subset, partial(self._recomputing, request, plan)
-        ):
-            return plan, finish(plan.cache, decode)
 
     def _begun(
         self, request: Request, plan: Plan, loaded: ReusableModel

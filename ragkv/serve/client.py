@@ -176,15 +176,14 @@ class RemoteRagKV:
         ignore_eos: bool = False,
         json_schema: Mapping[str, Any] | None = None,
         prompt_lookup_num_tokens: int | None = None,
-        cache_implementation: Any = None,
         timeout: float | None = None,
         **overrides: Any,
     ) -> RemoteStream:
         """Answer a prompt piece by piece: a text, or chat messages.
 
         The settings are those of :class:`ragkv.DecodeConfig`, without
-        ``prompt_lookup_num_tokens``, ``cache_implementation`` and ``logprobs``; ``timeout`` takes
-        the client's place, and ``overrides`` are fields of :class:`ragkv.ReuseConfig`.
+        ``prompt_lookup_num_tokens`` and ``logprobs``; ``timeout`` takes the client's place, and
+        ``overrides`` are fields of :class:`ragkv.ReuseConfig`.
 
         Raises
         ------
@@ -194,7 +193,6 @@ class RemoteRagKV:
         decode = DecodeConfig(
             *(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids),
             prompt_lookup_num_tokens,
-            cache_implementation,
             ignore_eos=ignore_eos,
             json_schema=json_schema,
         )

@@ -130,11 +130,10 @@ def test_500_random_schemas(make_engine):
 
 
 @pytest.mark.parametrize("method", ["query", "full"])
-@pytest.mark.parametrize("cache", [None, "static"])
-def test_greedy_answers_of_every_loop(make_engine, method, cache):
+def test_greedy_answers_of_every_loop(make_engine, method):
     engine = make_engine()
     engine.precompute(CHUNKS)
-    given = {"json_schema": PERSON, "method": method, "cache_implementation": cache}
+    given = {"json_schema": PERSON, "method": method}
     answer = engine.generate(ask(CHUNKS), max_new_tokens=200, **given)
     assert answer.finish_reason == "stop"
     assert answer.text == json.dumps(json.loads(answer.text), ensure_ascii=False)

@@ -387,17 +387,6 @@ def test_a_cancelled_answer_leaves_what_was_computed(make_engine: Make) -> None:
     assert distance(engine, out.token_ids, out.logits) < TOLERANCE
 
 
-def test_a_static_cache_takes_rows_and_leaves_none(make_engine: Make) -> None:
-    engine, chat, over = make_engine(), ask(), {"cache_implementation": "static"}
-    engine.precompute(CHUNKS)
-    expected = engine.generate(chat, max_new_tokens=6, **over)
-    assert engine.prefill(chat).report.conversation_tokens == 0
-    assert engine.generate(chat, max_new_tokens=6).token_ids == expected.token_ids
-    again = engine.generate(chat, max_new_tokens=6, **over)
-    assert again.report.conversation_tokens > 340
-    assert again.token_ids == expected.token_ids
-
-
 def test_rows_are_evicted_while_a_request_runs(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrai
 
 from ragkv import RagKV
 from ragkv.attend.interface import run_pass, running_pass
-from ragkv.decode import static
 from ragkv.engine import verify as check
-from ragkv.errors import ClosedError, ConfigError, UnsupportedModelError
+from ragkv.errors import ConfigError, UnsupportedModelError
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -60,20 +59,6 @@ def test_a_fork_is_not_kept_waiting_by_who_held_the_model_before(make_engine: Ma
     done.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_closing_one_engine_leaves_the_others_their_caches() -> None:
-    first = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
-    second = RagKV(first.loaded, store=":memory:")
-    first.generate(PROMPT, max_new_tokens=2, cache_implementation="static")
-    kept = static._kept[first.model]
-    second.close()
-    second.close()
-    assert static._kept[first.model] is kept
-    first.close()
-    assert first.model not in static._kept
-    with pytest.raises(ClosedError):
-        first.turn()
 
 
 def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) -> None:
@@ -181,17 +166,6 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
                 model(torch.tensor([[token]]), past_key_values=out.cache, use_cache=True)
             assert model.config._attn_implementation == "sdpa"
         hook.remove()
-
-
-def test_a_static_cache_has_no_more_rows_than_the_model_knows_positions(make_engine: Make) -> None:
-    engine = make_engine()
-    engine.model.generation_config.eos_token_id = None
-    over = {"cache_implementation": "static", "method": "full"}
-    prompt = "word " * 1300
-    answer = engine.generate(prompt, max_new_tokens=10**6, stop="\x00\x00\x00", **over)
-    known = SIZE["max_position_embeddings"]
-    assert answer.report.prompt_tokens + len(answer.token_ids) == known
-    assert static._kept[engine.model].rows == known
 
 
 def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:

@@ -232,7 +232,7 @@ def test_why_an_answer_ended(make_engine: Make) -> None:
     assert (past.token_ids, past.finish_reason) == (plain.token_ids, "length")
 
 
-@pytest.mark.parametrize("settings", [{}, {"cache_implementation": "static"}, {"method": "full"}])
+@pytest.mark.parametrize("settings", [{}, {"method": "full"}])
 def test_log_probabilities_are_the_models_own(make_engine: Make, settings: dict[str, Any]) -> None:
     kv = make_engine()
     kv.model.generation_config.eos_token_id = None

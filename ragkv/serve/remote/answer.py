@@ -43,7 +43,7 @@ def body_of(
     ConfigError
         A setting is the server's to make, or the prompt is none.
     """
-    for name in ("cache_implementation", "prompt_lookup_num_tokens", "logprobs"):
+    for name in ("prompt_lookup_num_tokens", "logprobs"):
         if getattr(decode, name) is not None:
             raise ConfigError(f"{name} cannot be set for an answer of a server: omit it")
     if isinstance(prompt, str):

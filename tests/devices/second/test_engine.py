@@ -86,18 +86,6 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_steps_over_a_static_cache(make_engine: Make, family: str) -> None:
-    tokens = []
-    for device, over in (("cpu", None), (DEVICE, "static"), (DEVICE, "static")):
-        engine = make_engine(family, device=device)
-        engine.precompute(CHUNKS)
-        settings = {"max_new_tokens": 8, "repair_ahead": False, "cache_implementation": over}
-        answers = [engine.generate(PROMPT, method=name, **settings) for name in ("query", "full")]
-        tokens.append([answer.token_ids for answer in answers])
-    assert tokens[0] == tokens[1] == tokens[2]
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
 def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) -> None:

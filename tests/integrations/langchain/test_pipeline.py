@@ -13,7 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_huggingface import HuggingFacePipeline
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV, RagKVPipeline, generation
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import pipeline
@@ -265,22 +265,25 @@ def test_other_tasks_are_refused():
         swapped(made)
 
 
-def test_a_pipelines_static_cache_is_kept():
+def test_in_the_place_of_a_pipelines_static_cache_is_ragkvs(caplog):
+    generation._say_own_cache.cache_clear()
     made, used = pipe(cache_implementation="static"), []
     hook = made.model.register_forward_hook(lambda _, __, out: used.append(out.past_key_values))
     llm = swapped(made)
-    text = llm.invoke(prompt())
-    assert isinstance(used[-1], StaticCache)
-    assert text == swapped().invoke(prompt())
-    assert not isinstance(used[-1], StaticCache)
-    swapped().invoke(prompt(), cache_implementation="static")
-    assert isinstance(used[-1], StaticCache)
-    chat = ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine())
-    chat.invoke([("human", prompt())])
-    assert isinstance(used[-1], StaticCache)
-    chat.invoke([("human", prompt())], cache_implementation=None)
-    assert not isinstance(used[-1], StaticCache)
+    assert llm.invoke(prompt()) == swapped().invoke(prompt())
+    ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine()).invoke([("human", prompt())])
     hook.remove()
+    assert used
+    assert not any(isinstance(cache, StaticCache) for cache in used)
+    assert [log.getMessage() for log in caplog.records if "static" in log.getMessage()] == [
+        "the pipeline's cache_implementation='static': ragkv decodes over its own cache"
+    ]
+    with pytest.raises(ConfigError, match="cache_implementation is no setting"):
+        swapped().invoke(prompt(), cache_implementation="static")
+    with pytest.raises(ValidationError, match="cache_implementation is no setting"):
+        ChatRagKV(kv=engine(), cache_implementation="static")
+    with pytest.raises(ConfigError, match="cache_implementation is no setting"):
+        ChatRagKV(kv=engine()).invoke("Hi", cache_implementation=None)
     with pytest.raises(ValidationError, match="cache_implementation"):
         swapped(pipe(cache_implementation="quantized"))
 

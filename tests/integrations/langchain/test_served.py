@@ -183,7 +183,6 @@ def test_a_key_opens_its_namespace_and_stays_secret(make_engine):
         {"device": "cpu"},
         {"dtype": "float32"},
         {"store": ":memory:"},
-        {"cache_implementation": "static"},
         {"prompt_lookup_num_tokens": 3},
         {"on_unsupported": "full"},
     ],

@@ -25,7 +25,6 @@ from tiny import some_chunks, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.decode.static import _kept
 from ragkv.errors import ConfigError, ModelNotFoundError
 
 SIZE = {"max_new_tokens": 12, "context_window": 2000}
@@ -461,14 +460,11 @@ def test_what_it_writes_it_loads_again():
         RagKVLLM(model_name="no/such-model", model_kwargs={"dtype": torch.bfloat16})
 
 
-def test_a_static_cache_is_one_of_the_generate_kwargs(kv):
-    given = {"generate_kwargs": {"do_sample": False, "cache_implementation": "static"}}
-    expected = make(kv).complete(PROMPT, repair_ahead=False).text
-    assert make(kv, **given).complete(PROMPT).text == expected
-    assert make(kv).complete(PROMPT, cache_implementation="static").text == expected
-    assert kv.model in _kept
-    with pytest.raises(ConfigError, match="cache_implementation"):
-        make(kv, generate_kwargs={"cache_implementation": "quantized"}).complete(PROMPT)
+def test_a_static_cache_is_no_setting_any_more(kv):
+    with pytest.raises(ConfigError, match=r"no setting of ragkv any more.*omit it"):
+        make(kv, generate_kwargs={"cache_implementation": "static"}).complete(PROMPT)
+    with pytest.raises(ConfigError, match=r"no setting of ragkv any more.*omit it"):
+        make(kv).complete(PROMPT, cache_implementation="static")
 
 
 def test_prompt_lookup_is_one_of_the_generate_kwargs(kv):

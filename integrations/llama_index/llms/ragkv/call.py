@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ragkv import RagKV
+from ragkv.config.checks import check_removed
 from ragkv.errors import ConfigError
 from ragkv.serve.client import RemoteRagKV
 
@@ -19,7 +20,6 @@ _DECODE = (
     "stop",
     "seed",
     "prompt_lookup_num_tokens",
-    "cache_implementation",
     "json_schema",
 )
 _WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
@@ -72,6 +72,7 @@ def decode_arguments(
 
 
 def _refuse_unknown(given: dict[str, Any], generate_kwargs: Mapping[str, Any]) -> None:
+    check_removed(generate_kwargs)
     for name in set(generate_kwargs) & set(given) - set(_DECODE):
         if name in _IGNORED or (
             name in _WITHOUT_EFFECT and given[name] in (None, _WITHOUT_EFFECT[name])
