@@ -19,14 +19,12 @@ from ragkv.attend.interface import (
     running_pass,
 )
 from ragkv.attend.observe import LayerCall, Observer
-from ragkv.attend.overlap import attend_overlapping
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.attend.sparse import SparseRows
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.overlap import Overlap
 
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores; a pass cannot take them."""
@@ -34,7 +32,7 @@ _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One pass: its rows, the layers' windows, its observer, and the chunks' overlap.
+    """One pass: its rows, the layers' windows, and its observer.
 
     ``sparse``: what rows attend to in upper layers without a window. ``last_row_ends``: the last
     layer attends for the last row alone. ``masks``: observers' masks, reused in all layers.
@@ -43,7 +41,6 @@ class Pass:
     rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
-    overlap: Overlap | None = None
     sparse: SparseRows | None = None
     last_row_ends: bool = False
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
@@ -131,15 +128,7 @@ def _attend(
         unused = len(rows) - 1
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
-    if one.overlap is not None:
-        out = attend_overlapping(
-            *(query, key, value, rows.positions),
-            overlap=one.overlap,
-            window=window,
-            scaling=scaling,
-            score_rule=score_rule,
-        )
-    elif sparse is not None and layer >= sparse.first_layer and window is None:
+    if sparse is not None and layer >= sparse.first_layer and window is None:
         out = sparse.attend(query, key, value, scaling, score_rule=score_rule)
     else:
         out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)

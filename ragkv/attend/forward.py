@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from ragkv.model.streams import to_device
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.joint import JointCache
-from ragkv.splice.overlap import OverlappedCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,89 +142,12 @@ def _joint_call(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> Iterato
         stack.enter_context(fast_linear_layers(loaded.model))
         yield {
             "input_ids": torch.cat([_chosen(loaded, subset) for subset in subsets])[None],
-            "position_ids": torch.cat([_rotations(one) for one in passes])[None],
+            "position_ids": torch.cat([one.rows.positions for one in passes])[None],
             "past_key_values": JointCache(joint.caches),
             "use_cache": True,
             "logits_to_keep": to_device(np.concatenate(kept), loaded.device),
             "ragkv_pass": joint,
         }
-
-
-@contextmanager
-def subset_as_first_call(
-    loaded: ReusableModel,
-    subset: SubsetPass,
-    step: Callable[[], AbstractContextManager[None]],
-) -> Iterator[None]:
-    """Replace the model's next call with the pass's cache by the pass.
-
-    For transformers' ``generate``, whose first call would compute the prompt's last
-    token over the cache: the pass gives the first token's logits instead, so that token
-    is not computed twice. Later calls are ordinary, and have none of these hooks.
-
-    Parameters
-    ----------
-    subset
-        Its last row is the prompt's last token.
-    step
-        Entered around the pass, such as a clock's step.
-    """
-
-    @contextmanager
-    def stepping() -> Iterator[dict[str, Any]]:
-        with step(), subset_call(loaded, subset) as arguments:
-            yield arguments
-            loaded.wait()
-        hooks.close()
-
-    with ExitStack() as hooks:
-        hooks.enter_context(replace_calls(loaded, subset.cache, lambda _: stepping()))
-        yield
-
-
-@contextmanager
-def replace_calls(
-    loaded: ReusableModel,
-    cache: SplicedCache,
-    replacement: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]] | None],
-) -> Iterator[None]:
-    """Replace the model's calls with this cache, in any thread, by passes over chosen rows.
-
-    Parameters
-    ----------
-    replacement
-        Takes a call's keyword arguments; returns its replacement (:func:`subset_call`), or
-        None to keep the call.
-    """
-    running = ExitStack()
-
-    def is_foreign(given: object) -> bool:  # not a dict: a call that began before the hook
-        return not isinstance(given, dict) or given.get("past_key_values") is not cache
-
-    def before(
-        _: object, args: tuple[Any, ...], given: dict[str, Any] | None = None
-    ) -> tuple[tuple[()], dict[str, Any]] | None:
-        if given is None or is_foreign(given) or "ragkv_pass" in given:
-            return None
-        if args:
-            given = {**given, "input_ids": args[0]}
-        made = replacement(given)
-        if made is None:
-            return None
-        return (), {**given, "attention_mask": None, **running.enter_context(made)}
-
-    def after(_: object, __: object, given: object, *___: object) -> None:
-        if not is_foreign(given):
-            running.close()
-
-    enter = loaded.model.register_forward_pre_hook(before, with_kwargs=True)
-    leave = loaded.model.register_forward_hook(after, with_kwargs=True, always_call=True)
-    with running:
-        try:
-            yield
-        finally:
-            enter.remove()
-            leave.remove()
 
 
 @contextmanager
@@ -242,7 +164,7 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
     ):
         yield {
             "input_ids": _chosen(loaded, subset)[None],
-            "position_ids": _rotations(described)[None],
+            "position_ids": described.rows.positions[None],
             "past_key_values": cache,
             "use_cache": True,
             "logits_to_keep": subset.keep,
@@ -255,7 +177,6 @@ def _described(loaded: ReusableModel, subset: SubsetPass, *, last_row_ends: bool
         Rows.on(loaded.device, subset.rows),
         loaded.architecture.windows,
         subset.observer,
-        subset.cache.overlap if isinstance(subset.cache, OverlappedCache) else None,
         subset.sparse,
         last_row_ends=last_row_ends,
     )
@@ -264,12 +185,6 @@ def _described(loaded: ReusableModel, subset: SubsetPass, *, last_row_ends: bool
 def _chosen(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     """Return the rows' token ids, ``[rows]`` int64."""
     return to_device(subset.ids[subset.rows].astype(np.int64), loaded.device)
-
-
-def _rotations(described: Pass) -> torch.Tensor:
-    """Return the positions that the rows' keys are rotated by, ``[rows]`` int64."""
-    rows, overlap = described.rows.positions, described.overlap
-    return rows if overlap is None else overlap.at(rows)
 
 
 @contextmanager

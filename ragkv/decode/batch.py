@@ -22,7 +22,6 @@ from ragkv.model.experts import decoding_experts
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
-from ragkv.splice.overlap import OverlappedCache
 
 Advance = Callable[[torch.Tensor], SubsetPass | None]
 """Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
@@ -227,8 +226,7 @@ def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
 
 def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
     """Whether an ordinary call computes the step faster: on a GPU, where it repairs nothing."""
-    on_device = loaded.device.type != "cpu" and not isinstance(subset.cache, OverlappedCache)
-    return on_device and len(subset.rows) == subset.keep
+    return loaded.device.type != "cpu" and len(subset.rows) == subset.keep
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class RagKV(Speculates, EngineState):
             plan, logits, cache = self._pipeline.prefill(request)
             report = self._report(request, plan, time.perf_counter())
             self._follow_up(request, plan)
-        return Prefilled(logits, plan.ids.tolist(), cache, report, self._loaded, plan.repair.copies)
+        return Prefilled(logits, plan.ids.tolist(), cache, report, plan.repair.copies)
 
     def generate(
         self,

@@ -31,10 +31,9 @@ from ragkv.recompute.repair import Repair
 from ragkv.report.account import Miss
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import Choice, choose, takes_all
+from ragkv.select.choose import Choice, choose
 from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
-from ragkv.splice.overlap import overlap_of
 from ragkv.splice.place import splice
 from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
@@ -197,16 +196,11 @@ class Pipeline(FullPrefill):
                 layout = exact_prefix(layout)
             if not layout.exact and not layout.placed:
                 return Spliced(located, layout, misses=misses)
-            overlap = None
-            parallel = request.method.parallel
-            if parallel is not None and layout.placed and not takes_all(layout, request.config):
-                overlap = overlap_of(layout, parallel, self._model.device)
             cache = splice(
                 layout,
                 sink.rows,
                 self._model,
                 spare_rows(request.answer_tokens),
-                overlap,
                 step=partial(request.clock.step, "splice"),
             )
             return Spliced(located, layout, cache, misses, self._head_warnings(layout, head))

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -17,15 +17,11 @@ from transformers.cache_utils import Cache
 
 from ragkv.decode.generate import FinishReason
 from ragkv.decode.listener import TokenLogprobs
-from ragkv.decode.overlapped import overlapping
 from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
-from ragkv.model.loaded import LoadedModel
-from ragkv.model.lock import lock_of
 from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
-from ragkv.recompute.copy_repair import CopyRepair, repair_copies
+from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.report.account import ReuseReport
-from ragkv.splice.overlap import OverlappedCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,38 +35,16 @@ class Prefilled:
     token_ids
         The prompt's tokens.
     cache
-        A transformers Cache over all prompt tokens. Run the model on it inside
-        ``with prefilled.decoding():``.
+        A transformers Cache over all prompt tokens, for calls of the model that go on from it.
     copies
-        What the steps inside :meth:`decoding` repair; None for nothing.
+        What ``repair_ahead`` repairs during decoding; None for nothing.
     """
 
     logits: torch.Tensor
     token_ids: list[int]
     cache: Cache
     report: ReuseReport
-    loaded: LoadedModel = field(repr=False)
     copies: CopyRepair | None = field(default=None, repr=False)
-
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Allow the model to run on ``cache`` in the block.
-
-        The block holds the model's lock where the method needs it: passes over the cache then
-        follow its positions and attention (``ape``), and steps of one token also recompute
-        what the answer is about to copy (``query`` with ``repair_ahead``). For other methods
-        it does nothing.
-        """
-        if self.copies is None and not isinstance(self.cache, OverlappedCache):
-            yield
-            return
-        with (
-            lock_of(self.loaded.model),
-            self.loaded.without_autocast(),
-            overlapping(self.loaded, self.cache),
-            repair_copies(self.loaded, self.cache, self.copies),
-        ):
-            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +73,7 @@ class Completion:
 
 _PATIENCE_S = 5.0
 _DEADLOCK = (
-    "This thread holds the model, for which the stream waits: read it outside of "
-    "`with kv.turn():` and `with prefilled.decoding():`."
+    "This thread holds the model, for which the stream waits: read it outside of `with kv.turn():`."
 )
 OnText = Callable[[str], None]
 Run = Callable[[OnText, Callable[[], bool], list[TokenLogprobs]], Completion]

@@ -158,7 +158,7 @@ class ModelLock:
         if self.is_mine:
             raise ModelInUseError(
                 "This thread holds the model, for which others wait: call it outside of "
-                "`with kv.turn():` and `with prefilled.decoding():`."
+                "`with kv.turn():`."
             )
 
     def release(self) -> None:

@@ -10,20 +10,10 @@ finds its drafts: by the longest match of the last tokens. One frequent token al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-
 import numpy as np
-from transformers.cache_utils import Cache
 
-from ragkv.attend.forward import SubsetPass, replace_calls, subset_call
-from ragkv.model.experts import experts_by, experts_of
-from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.history import Positions, TokenHistory
-from ragkv.prompt.tokens import IntArray
 from ragkv.select.method import CopyLookup, FloatArray
-from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
 
 
@@ -73,48 +63,3 @@ class CopyRepair:
         self._stale[chosen] = False
         self.repaired += len(chosen)
         return chosen
-
-
-@contextmanager
-def repair_copies(
-    loaded: LoadedModel, cache: Cache | None, repair: CopyRepair | None
-) -> Iterator[None]:
-    """Make the model's decoding steps over the cache recompute what ``repair`` selects.
-
-    A step is a call with one token after the prompt; its logits are those over the repaired
-    rows, which stay repaired. Calls with several tokens stay ordinary, as do those after
-    tokens that were not fed in the block. Without ``repair`` nothing changes.
-    """
-    if (
-        repair is None
-        or not isinstance(cache, SplicedCache)
-        or not isinstance(loaded, ReusableModel)
-    ):
-        yield
-        return
-    history, ours, model = TokenHistory(repair.prompt), cache, loaded
-    experts = experts_of(model.model)
-
-    @contextmanager
-    def repairing_step(rows: Positions, ids: IntArray) -> Iterator[dict[str, Any]]:
-        with (
-            subset_call(model, SubsetPass(ids, rows, ours)) as arguments,
-            experts_by(model.model, experts),
-        ):
-            yield arguments
-
-    def replacement(given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]] | None:
-        length, fed = ours.get_seq_length(), given.get("input_ids")
-        history.truncate(length)
-        if fed is None or len(history) != length:
-            return None
-        history.append(fed[0].tolist())
-        if fed.shape[1] != 1:
-            return None
-        rows = repair.take(history)
-        if not len(rows):
-            return None
-        return repairing_step(np.append(rows, length), history.ids)
-
-    with replace_calls(model, ours, replacement):
-        yield

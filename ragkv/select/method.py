@@ -22,7 +22,6 @@ from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout
-from ragkv.splice.overlap import Parallel
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -198,9 +197,6 @@ class Method:
     lookup
         Repair of the tokens that the answer is about to copy
         (:mod:`ragkv.recompute.copy_repair`), or None.
-    parallel
-        Parallel chunks: all begin at one position, and none sees another. Nothing is
-        recomputed below ratio 1. None places them one after another.
     continues
         Whether a prompt may take the rows of a former prompt that it begins with, and its own are
         kept for later ones (:mod:`ragkv.store.prefixes`). Not for baselines, ``prefix`` among
@@ -226,7 +222,6 @@ class Method:
     sparse: Sparse | None = None
     focus: Focus | None = None
     lookup: CopyLookup | None = None
-    parallel: Parallel | None = None
     continues: bool = False
     versions: bool = False
     by_overhead: bool = False
@@ -244,20 +239,14 @@ class Method:
         return {**{item.name: getattr(self, item.name) for item in fields(self)}, "score": named}
 
     def __post_init__(self) -> None:
-        if self.parallel is not None and self.score is not None:
-            raise ConfigError(
-                "parallel chunks do not see each other, so recomputing their tokens changes "
-                "nothing: omit score or parallel"
-            )
         if self.focus is not None and (self.drift or self.sparse is not None):
             raise ConfigError(
                 "rows that a focus ends are missed by drift and sparse attention: omit focus, or "
                 "drift and sparse"
             )
-        if self.continues and (self.parallel is not None or self.reuse != "chunks"):
+        if self.continues and self.reuse != "chunks":
             raise ConfigError(
-                "a former prompt is continued only where chunks follow one another: omit "
-                "continues, or parallel and reuse"
+                "a former prompt is continued only where chunks are reused: omit continues or reuse"
             )
 
 

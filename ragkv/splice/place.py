@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ from ragkv.model.streams import side_stream, to_device
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Placed
 from ragkv.splice.on_device import put_on_device
-from ragkv.splice.overlap import Overlap, OverlappedCache
 from ragkv.store.prefixes.node import PrefixRows
 
 _LAYERS_AT_ONCE = 4
@@ -31,7 +29,6 @@ def splice(
     sink: ChunkKV | None,
     loaded: ReusableModel,
     spare: int,
-    overlap: Overlap | None = None,
     *,
     step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> SplicedCache:
@@ -49,16 +46,11 @@ def splice(
         prompt has them already.
     spare
         Rows to keep free for generated tokens.
-    overlap
-        How the chunks overlap; None: they follow one another as in the prompt.
     step
         Entered around each placing, such as a clock's step.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
-    make: Callable[..., SplicedCache] = (
-        SplicedCache if overlap is None else partial(OverlappedCache, overlap=overlap)
-    )
-    cache = make(
+    cache = SplicedCache(
         architecture,
         len(layout),
         dtype=loaded.dtype,
@@ -75,8 +67,6 @@ def splice(
     end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=begin)
     device = loaded.device
     positions = torch.arange(begin, end, device=device)
-    if overlap is not None:
-        positions = overlap.at(positions)
     tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
     put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
     where = [part for piece in pieces for part in (piece.rows, piece.slots - begin)]

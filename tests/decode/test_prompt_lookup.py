@@ -71,7 +71,7 @@ def endless(engine: RagKV) -> RagKV:
     return engine
 
 
-@pytest.mark.parametrize("method", ["query", "ape", "full"])
+@pytest.mark.parametrize("method", ["query", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_answers_are_those_without_drafts(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from tiny import LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
 
-from ragkv import RagKV
+from ragkv import RagKV, StoreConfig
 from ragkv.attend.interface import run_pass, running_pass
 from ragkv.engine import verify as check
 from ragkv.errors import ConfigError, UnsupportedModelError
@@ -149,23 +150,26 @@ def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
 
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
-    """A step inside ``decoding()`` that repairs is a pass: it ends with the error."""
-    engine = make_engine()
+    """A step is a pass: it ends with the error, whatever it repairs."""
+    engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    engine.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
-    out = engine.prefill(PROMPT, recompute_ratio=0.1, repair_ahead=True)
+    settings: dict[str, Any] = {"recompute_ratio": 0.1, "repair_ahead": True, "max_new_tokens": 40}
+    expected = engine.generate(PROMPT, **settings)
+    assert expected.report.ahead_tokens
     model: Any = engine.model
-    assert out.copies is not None
+    calls = itertools.count()
 
     def fails(*_: object) -> None:
-        raise RuntimeError("in layer 2")
+        if next(calls) > 5:
+            raise RuntimeError("in layer 2")
 
-    with torch.no_grad(), out.decoding():
-        hook = model.model.layers[2].register_forward_pre_hook(fails)
-        for token in out.token_ids[-60:-20]:  # copied from a chunk: some step repairs
-            with pytest.raises(RuntimeError, match="in layer 2"):
-                model(torch.tensor([[token]]), past_key_values=out.cache, use_cache=True)
-            assert model.config._attn_implementation == "sdpa"
-        hook.remove()
+    hook = model.model.layers[2].register_forward_pre_hook(fails)
+    with pytest.raises(RuntimeError, match="in layer 2"):
+        engine.generate(PROMPT, **settings)
+    hook.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert engine.generate(PROMPT, **settings).token_ids == expected.token_ids
 
 
 def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:

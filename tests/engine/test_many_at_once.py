@@ -85,7 +85,7 @@ def agree(found: Completion, alone: Completion) -> bool:
     return abs(a.logprob - dict(b.top)[a.token_id]) < 1e-4
 
 
-@pytest.mark.parametrize("method", ["query", "ape", "full"])
+@pytest.mark.parametrize("method", ["query", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_answer_is_the_one_it_gets_alone(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str

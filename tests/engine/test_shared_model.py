@@ -278,20 +278,6 @@ def test_a_call_that_comes_first_is_not_taken_for_the_pass() -> None:
             assert steps == ["pass"]
 
 
-def test_other_threads_call_the_model_while_chunks_overlap_in_one() -> None:
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as engine:
-        engine.precompute(CHUNKS)
-        other = torch.randint(2, 600, (1, 20))
-        alone = engine.model(input_ids=other).logits
-        prefilled = engine.prefill(PROMPTS[0], method="ape")
-        with prefilled.decoding():
-            found = []
-            each_in_a_thread(lambda ids: found.append(engine.model(input_ids=ids).logits), [other])
-            with pytest.raises(RuntimeError, match="decodes over chunks"):
-                engine.model(input_ids=other)
-        assert torch.equal(found[0], alone)
-
-
 def test_seeded_answers_are_the_same_beside_others() -> None:
     """torch's own generators are the process's: two models would draw from the same."""
     engines = [RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:") for i in range(2)]

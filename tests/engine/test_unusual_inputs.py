@@ -101,7 +101,7 @@ def test_a_rope_that_grows_has_no_last_position(monkeypatch: pytest.MonkeyPatch)
     assert len(kv.generate(PROMPT, max_new_tokens=4).token_ids) == 4
 
 
-@pytest.mark.parametrize("method", ["query", "ape", "full"])
+@pytest.mark.parametrize("method", ["query", "full"])
 @pytest.mark.parametrize("steps", [2, 300])
 def test_a_prompt_can_be_continued_in_any_mode(make_engine: Make, method: str, steps: int) -> None:
     """With gradients on, and outside the inference mode that it was prefilled in."""
@@ -116,7 +116,7 @@ def test_a_prompt_can_be_continued_in_any_mode(make_engine: Make, method: str, s
     ):
         with made():
             found = engine.prefill(PROMPT, method=method)
-        with run(), found.decoding():
+        with run():
             for _ in range(steps):
                 out = engine.model(torch.tensor([[5]]), past_key_values=found.cache)
         outcomes.append(out.logits.detach().clone())
@@ -186,19 +186,6 @@ def test_a_template_may_name_the_dates_format() -> None:
     kv = served(tiny_model(), tokenizer)
     assert kv.precompute(CHUNKS).new == 3
     assert kv.prefill(PROMPT).report.reused_tokens
-
-
-def test_calls_of_ones_own_over_overlapping_chunks_need_a_model_without_guidance(
-    make_engine: Make,
-) -> None:
-    engine = make_engine()
-    engine.model.generation_config.guidance_scale = 1.5
-    engine.precompute(CHUNKS)
-    prefilled = engine.prefill(PROMPT, method="ape")
-    with pytest.raises(ConfigError, match="guidance_scale"), prefilled.decoding():
-        pass
-    for method in ("ape", "query"):
-        assert len(engine.generate(PROMPT, method=method, max_new_tokens=4).token_ids) == 4
 
 
 def test_pieces_are_the_text_behind_many_special_tokens() -> None:

@@ -115,13 +115,6 @@ def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
         assert_exact(engine)
         prompt = "\n\n".join(some_chunks(3)) + QUESTION
         assert engine.prefill(prompt, recompute_ratio=0.2).report.recomputed_tokens > 20
-        engine.precompute(some_chunks(3), method="ape")
-        assert engine.generate(prompt, method="ape", max_new_tokens=3).token_ids
-        prefilled = engine.prefill(prompt, method="ape")
-        fed = torch.tensor([prefilled.token_ids[-1:]])
-        with pytest.raises(UnsupportedModelError, match="another"), prefilled.decoding():
-            engine.model(input_ids=fed, past_key_values=prefilled.cache)
-        assert_exact(engine)
 
 
 def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:

@@ -111,7 +111,7 @@ def test_what_is_left_of_another_prompt_is_never_seen(
     assert workspace._pieces == [piece]  # it was used
 
 
-@pytest.mark.parametrize("method", ["query", "ape"])
+@pytest.mark.parametrize("method", ["query", "reuse"])
 def test_a_prefilled_prompt_keeps_its_cache(make_engine: Callable[..., RagKV], method: str) -> None:
     kv = make_engine()
     kv.precompute([A, B])
@@ -141,7 +141,7 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
     before = [out.cache.layer(index) for index in range(len(out.cache.layers))]
     length, capacity = out.cache.get_seq_length(), out.cache.keys.shape[2]
     fresh = torch.tensor([[5] * (capacity - length + 1)])
-    with out.decoding(), torch.no_grad():
+    with torch.no_grad():
         kv.model(fresh, past_key_values=out.cache, use_cache=True)
     assert out.cache.get_seq_length() == capacity + 1
     assert out.cache.keys.shape[2] >= capacity + 256

@@ -10,9 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
+from ragkv.model.loaded import require_reusable
+from ragkv.prompt.history import TokenHistory
+from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
     from ragkv import Prefilled, RagKV
@@ -63,12 +68,12 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     ends = kv.loaded.end_tokens
     token_ids: list[int] = []
     rows = [prefilled.logits.float()]
-    with prefilled.decoding():
-        while True:
-            token_ids.append(int(rows[-1].argmax()))
-            if len(token_ids) == tokens or token_ids[-1] in ends:
-                break
-            rows.append(_step(kv, prefilled, token_ids[-1], len(token_ids) - 1))
+    history = TokenHistory(np.asarray(prefilled.token_ids, dtype=np.int32))
+    while True:
+        token_ids.append(int(rows[-1].argmax()))
+        if len(token_ids) == tokens or token_ids[-1] in ends:
+            break
+        rows.append(_step(kv, prefilled, history, token_ids[-1]))
     found = torch.stack(rows)
     if found.isnan().any():
         raise ConfigError(
@@ -89,9 +94,8 @@ def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
     One by one, as they are in decoding. The cache is used up.
     """
     rows = [prefilled.logits.float()]
-    with prefilled.decoding():
-        for done, token in enumerate(against.token_ids[:-1]):
-            rows.append(_step(kv, prefilled, token, done))
+    history = TokenHistory(np.asarray(prefilled.token_ids, dtype=np.int32))
+    rows += [_step(kv, prefilled, history, token) for token in against.token_ids[:-1]]
     return Reference(against.token_ids, _log_probs(torch.stack(rows)))
 
 
@@ -106,11 +110,17 @@ def compared(found: Reference, against: Reference) -> Fidelity:
     return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
 
 
-def _step(kv: RagKV, prefilled: Prefilled, token: int, done: int) -> torch.Tensor:
-    """Run a token behind the prompt and ``done`` answer tokens; return ``[vocab]``."""
-    device = prefilled.logits.device
+def _step(kv: RagKV, prefilled: Prefilled, history: TokenHistory, token: int) -> torch.Tensor:
+    """Run a token behind those of ``history``, and the repair of copies; return ``[vocab]``."""
+    device, place = prefilled.logits.device, len(history)
+    history.append([token])
+    if prefilled.copies is not None and isinstance(prefilled.cache, SplicedCache):
+        rows = np.append(prefilled.copies.take(history), place)
+        subset = SubsetPass(history.ids, rows, prefilled.cache)
+        with kv.turn(), kv.loaded.without_autocast():
+            return subset_forward(require_reusable(kv.loaded), subset)[0]
     ids = torch.tensor([[token]], device=device)
-    positions = torch.tensor([[len(prefilled.token_ids) + done]], device=device)
+    positions = torch.tensor([[place]], device=device)
     out = kv.model(
         input_ids=ids, position_ids=positions, past_key_values=prefilled.cache, use_cache=True
     )
