@@ -20,7 +20,7 @@ from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
-from ragkv.config.checks import check_removed
+from ragkv.config import check_removed
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ragkv import RagKV
-from ragkv.config.checks import check_removed
+from ragkv.config import check_removed
 from ragkv.errors import ConfigError
 from ragkv.serve.client import RemoteRagKV
 
