@@ -39,6 +39,6 @@ def metadata(completion: Completion, kv: RagKV | RemoteRagKV) -> dict[str, Any]:
         del use["text"]
     return {
         "model_name": kv.model_name,
-        "finish_reason": "tool_calls" if completion.tool_calls else completion.finish_reason,
+        "finish_reason": completion.openai_finish_reason,
         "ragkv": report,
     }

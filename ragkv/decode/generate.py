@@ -63,8 +63,8 @@ class Drawn:
     drafted, accepted
         Tokens of drafts, and how many of them the answer took.
     finish_reason
-        ``"stop"``: an end-of-sequence token, a stop token or a stop text; ``"length"``: as many
-        tokens as were allowed; ``"cancelled"``.
+        ``"stop"``: an end-of-sequence token, a stop token, a stop text or the listener's end;
+        ``"length"``: as many tokens as were allowed; ``"cancelled"``.
     logprobs
         The tokens' log-probabilities, where they were asked for.
     """
@@ -129,7 +129,7 @@ def draw(
 
     def stop(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         complete = constraint is not None and constraint.is_complete(input_ids)
-        if complete or texts.reached(input_ids[0, begin:]):
+        if complete or listener.ends() or texts.reached(input_ids[0, begin:]):
             ended.append("stop")
         elif cancelled():
             ended.append("cancelled")

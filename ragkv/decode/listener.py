@@ -34,6 +34,8 @@ class Listener(BaseStreamer):
         Where log-probabilities are appended, before ``on_token``; None records none.
     top
         How many of the most probable tokens are recorded with each.
+    ends
+        Called after every token; True ends the answer.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Listener(BaseStreamer):
         *,
         logprobs: list[TokenLogprobs] | None = None,
         top: int | None = None,
+        ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self.first_at = self.last_at = 0.0
         self.scores = None if top is None else LastScores()
@@ -49,6 +52,7 @@ class Listener(BaseStreamer):
         self._top = top or 0
         self._prompt_seen = False
         self._on_token = on_token
+        self.ends = ends
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt once, then token by token."""

@@ -11,7 +11,7 @@ from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt
-from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
+from ragkv.prompt.tools.calls import MISSING, InvalidToolCall, ToolCall
 from ragkv.prompt.tools.reader import CallReader, format_of
 
 
@@ -39,13 +39,15 @@ class AnswerText:
     text
         All of it, once it is finished.
     tool_calls, invalid_tool_calls
-        What the answer calls, where the prompt has tools.
+        What the answer calls, where the prompt has tools. What has no tool's name
+        yet is text, and nothing where the answer had to be a call.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt: Prompt
     ) -> None:
         self._calls: CallReader | None = None
+        self._one_call = isinstance(prompt, Chat) and not prompt.parallel_tool_calls
         marks: tuple[str, ...] = ()
         if isinstance(prompt, Chat) and prompt.reads_calls:
             form = None if prompt.has_to_call else format_of(tokenizer)
@@ -61,17 +63,34 @@ class AnswerText:
         """Return the new text that is certain now."""
         return self._pass(self._pieces.feed(token))
 
-    def finish(self) -> str:
-        """Return the rest."""
+    def finish(self, *, cut_off: bool) -> str:
+        """Return the rest.
+
+        Parameters
+        ----------
+        cut_off
+            Whether the answer did not come to its own end.
+        """
         rest = self._pass(self._pieces.finish())
         if self._calls is None:
             self.text = self._pieces.text()
             return rest
-        self.text, calls = self._calls.finish()
+        self.text, found = self._calls.finish()
+        cut_off = cut_off or self._calls.format is None
+        unread = [call for call in found if isinstance(call, InvalidToolCall)]
+        unread = [call for call in unread if not call.name or (cut_off and call.error == MISSING)]
+        calls = [call for call in found if call not in unread][: 1 if self._one_call else None]
+        if self._calls.format is not None:
+            self.text = "\n".join(filter(None, [self.text, *(call.text for call in unread)]))
         self.tool_calls = tuple(call for call in calls if isinstance(call, ToolCall))
         invalid = (call for call in calls if isinstance(call, InvalidToolCall))
         self.invalid_tool_calls = tuple(invalid)
         return rest + self.text[self._emitted :]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the one call that the answer may have is there to its end."""
+        return self._one_call and self._calls is not None and self._calls.has_call
 
     def _pass(self, piece: str) -> str:
         out = piece if self._calls is None else self._calls.feed(piece)

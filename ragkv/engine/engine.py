@@ -288,12 +288,15 @@ class RagKV(Speculates, EngineState):
     ) -> Completion:
         answer = AnswerText(self.tokenizer, stops_of(self._loaded, decode), request.prompt)
         listener = Listener(
-            lambda token: on_text(answer.feed(token)), logprobs=logprobs, top=decode.logprobs
+            lambda token: on_text(answer.feed(token)),
+            logprobs=logprobs,
+            top=decode.logprobs,
+            ends=lambda: answer.is_complete,
         )
         given: dict[str, Any] = {"listener": listener, "cancelled": cancelled}
         plan, drawn = self._pipeline.generate(request, decode, **given)
         report = self._report(request, plan, drawn.first_token_at, drawn)
-        on_text(answer.finish())
+        on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan, answer.text)
         calls = answer.tool_calls, answer.invalid_tool_calls
         about_it = (report, drawn.finish_reason, drawn.logprobs)

@@ -70,6 +70,12 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
 
+    @property
+    def openai_finish_reason(self) -> str:
+        """``finish_reason``, or ``"tool_calls"`` where there are some and none was cut off."""
+        cut_off = self.finish_reason == "length" and self.invalid_tool_calls
+        return "tool_calls" if self.tool_calls and not cut_off else self.finish_reason
+
 
 _PATIENCE_S = 5.0
 _DEADLOCK = (

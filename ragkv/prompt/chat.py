@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, overload
 
 from ragkv.config import closed_schema
+from ragkv.config.checks import check_bool
 from ragkv.errors import ConfigError
 
 Message = Mapping[str, Any]
@@ -32,6 +33,8 @@ class Chat(Sequence[Message]):
         ``"auto"``: the model decides. ``"none"``: calls are not read, the definitions stay in the
         prompt. ``"any"``, or the name of a tool: the answer is one call, by constrained decoding,
         which needs ``ragkv[structured]``.
+    parallel_tool_calls
+        False: an answer has one call at most; generation ends behind it.
 
     Raises
     ------
@@ -44,10 +47,14 @@ class Chat(Sequence[Message]):
         messages: Iterable[Message],
         tools: Iterable[Mapping[str, Any]] = (),
         tool_choice: str = "auto",
+        *,
+        parallel_tool_calls: bool = True,
     ) -> None:
+        check_bool("parallel_tool_calls", parallel_tool_calls)
         self._messages = tuple(map(_normal, messages))
         self.tools = tuple(_checked(tool) for tool in tools)
         self.tool_choice = tool_choice
+        self.parallel_tool_calls = parallel_tool_calls
         names = [tool["function"]["name"] for tool in self.tools]
         if tool_choice not in {*CHOICES, *names}:
             raise ConfigError(

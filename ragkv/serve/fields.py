@@ -15,7 +15,6 @@ IGNORED = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-        "parallel_tool_calls",
     }
 )
 """Fields of OpenAI's API that change no answer of this server."""
@@ -182,6 +181,7 @@ class ChatFields(AnswerFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat(type="text")
 
     @field_validator("messages", mode="before")
@@ -206,6 +206,7 @@ class ChatFields(AnswerFields):
                 [{"content": "", **each} for each in messages],
                 self.tools,
                 Chat.choice_of(given),
+                parallel_tool_calls=self.parallel_tool_calls,
             )
         except ConfigError as error:
             raise RefusedError(400, str(error), param="tools", code="invalid_value") from error

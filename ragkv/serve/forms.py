@@ -126,11 +126,6 @@ class TextForm:
         }
 
 
-def finish_reason(answer: Completion) -> str:
-    """Return why an answer ended, in OpenAI's words."""
-    return "tool_calls" if answer.tool_calls else answer.finish_reason
-
-
 def _calls(answer: Completion) -> list[dict[str, Any]]:
     """Return the answer's tool calls. Arguments of an invalid one are what the model wrote."""
     written = [(call.id, call.name, json.dumps(dict(call.arguments))) for call in answer.tool_calls]

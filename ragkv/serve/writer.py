@@ -12,7 +12,7 @@ from ragkv.engine.stream import Completion
 from ragkv.serve.answers import AnswerPart
 from ragkv.serve.engine_calls import text_of
 from ragkv.serve.fields import AnswerFields
-from ragkv.serve.forms import Form, TextOf, envelope, finish_reason, usage
+from ragkv.serve.forms import Form, TextOf, envelope, usage
 from ragkv.serve.service import Service
 
 
@@ -60,7 +60,7 @@ class AnswerWriter:
             {
                 "index": index,
                 **self._form.whole(each, self._logprobs(index, each.logprobs)),
-                "finish_reason": finish_reason(each),
+                "finish_reason": each.openai_finish_reason,
             }
             for index, each in sorted(self._ended.items())
         ]
@@ -76,7 +76,7 @@ class AnswerWriter:
         choice = {
             "index": part.index,
             **self._form.piece(part.text, logprobs, first=first, ended=ended),
-            "finish_reason": None if ended is None else finish_reason(ended),
+            "finish_reason": None if ended is None else ended.openai_finish_reason,
         }
         chunk = {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
         if self.with_usage:

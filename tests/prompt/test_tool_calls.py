@@ -189,3 +189,68 @@ def test_a_template_without_tools_gets_them_in_the_system_message():
     assert text.index("Searches the manual.") < text.index("Where?") < text.index("Here.")
     assert "<tool_call>" in text
     assert format_of(tokenizer).name == "hermes"
+
+
+# ---- answers that are cut off, and answers of one call
+
+
+@pytest.mark.parametrize(("name", "text", "calls"), WHOLE)
+def test_a_cut_never_makes_another_call(name, text, calls):
+    """A part of an answer has its first calls whole, and at most one that is cut off."""
+    names = [each for each, _ in calls]
+    for end in range(len(text) + 1):
+        _, _, found = read(name, text[:end], 1000)
+        named = [call for call in found if call.name]
+        assert [call.name for call in named] == names[: len(named)]
+        made = [call for call in named if isinstance(call, ToolCall)]
+        assert plain(made) == calls[: len(made)]
+        assert named[: len(made)] == made
+        assert len(named) <= len(made) + 1
+        assert all(call.text for call in named[len(made) :])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a', '{"query": "a'),
+        ("llama3", '{"type": "function", "name": "search", "parameters": {"query"', '{"query"'),
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a', '{"query": "a'),
+        ("mistral", '[TOOL_CALLS]search[ARGS]{"query": ', '{"query":'),
+        ("phi", '<|tool_call|>[{"name": "search", "arguments": {"que', '{"que'),
+        ("gemma", "<start_function_call>call:search{query:<escape>a", '{"query":"a"'),
+        ("gpt_oss", '<|channel|>commentary to=functions.search<|message|>{"que', '{"que'),
+    ],
+)
+def test_a_call_that_is_cut_off_has_its_name(name, text, arguments):
+    ((call,),) = read(name, text, 1000)[2:]
+    assert (type(call), call.name, call.text) == (InvalidToolCall, "search", arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a"}}}</tool_call>'),
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}'),
+    ],
+)
+def test_whole_arguments_are_a_call(name, text):
+    assert plain(read(name, text, 1000)[2]) == [("search", {"query": "a"})]
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "gemma", "gpt_oss"])
+def test_depth_does_not_raise(name):
+    text = next(text for form, text, _ in WHOLE if form == name)
+    text = text.replace('"a {b}"', "[" * 100_000).replace("<escape>a {b}<escape>", "[" * 100_000)
+    assert isinstance(read(name, text, 10**6)[2][0], InvalidToolCall)
+
+
+@pytest.mark.parametrize(("name", "text", "calls"), WHOLE)
+def test_the_end_of_the_first_call_is_seen(name, text, calls):
+    """As soon as its arguments are whole, and not before."""
+    reader = CallReader(FORMATS[name])
+    for character in f"{text} ":
+        reader.feed(character)
+        if reader.has_call:
+            break
+    assert plain(reader.finish()[1]) == calls[:1]

@@ -9,6 +9,9 @@ from openai import BadRequestError, OpenAI
 from served import CHAT, chat, refused
 from tiny import some_chunks
 
+from ragkv import Chat
+from ragkv.serve.client import RemoteRagKV
+
 CHUNKS = some_chunks(2)
 SEARCH = {
     "type": "function",
@@ -53,6 +56,18 @@ def test_a_call_that_has_to_be_made(client_and_engine, choice):
     assert 1 <= json.loads(call.function.arguments)["page"] <= 9
 
 
+def ended(client, streaming, **given):
+    """Return an answer's choice, as the openai package reads it, whole or streamed."""
+    given = {"model": "default", "messages": ASKED, "max_tokens": 200, **given}
+    if not streaming:
+        return client.chat.completions.create(**given).choices[0]
+    with client.chat.completions.stream(**given) as stream:
+        for event in stream:
+            if event.type == "chunk":
+                snapshot = event.snapshot
+    return snapshot.choices[0]
+
+
 def test_a_call_and_its_result(client_and_engine, make_say):
     client, kv = client_and_engine
     make_say(kv, f"Look: {CALL}", "On page 5.")
@@ -74,6 +89,52 @@ def test_a_stream_ends_with_the_calls(client_and_engine, make_say):
     assert json.loads(calls[0].function.arguments) == {"page": 5}
     assert chunks[-1].finish_reason == "tool_calls"
     assert not any(each.delta.content for each in chunks)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("parallel", "count"), [(True, 2), (None, 2), (False, 1)])
+def test_one_call_at_most(client_and_engine, make_say, parallel, count, streaming):
+    client, kv = client_and_engine
+    make_say(kv, f"Look: {CALL}\n{CALL}")
+    answer = ended(client, streaming, tools=[SEARCH], parallel_tool_calls=parallel)
+    assert [each.function.name for each in answer.message.tool_calls] == ["search"] * count
+    assert (answer.message.content, answer.finish_reason) == ("Look:", "tool_calls")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("tokens", "arguments"), [(1, None), (9, None), (26, '{"page')])
+def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, arguments, streaming):
+    """It is no call before its arguments begin; then it has its name."""
+    client, kv = client_and_engine
+    make_say(kv, '{"name": "search", "arguments": {"page": 5}}')
+    given = {"tools": [SEARCH], "tool_choice": "required", "max_tokens": tokens}
+    answer = ended(client, streaming, **given)
+    assert answer.finish_reason == "length"
+    calls = [each.function for each in answer.message.tool_calls or ()]
+    assert not answer.message.content
+    assert [each.name for each in calls] == ["search"] * (arguments is not None)
+    assert all(each.arguments.startswith(arguments) for each in calls)
+    chat = Chat(ASKED, [SEARCH], "any")
+    with RemoteRagKV(str(client.base_url)) as remote:
+        there, here = (each.generate(chat, max_new_tokens=tokens) for each in (remote, kv))
+    assert there.text == here.text
+    assert there.openai_finish_reason == here.openai_finish_reason == "length"
+    found, wanted = (
+        [(call.name, call.text) for call in each.invalid_tool_calls] for each in (there, here)
+    )
+    assert found == wanted
+
+
+def test_the_client_asks_for_one_call(client_and_engine, make_say):
+    client, kv = client_and_engine
+    make_say(kv, CALL + CALL)
+    with RemoteRagKV(str(client.base_url)) as remote:
+        both, one = (
+            remote.generate(Chat(ASKED, [SEARCH], parallel_tool_calls=parallel))
+            for parallel in (True, False)
+        )
+    assert (len(both.tool_calls), len(one.tool_calls)) == (2, 1)
+    assert one.report.completion_tokens < both.report.completion_tokens
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -103,6 +164,7 @@ def test_any_object(client_and_engine):
         ({"tools": [SEARCH], "tool_choice": "jump"}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
         ({"tools": 5}, "tools"),
+        ({"tools": [SEARCH], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ],
 )

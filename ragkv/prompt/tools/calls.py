@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class InvalidToolCall:
     error
         What is wrong with it.
     name
-        The tool's name, as far as it can be read.
+        The tool's name; empty where none can be read.
     """
 
     text: str
@@ -89,9 +90,35 @@ def call_of(text: str, arguments: Iterable[str] = ("arguments", "parameters")) -
     """
     try:
         found = json.loads(text)
-    except ValueError as error:
-        return InvalidToolCall(text.strip(), f"it is not JSON: {error}")
+    except (ValueError, RecursionError) as error:
+        return _begun_call(text, f"it is not JSON: {error}")
     return call_from(found, text, arguments)
+
+
+_BEGUN = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"'
+    r'(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(\S.*))?',
+    re.DOTALL,
+)
+"""A call's name and, where they have begun, its arguments."""
+
+MISSING = "its arguments are missing"
+"""The error of a call that was not begun but for its name."""
+
+
+def _begun_call(text: str, error: str) -> AnyCall:
+    """Return a call that is cut off, or followed by something else, as far as it can be read."""
+    begun = _BEGUN.match(text)
+    if begun is None:
+        return InvalidToolCall(text.strip(), error)
+    name, arguments = begun.groups()
+    if arguments is None:
+        return InvalidToolCall(text.strip(), MISSING, name)
+    try:
+        found, _ = json.JSONDecoder().raw_decode(arguments)
+    except (ValueError, RecursionError):
+        return InvalidToolCall(arguments, "its arguments are cut off, or not JSON", name)
+    return call_from({"name": name, "arguments": found}, text)
 
 
 def call_from(
@@ -113,7 +140,7 @@ def named_call(name: str, arguments: str, call_id: str | None = None) -> AnyCall
     call_id = call_id or new_id()
     try:
         given = json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return InvalidToolCall(arguments, f"its arguments are not JSON: {error}", name, call_id)
     if not isinstance(given, dict):
         return InvalidToolCall(arguments, "its arguments are no object", name, call_id)
@@ -123,10 +150,16 @@ def named_call(name: str, arguments: str, call_id: str | None = None) -> AnyCall
 
 
 def calls_in_list(text: str) -> list[AnyCall]:
-    """Read a JSON list of calls."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        return [InvalidToolCall(text.strip(), f"it is not JSON: {error}")]
-    parts = found if isinstance(found, list) else [found]
-    return [call_from(part, json.dumps(part)) for part in parts]
+    """Read a JSON list of calls; the last one may be cut off."""
+    rest, calls = text.strip(), list[AnyCall]()
+    if not rest.startswith("["):
+        return [call_of(rest)]
+    rest = rest[1:].lstrip()
+    while rest and not rest.startswith("]"):
+        try:
+            found, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            return [*calls, call_of(rest)]
+        calls.append(call_from(found, rest[:end]))
+        rest = rest[end:].lstrip(", \n\t\r")
+    return calls

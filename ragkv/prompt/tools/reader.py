@@ -10,7 +10,7 @@ from functools import cache
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.prompt.tools import formats
-from ragkv.prompt.tools.calls import AnyCall, ToolFormat, call_of
+from ragkv.prompt.tools.calls import AnyCall, ToolCall, ToolFormat, call_of
 
 
 @cache
@@ -67,6 +67,14 @@ class CallReader:
         out = self._text[self._emitted : end]
         self._emitted = max(self._emitted, end)
         return out
+
+    @property
+    def has_call(self) -> bool:
+        """Whether the first call is there to its end."""
+        if self.format is None or "}" not in self._text[self._emitted :]:
+            return False
+        calls = [call for call in self.format.parse(self._text)[1] if call.name]
+        return len(calls) > 1 or (bool(calls) and isinstance(calls[0], ToolCall))
 
     def finish(self) -> tuple[str, list[AnyCall]]:
         """Return the whole text without calls, and the calls.

@@ -52,6 +52,8 @@ def body_of(
         body = {"messages": _messages(prompt), "max_completion_tokens": decode.max_new_tokens}
     if isinstance(prompt, Chat) and prompt.tools:
         body |= {"tools": list(prompt.tools), "tool_choice": _choice(prompt.tool_choice)}
+        if not prompt.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
     if decode.json_schema is not None:
         named = {"name": "answer", "schema": dict(decode.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": named}

@@ -7,9 +7,12 @@ from listening import listening
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import CustomQueryEngine, RouterQueryEngine
 from llama_index.core.schema import TextNode
-from llama_index.core.tools import FunctionTool, QueryEngineTool
+from llama_index.core.selectors import PydanticSingleSelector
+from llama_index.core.tools import FunctionTool, QueryEngineTool, ToolMetadata
 from llama_index.llms.ragkv import RagKVLLM
 from pydantic import BaseModel, Field
 from tiny import some_chunks
@@ -33,6 +36,18 @@ class Person(BaseModel):
 
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=120)
+
+
+class Told(CustomQueryEngine):
+    """An engine with one answer."""
+
+    answer: str
+
+    def __init__(self, answer: str) -> None:
+        super().__init__(answer=answer)
+
+    def custom_query(self, query_str: str) -> str:
+        return self.answer
 
 
 @pytest.fixture(params=["here", "served"])
@@ -84,6 +99,57 @@ async def test_a_stream_ends_with_the_calls(made, make_say):
     assert [call.tool_name for call in llm.get_tool_calls_from_response(last)] == ["search"]
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_streams_of_several_calls(made, make_say, parallel):
+    llm, kv = made
+    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
+    given = {"user_msg": "Where?", "allow_parallel_tool_calls": parallel}
+    *_, last = llm.stream_chat_with_tools([SEARCH], **given)
+    assert len(llm.get_tool_calls_from_response(last)) == 1 + parallel
+    async for response in await llm.astream_chat_with_tools([SEARCH], **given):
+        last = response
+    assert len(llm.get_tool_calls_from_response(last)) == 1 + parallel
+    assert last.message.content == "I will look."
+
+
+@pytest.mark.parametrize(
+    "choice", ["search", {"type": "function", "function": {"name": "search"}}, "required"]
+)
+def test_a_choice_is_given(made, make_say, choice):
+    """It stands above ``tool_required``, as with OpenAI's class."""
+    llm, kv = made
+    make_say(kv, '{"name": "search", "arguments": {"query": "targets"}}')
+    tools = [SEARCH, FunctionTool.from_defaults(search, name="other")]
+    response = llm.chat_with_tools(tools, user_msg="Where?", tool_choice=choice)
+    assert [each.tool_name for each in llm.get_tool_calls_from_response(response)] == ["search"]
+    make_say(kv, "I know that.")
+    given = {"tool_choice": "auto", "tool_required": True}
+    response = llm.chat_with_tools([SEARCH], user_msg="Where?", **given)
+    assert response.message.content == "I know that."
+
+
+async def test_a_required_tool_stays_required(made):
+    """LlamaIndex's own programs give ``tool_choice=None`` beside ``tool_required=True``."""
+    llm, _ = made
+    program = FunctionCallingProgram.from_defaults(Person, "Who is {name}?", llm=llm)
+    assert isinstance(program(name="Tom"), Person)
+    assert isinstance(await program.acall(name="Tom"), Person)
+
+
+async def test_selectors_choose(made, make_say):
+    llm, kv = made
+    make_say(kv, '{"name": "SingleSelection", "arguments": {"index": 2, "reason": "It fits."}}')
+    choices = [ToolMetadata("the first", name="a"), ToolMetadata("the second", name="b")]
+    assert PydanticSingleSelector.from_defaults(llm=llm).select(choices, "Which?").ind == 1
+    tools = [
+        QueryEngineTool.from_defaults(Told(answer), description=answer)
+        for answer in ("Not me.", "It is me.")
+    ]
+    router = RouterQueryEngine.from_defaults(tools, llm=llm)
+    assert str(router.query("Which?")) == "It is me."
+    assert str(await router.aquery("Which?")) == "It is me."
+
+
 def test_no_call_and_broken_calls(made, make_say):
     llm, kv = made
     make_say(kv, "I know that.", '<tool_call>{"name": "search", "arg')
@@ -112,6 +178,18 @@ async def test_a_function_agent(made, make_say):
     report = llm.last_report
     assert {use.text for use in report.chunks if use.reused} == set(CHUNKS[:2])
     assert [call.tool_name for call in answer.tool_calls] == ["search"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_agent_of_one_call_at_a_time(made, make_say, streaming):
+    llm, kv = made
+    make_say(kv, CALL + CALL, "It is a list.")
+    agent = FunctionAgent(
+        tools=[SEARCH], llm=llm, streaming=streaming, allow_parallel_tool_calls=False
+    )
+    answer = await agent.run("What is a target list?")
+    assert str(answer) == "It is a list."
+    assert len(answer.tool_calls) == 1
 
 
 async def test_a_react_agent_with_a_query_tool(made, make_say):

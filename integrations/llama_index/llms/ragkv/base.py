@@ -342,8 +342,9 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         """Leave the chat template to the engine, which tokenises once."""
         tools = kwargs.pop("tools", None) or ()
         choice = Chat.choice_of(kwargs.pop("tool_choice", None))
+        parallel = kwargs.pop("parallel_tool_calls", None) is not False
         if self._leaves_template_to_model():
-            return Chat(as_dicts(messages), tools, choice)
+            return Chat(as_dicts(messages), tools, choice, parallel_tool_calls=parallel)
         if tools:
             raise ConfigError("tools go through the model's chat template: omit messages_to_prompt")
         return str((self.messages_to_prompt or self._messages_to_prompt)(messages))

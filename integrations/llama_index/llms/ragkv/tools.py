@@ -28,34 +28,26 @@ class ToolCalling(FunctionCallingLLM):
         user_msg: str | ChatMessage | None = None,
         chat_history: list[ChatMessage] | None = None,
         verbose: bool = False,  # noqa: ARG002
-        allow_parallel_tool_calls: bool = False,  # noqa: ARG002
+        allow_parallel_tool_calls: bool = False,
         tool_required: bool = False,
+        tool_choice: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of ``chat``."""
+        """Return the arguments of ``chat``; ``tool_required`` holds unless a choice is given."""
         messages = list(chat_history or [])
         if isinstance(user_msg, str):
             user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
         if user_msg is not None:
             messages.append(user_msg)
-        choice = {"tool_choice": "any" if tool_required else "auto"}
-        definitions = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-        return {"messages": messages, "tools": definitions, **choice, **kwargs}
-
-    def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],  # noqa: ARG002
-        allow_parallel_tool_calls: bool = False,
-        **_: Any,
-    ) -> ChatResponse:
-        """Leave one call, unless several are allowed."""
-        calls = tool_blocks(response.message)
-        if not allow_parallel_tool_calls:
-            surplus = calls[1:]
-            kept = [each for each in response.message.blocks if each not in surplus]
-            response.message.blocks = kept
-        return response
+        if tool_choice is None and tool_required:
+            tool_choice = "any"
+        return {
+            "messages": messages,
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
 
     def get_tool_calls_from_response(
         self,

@@ -6,12 +6,12 @@ Strings stand between ``<escape>`` marks, everything else as in JSON but for unq
 import json
 import re
 
-from ragkv.prompt.tools.calls import AnyCall, InvalidToolCall, ToolCall, ToolFormat
+from ragkv.prompt.tools.calls import AnyCall, InvalidToolCall, ToolFormat, named_call
 
 _CALL = re.compile(
     r"<start_function_call>(.*?)(?:<end_function_call>|(?=<start_function_call>)|\Z)", re.DOTALL
 )
-_NAMED = re.compile(r"\s*call:\s*([^\s{]+)\s*(\{.*\})\s*\Z", re.DOTALL)
+_NAMED = re.compile(r"\s*call:\s*([^\s{]+)\s*(\{.*)", re.DOTALL)
 _ESCAPE = "<escape>"
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_]\w*)\s*:")
 
@@ -32,10 +32,7 @@ def _call(body: str) -> AnyCall:
         json.dumps(part) if index % 2 else _KEY.sub(r'\1"\2":', part)
         for index, part in enumerate(parts)
     )
-    try:
-        return ToolCall(name, json.loads(written))
-    except ValueError as error:
-        return InvalidToolCall(arguments, f"its arguments cannot be read: {error}", name)
+    return named_call(name, written.strip())
 
 
 FORMAT = ToolFormat(

@@ -2,11 +2,11 @@
 
 import re
 
-from ragkv.prompt.tools.calls import AnyCall, ToolFormat, named_call
+from ragkv.prompt.tools.calls import MISSING, AnyCall, InvalidToolCall, ToolFormat, named_call
 
 _MESSAGE = re.compile(
     r"(?:<\|start\|>\s*assistant)?(?P<head>[^<]*<\|channel\|>.*?)<\|message\|>"
-    r"(?P<body>.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
+    r"(?P<body>.*?)(?P<end><\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
 _TO = re.compile(r"to=functions\.([^\s<]+)")
@@ -23,8 +23,11 @@ def parse(text: str) -> tuple[str, list[AnyCall]]:
     calls, content = list[AnyCall](), list[str]()
     for message in messages:
         called = _TO.search(message["head"])
-        if called is not None:
-            calls.append(named_call(called[1], message["body"].strip()))
+        body = message["body"].strip()
+        if called is not None and not body and not message["end"]:
+            calls.append(InvalidToolCall(message[0], MISSING, called[1]))
+        elif called is not None:
+            calls.append(named_call(called[1], body))
         elif "final" in message["head"]:
             content.append(message["body"])
     return "".join(content), calls

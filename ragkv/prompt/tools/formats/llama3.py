@@ -5,7 +5,7 @@ Several are separated by semicolons; ``<|python_tag|>`` may come before them.
 
 import json
 
-from ragkv.prompt.tools.calls import AnyCall, InvalidToolCall, ToolFormat, call_from
+from ragkv.prompt.tools.calls import AnyCall, ToolFormat, call_from, call_of
 
 _TAG = "<|python_tag|>"
 
@@ -20,8 +20,8 @@ def parse(text: str) -> tuple[str, list[AnyCall]]:
     while rest:
         try:
             found, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError as error:
-            calls.append(InvalidToolCall(rest, f"it is not JSON: {error}"))
+        except (ValueError, RecursionError):
+            calls.append(call_of(rest))
             break
         if not tag and not calls and not (isinstance(found, dict) and "name" in found):
             return text, []  # an answer that is JSON

@@ -2,7 +2,14 @@
 
 import re
 
-from ragkv.prompt.tools.calls import AnyCall, ToolFormat, calls_in_list, named_call
+from ragkv.prompt.tools.calls import (
+    MISSING,
+    AnyCall,
+    InvalidToolCall,
+    ToolFormat,
+    calls_in_list,
+    named_call,
+)
 
 _MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _ID = re.compile(r"\[CALL_ID\].*", re.DOTALL)
@@ -14,8 +21,11 @@ def parse(text: str) -> tuple[str, list[AnyCall]]:
     calls = list[AnyCall]()
     for body in bodies:
         name, args, arguments = body.partition(_ARGS)
-        if args:
-            calls.append(named_call(_ID.sub("", name).strip(), arguments.strip()))
+        name = _ID.sub("", name).strip()
+        if args and not arguments.strip():
+            calls.append(InvalidToolCall(body.strip(), MISSING, name))
+        elif args:
+            calls.append(named_call(name, arguments.strip()))
         else:
             calls += calls_in_list(body)
     return content, calls
