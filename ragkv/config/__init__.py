@@ -1,7 +1,7 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
 from ragkv.config.batch import BatchConfig
-from ragkv.config.checks import check_removed
+from ragkv.config.checks import check_known, check_removed
 from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
 from ragkv.config.schema import closed_schema
@@ -22,6 +22,7 @@ __all__ = [
     "Named",
     "ReuseConfig",
     "StoreConfig",
+    "check_known",
     "check_removed",
     "closed_schema",
 ]

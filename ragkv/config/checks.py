@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from difflib import get_close_matches
 
 from ragkv.errors import ConfigError
 
@@ -10,11 +11,46 @@ _REMOVED = {"cache_implementation": "answers are decoded over ragkv's own cache:
 """Settings of former versions, and what to do instead."""
 
 
+_PART = 4
+"""Letters of a name that may be a part of the one that is meant."""
+
+
 def check_removed(names: Container[str]) -> None:
     """Raise ConfigError for a setting that is no more."""
     for name, instead in _REMOVED.items():
         if name in names:
             raise ConfigError(f"{name} is no setting of ragkv any more: {instead}")
+
+
+def check_known(
+    kind: str, given: Iterable[str], known: Iterable[str], others: Iterable[str] = ()
+) -> None:
+    """Raise ConfigError for names that are no setting, with the nearest one.
+
+    Parameters
+    ----------
+    kind
+        What the settings are called.
+    others
+        Settings of another kind, which may be meant.
+    """
+    known, others = sorted(known), sorted(others)
+    unknown = sorted(set(given) - set(known))
+    if not unknown:
+        return
+    names = [each for each in (*known, *others) if each not in unknown]
+    near = [each for name in unknown for each in _nearest(name, names)]
+    guess = f"did you mean {', '.join(near)}? " if near else ""
+    raise ConfigError(
+        f"unknown {kind} {', '.join(unknown)}: no argument has that name; {guess}{kind}s are "
+        f"{', '.join(known)}{', and others of a call ' if others else ''}{', '.join(others)}"
+    )
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """Return the one that the name is a part of, or nearly is; or none."""
+    whole = [each for each in names if name in each and len(name) >= _PART]
+    return whole[:1] or get_close_matches(name, names, 1)
 
 
 def check_number(name: str, value: object, low: float, high: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from ragkv.config.checks import (
     check_bool,
     check_choice,
+    check_known,
     check_number,
     check_removed,
     check_text,
@@ -195,15 +196,9 @@ class ReuseConfig:
 
     def override(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed; unknown names raise ConfigError."""
-        known = {field.name for field in fields(self)}
         check_removed(changes)
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise ConfigError(
-                f"unknown reuse setting {', '.join(unknown)}: no argument has that name; "
-                f"reuse settings are {', '.join(sorted(known))}, and others of a "
-                f"call {', '.join(field.name for field in fields(DecodeConfig))}"
-            )
+        known, others = ([each.name for each in fields(kind)] for kind in (self, DecodeConfig))
+        check_known("reuse setting", changes, known, others)
         return replace(self, **changes)
 
 

@@ -310,7 +310,11 @@ def test_a_method_made_of_pieces(make_engine: Make) -> None:
         ({"on_miss": "explode"}, "store, skip"),
         ({"grouping": 8}, "Grouping"),
         ({"seed": 0.5}, "seed must be a whole number"),
-        ({"sinks": "x"}, "unknown reuse setting"),
+        ({"sinks": "x"}, r"unknown reuse setting sinks: .* did you mean sink\?"),
+        ({"recompute_ration": 0.1}, r"did you mean recompute_ratio\?"),
+        ({"max_tokens": 5}, r"did you mean max_new_tokens\?"),
+        ({"ratio": 0.1}, r"did you mean recompute_ratio\?"),
+        ({"zzz": 5}, "has that name; reuse settings are"),
     ],
 )
 def test_bad_settings_are_refused(
