@@ -37,7 +37,8 @@ from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import load_model, pretrained
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.prompt.chat import Message
+from ragkv.prompt.chat import prompt_of
+from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
@@ -209,10 +210,17 @@ class RagKV(Speculates, EngineState):
 
     # ---- answering
 
-    def prefill(self, prompt: Prompt, **overrides: Any) -> Prefilled:
+    def prefill(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        request = Request(prompt, *self._configured(overrides), clock)
+        asked = prompt_of(prompt, chat_template_kwargs)
+        request = Request(asked, *self._configured(overrides), clock)
         with self._lifecycle:
             plan, logits, cache = self._pipeline.prefill(request)
             report = self._report(request, plan, time.perf_counter())
@@ -234,19 +242,21 @@ class RagKV(Speculates, EngineState):
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
 
-        The settings are those of :class:`ragkv.config.DecodeConfig`; ``overrides`` are fields of
-        ReuseConfig, for this call alone. Several threads may call at once: their answers are
-        drawn together.
+        The settings are those of :class:`ragkv.config.DecodeConfig`; ``chat_template_kwargs`` are
+        variables of the chat template, and ``overrides`` fields of ReuseConfig, for this call
+        alone. Several threads may call at once: their answers are drawn together.
         """
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup = prompt_lookup_num_tokens
         decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
-        decode = with_forced_call(decode, prompt)
-        request = self._request(prompt, overrides, decode)
+        asked = prompt_of(prompt, chat_template_kwargs)
+        decode = with_forced_call(decode, asked)
+        request = self._request(asked, overrides, decode)
         with self._lifecycle:
             return self._complete(request, decode)
 
@@ -265,14 +275,16 @@ class RagKV(Speculates, EngineState):
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
         lookup = prompt_lookup_num_tokens
         decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
-        decode = with_forced_call(decode, prompt)
-        request = self._request(prompt, overrides, decode)
+        asked = prompt_of(prompt, chat_template_kwargs)
+        decode = with_forced_call(decode, asked)
+        request = self._request(asked, overrides, decode)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
@@ -326,10 +338,13 @@ class RagKV(Speculates, EngineState):
     # ---- what is configured
 
     def sink_from(
-        self, template: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        template: str | Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return a prompt template's text before its first field, with the tools' definitions."""
-        return template_head(template, self.tokenizer, tools)
+        return template_head(template, self.tokenizer, tools, chat_template_kwargs)
 
     def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
         config = self.reuse.override(**overrides) if overrides else self.reuse

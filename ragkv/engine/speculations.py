@@ -6,7 +6,7 @@ import asyncio
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.request import Request
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.speculation import PromptKey, Speculation, Tally
+from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.render import Prompt, render
 from ragkv.report.clock import Clock
 from ragkv.report.speculations import SpeculationReport
@@ -133,7 +134,12 @@ class Speculates(ABC):
         """Return a call's settings."""
 
     def speculate(
-        self, prompt: Prompt, *, instead_of: Speculation | None = None, **overrides: Any
+        self,
+        prompt: Prompt,
+        *,
+        instead_of: Speculation | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **overrides: Any,
     ) -> Speculation:
         """Begin to compute a prompt that may be asked soon, as when retrieval is not over yet.
 
@@ -145,10 +151,11 @@ class Speculates(ABC):
         instead_of
             The speculation on a former guess: it is kept, and returned, if its prompt is the same,
             and cancelled otherwise.
-        **overrides
-            Fields of ReuseConfig, those of the call to come.
+        chat_template_kwargs, **overrides
+            Those of the call to come: variables of its chat template, and fields of ReuseConfig.
         """
-        request = Request(prompt, *self._configured(overrides), Clock())
+        asked = prompt_of(prompt, chat_template_kwargs)
+        request = Request(asked, *self._configured(overrides), Clock())
         return self._speculations.start(request, instead_of)
 
     def follow(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.errors import ConfigError, StoreError
-from ragkv.prompt.chat import Message
 from ragkv.prompt.find import Span, is_registrable
+from ragkv.prompt.messages import Message
 from ragkv.store.base import TURNS, Terms, has_expired
 
 _log = logging.getLogger(__name__)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, overload
 
 from ragkv.config import closed_schema
 from ragkv.config.checks import check_bool
 from ragkv.errors import ConfigError
+from ragkv.prompt.messages import Message, normal_messages
 
-Message = Mapping[str, Any]
 CHOICES = ("auto", "none", "any")
+_SET_BY_RAGKV = frozenset(
+    {
+        *("conversation", "conversations", "messages", "tools", "tokenize", "tokenizer_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "chat_template", "return_dict"),
+        *("return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens"),
+        *("padding", "truncation", "max_length"),
+    }
+)
+"""What rendering needs itself: no variables of a chat template."""
 
 
 class Chat(Sequence[Message]):
@@ -26,7 +34,8 @@ class Chat(Sequence[Message]):
     ----------
     messages
         As OpenAI's and transformers' are: answers may have ``tool_calls``, results are messages of
-        the role ``"tool"``.
+        the role ``"tool"``. They are kept as :func:`ragkv.prompt.messages.normal_messages` returns
+        them.
     tools
         ``{"type": "function", "function": {"name", "description", "parameters"}}``, each.
     tool_choice
@@ -35,11 +44,13 @@ class Chat(Sequence[Message]):
         which needs ``ragkv[structured]``.
     parallel_tool_calls
         False: an answer has one call at most; generation ends behind it.
+    chat_template_kwargs
+        Variables of the chat template, such as ``{"enable_thinking": False}``.
 
     Raises
     ------
     ConfigError
-        A tool or the choice is wrong.
+        A message, a tool, the choice or a variable is wrong.
     """
 
     def __init__(
@@ -49,9 +60,11 @@ class Chat(Sequence[Message]):
         tool_choice: str = "auto",
         *,
         parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_bool("parallel_tool_calls", parallel_tool_calls)
-        self._messages = tuple(map(_normal, messages))
+        self._messages = normal_messages(messages)
+        self.chat_template_kwargs = checked_variables(chat_template_kwargs)
         self.tools = tuple(_checked(tool) for tool in tools)
         self.tool_choice = tool_choice
         self.parallel_tool_calls = parallel_tool_calls
@@ -135,23 +148,6 @@ def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _normal(message: Message) -> Message:
-    """Return a message as chat templates take it: OpenAI's may have no content, and write JSON."""
-    if not isinstance(message, Mapping) or not message.get("tool_calls"):
-        return message
-    calls = [dict(call) for call in message["tool_calls"]]
-    for call in calls:
-        function = call.get("function")
-        if not isinstance(function, Mapping) or "name" not in function:
-            raise ConfigError(f"a message's tool call must have a function's name: {call!r}")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            with suppress(ValueError):
-                arguments = json.loads(arguments)
-        call["function"] = {**function, "arguments": arguments}
-    return {**message, "content": message.get("content") or "", "tool_calls": calls}
-
-
 def _checked(tool: object) -> Mapping[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -160,3 +156,48 @@ def _checked(tool: object) -> Mapping[str, Any]:
             f"'parameters'}}, not {tool!r}"
         )
     return {"type": "function", **tool}  # type: ignore[dict-item]
+
+
+def prompt_of(
+    prompt: str | Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+) -> str | Chat:
+    """Return a text as it is, and messages as a chat with these variables of its template, too.
+
+    Raises
+    ------
+    ConfigError
+        A message or a variable is wrong, or a text has variables.
+    """
+    if isinstance(prompt, Chat):
+        if not chat_template_kwargs:
+            return prompt
+        chat = copy.copy(prompt)
+        given = checked_variables(chat_template_kwargs)
+        chat.chat_template_kwargs = {**prompt.chat_template_kwargs, **given}
+        return chat
+    if not isinstance(prompt, str):
+        return Chat(prompt, chat_template_kwargs=chat_template_kwargs)
+    if chat_template_kwargs:
+        raise ConfigError("chat_template_kwargs are for chat messages, and the prompt is a text")
+    return prompt
+
+
+def checked_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return variables of a chat template.
+
+    Raises
+    ------
+    ConfigError
+        They are no dict, or have a name that is ragkv's own to set.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"chat_template_kwargs must be a dict of names, not {given!r:.80}")
+    own = sorted(_SET_BY_RAGKV & given.keys())
+    if own:
+        raise ConfigError(
+            f"chat_template_kwargs cannot have {', '.join(own)}, which ragkv sets: give messages, "
+            "tools and settings as arguments of their own"
+        )
+    return dict(given)

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat, Message
+from ragkv.prompt.chat import Chat, prompt_of
+from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted
+from ragkv.prompt.messages import Message
 from ragkv.prompt.tools.describe import with_definitions
 from ragkv.prompt.tools.reader import writes_tools
 
 Prompt = str | Sequence[Message]
 _MARK = "\ue000ragkv\ue000"
-_MARKED = {"role": "user", "content": _MARK}
+_MARKED = Chat([{"role": "user", "content": _MARK}])
 _OPENING = 8
 """Characters by which the head of a chat template is known."""
 _DATE = "\ue000date\ue000"
@@ -44,33 +45,14 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     ------
     ConfigError
         The prompt is neither, a message holds an image or the like, the tokenizer has no chat
-        template, or it refuses the messages (two users in a row, a system message).
+        template, or that refuses the messages in every form.
     """
-    if isinstance(prompt, str):
-        return Rendered(prompt, not _starts_with_bos(prompt, tokenizer))
-    messages: Sequence[Message] = prompt
-    _check_messages(messages)
-    if not messages:
+    asked = prompt_of(prompt)
+    if isinstance(asked, str):
+        return Rendered(asked, not _starts_with_bos(asked, tokenizer))
+    if not asked:
         raise ConfigError("the prompt has no message")
-    for part in (part for message in messages for part in _parts(message["content"])):
-        if isinstance(part, Mapping) and part.get("type", "text") != "text":
-            raise ConfigError(
-                f"a message's content of type {part['type']!r} is not read: give its text"
-            )
-    tools = prompt.tools if isinstance(prompt, Chat) else ()
-    return Rendered(_apply_template(messages, tokenizer, tools), add_special_tokens=False)
-
-
-def _check_messages(messages: object) -> None:
-    if not isinstance(messages, Sequence) or not all(
-        isinstance(message, Mapping) and "role" in message and "content" in message
-        for message in messages
-    ):
-        raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
-
-
-def _parts(content: object) -> Sequence[object]:
-    return content if isinstance(content, list | tuple) else ()
+    return Rendered(_apply_template(asked, tokenizer), add_special_tokens=False)
 
 
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -83,7 +65,7 @@ def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
         bos = tokenizer.bos_token_id
         begins = bos is not None and list(tokenizer("The")["input_ids"])[:1] == [bos]
         return str(tokenizer.bos_token) if begins else ""
-    return _until_mark([_MARKED], tokenizer)[0]
+    return _until_mark(_MARKED, tokenizer)[0]
 
 
 def render_sink(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
@@ -102,33 +84,32 @@ def template_head(
     template: str | Sequence[Message],
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Mapping[str, Any]] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """Return what a prompt template puts before its first ``{field}``.
 
     For a string that is the text up to the field; messages are rendered through the
-    chat template, with the tools, up to it, or to the day's date.
+    chat template, with the tools and its variables, up to it, or to the day's date.
     """
     if isinstance(template, str):
         return _until_field(template)[0]
-    _check_messages(template)
-    tools = Chat((), tools).tools
-    messages: list[dict[str, Any]] = []
-    for message in template:
-        text, found = _until_field(str(message["content"]))
+    messages: list[Message] = []
+    for message in Chat(template):
+        text, found = _until_field(message["content"])
+        messages.append({**message, "content": text + _MARK if found else text})
         if found:
-            messages.append({**message, "content": text + _MARK})
             break
-        messages.append({**message, "content": text})
     else:
-        messages.append(_MARKED)
-    return _until_mark(messages, tokenizer, tools)[0]
+        messages += _MARKED
+    chat = Chat(messages, tools, chat_template_kwargs=chat_template_kwargs)
+    return _until_mark(chat, tokenizer)[0]
 
 
 def undated(sink: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Cut a sink that begins as the chat template does where that writes the day's date."""
     if not _writes_date(tokenizer):
         return sink
-    head, dated = _until_mark([_MARKED], tokenizer)
+    head, dated = _until_mark(_MARKED, tokenizer)
     return head if dated and head and sink.startswith(head) else sink
 
 
@@ -136,16 +117,12 @@ def _writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(tokenizer.chat_template) and "strftime_now" in tokenizer.get_chat_template()
 
 
-def _until_mark(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> tuple[str, bool]:
+def _until_mark(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> tuple[str, bool]:
     """Return what stands before the mark on any day, and whether a date has cut it short."""
     given = {}
     if _writes_date(tokenizer):
         given["chat_template"] = _UNDATED + tokenizer.get_chat_template()
-    text = _apply_template(messages, tokenizer, tools, **given).partition(_MARK)[0]
+    text = _apply_template(chat, tokenizer, **given).partition(_MARK)[0]
     head, dated, _ = text.partition(_DATE)
     return (head.rstrip() if dated else head), bool(dated)
 
@@ -167,29 +144,23 @@ def _until_field(template: str) -> tuple[str, bool]:
     return head, False
 
 
-def _apply_template(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    tools: Sequence[Mapping[str, Any]] = (),
-    **given: Any,
-) -> str:
+def _apply_template(chat: Chat, tokenizer: PreTrainedTokenizerBase, **given: Any) -> str:
     if not tokenizer.chat_template:
         raise ConfigError(
             "This tokenizer has no chat template: give the prompt as a string, or set "
             "tokenizer.chat_template."
         )
-    plain = [dict(message) for message in messages]
-    if tools and writes_tools(tokenizer):
-        given["tools"] = [dict(tool) for tool in tools]
-    elif tools:
-        plain = with_definitions(plain, tools)
+    messages: Sequence[Message] = chat
+    takes_tools = bool(chat.tools) and writes_tools(tokenizer)
+    if takes_tools:
+        given["tools"] = [dict(tool) for tool in chat.tools]
+    elif chat.tools:
+        messages = with_definitions(chat, chat.tools)
+    plain: Any = fitted(messages, tokenizer, tools=takes_tools)
+    given |= {"tokenize": False, "add_generation_prompt": True, **chat.chat_template_kwargs}
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=True, **given
-            )
-        )
-    except TemplateError as error:
+        return str(tokenizer.apply_chat_template(plain, **given))
+    except TEMPLATE_ERRORS as error:
         raise ConfigError(f"the chat template does not take these messages: {error}") from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _DEFINITIONS = """\
@@ -19,8 +19,8 @@ To call one, answer with nothing but its name and arguments:
 
 def with_definitions(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return messages that describe the tools, and write calls and results as text.
+) -> list[Mapping[str, Any]]:
+    """Return messages that describe the tools.
 
     The definitions stand behind the system message's text, or in one of their own.
     """
@@ -28,18 +28,23 @@ def with_definitions(
     told = _DEFINITIONS.format(tools=lines)
     first, *rest = messages
     if first["role"] == "system":
-        head = {**first, "content": f"{first['content']}\n\n{told}"}
-    else:
-        head, rest = {"role": "system", "content": told}, list(messages)
-    return [dict(head), *(_as_text(message) for message in rest)]
+        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
+    return [{"role": "system", "content": told}, *messages]
+
+
+def as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with calls written into their text, and results as the user's."""
+    return [_as_text(message) for message in messages]
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}
-    calls = "\n".join(_call(call["function"]) for call in message.get("tool_calls") or ())
-    content = "\n".join(part for part in (message["content"], calls) if part)
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = (_call(call["function"]) for call in message["tool_calls"])
+    content = "\n".join(part for part in (message["content"], *calls) if part)
     return {"role": message["role"], "content": content}
 
 

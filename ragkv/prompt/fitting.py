@@ -1,0 +1,285 @@
+"""Messages fitted to a chat template: what it refuses is said in a way that it takes.
+
+What a template refuses is found by rendering short chats with it, once a template. So a chat's
+first messages are rendered alike whatever follows them, and former prompts are continued.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.prompt.messages import parts_of, short_id
+from ragkv.prompt.tools.calls import ID_CHARS
+from ragkv.prompt.tools.describe import as_text
+
+Messages = list[dict[str, Any]]
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError),
+    RecursionError,
+)
+"""What a chat template raises for what it does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What a chat template refuses, or leaves out.
+
+    Attributes
+    ----------
+    texts
+        Content that is a text; it takes lists of parts alone.
+    system, systems
+        System messages; more than one of them, or one that is not the first.
+    repeats
+        Two messages of the same role in a row.
+    first_answers
+        A chat that begins with an answer.
+    calls
+        Tool calls and their results.
+    several_calls
+        More than one call in a message.
+    long_ids
+        Ids of calls that are not nine letters and digits.
+    questions_after_results
+        A user's message right after a tool's result.
+    """
+
+    texts: bool = False
+    system: bool = False
+    systems: bool = False
+    repeats: bool = False
+    first_answers: bool = False
+    calls: bool = False
+    several_calls: bool = False
+    long_ids: bool = False
+    questions_after_results: bool = False
+
+
+_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[str, bool], Refusals]] = (
+    WeakKeyDictionary()
+)
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probes.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "A text."}},
+            "required": ["text"],
+        },
+    },
+}
+
+
+def fitted(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, tools: bool
+) -> Messages:
+    """Return messages that the chat template takes, as far as it takes such.
+
+    Parameters
+    ----------
+    messages
+        As :func:`ragkv.prompt.messages.normal_messages` returns them.
+    tools
+        Whether definitions of tools are given to the template.
+    """
+    refused = refusals_of(tokenizer, tools=tools)
+    out = [dict(message) for message in messages]
+    if refused.calls:
+        out = as_text(out)
+    if refused.several_calls:
+        out = list(_one_by_one(out))
+    if refused.long_ids:
+        out = list(map(_with_short_ids, out))
+    if refused.questions_after_results:
+        out = list(_answered(out))
+    out = _in_taken_roles(out, refused)
+    if refused.first_answers:
+        at = 1 if out and out[0]["role"] == "system" else 0
+        if [each["role"] for each in out[at : at + 1]] == ["assistant"]:
+            out.insert(at, {"role": "user", "content": ""})
+    return list(parts_of(out)) if refused.texts else out
+
+
+def refusals_of(tokenizer: PreTrainedTokenizerBase, *, tools: bool) -> Refusals:
+    """Return what the tokenizer's chat template refuses, with or without definitions of tools."""
+    definitions: list[Any] | None = [_TOOL] if tools else None
+    template = tokenizer.get_chat_template(tools=definitions)
+    known = _KNOWN.setdefault(tokenizer, {})
+    if (template, tools) not in known:
+
+        def render(messages: Messages) -> str:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tools=definitions, tokenize=False, add_generation_prompt=True
+                )
+            )
+
+        reads_calls = "tools" in template or (not tools and "tool_calls" in template)
+        known[template, tools] = _probed(render, reads_calls=reads_calls)
+    return known[template, tools]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Renders short chats, whose texts must be in what comes out."""
+
+    render: Callable[[Messages], str]
+    in_parts: bool = False
+
+    def takes(self, *messages: dict[str, Any]) -> bool:
+        try:
+            text = self.render(list(parts_of(messages) if self.in_parts else messages))
+        except TEMPLATE_ERRORS:
+            return False
+        return all(mark in text for message in messages for mark in _marks(message))
+
+
+def _marks(message: Mapping[str, Any]) -> Iterator[str]:
+    yield message["content"]
+    for call in message.get("tool_calls", ()):
+        yield from call["function"]["arguments"].values()
+
+
+def _says(role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **more}
+
+
+def _calls(**arguments_by_id: dict[str, str]) -> dict[str, Any]:
+    made = [
+        {"type": "function", "id": each, "function": {"name": "probe", "arguments": arguments}}
+        for each, arguments in arguments_by_id.items()
+    ]
+    return _says("assistant", "", tool_calls=made)
+
+
+def _result(call_id: str, text: str) -> dict[str, Any]:
+    return _says("tool", text, tool_call_id=call_id, name="probe")
+
+
+_SYSTEM, _SYSTEM_2 = _says("system", "ragkvS1"), _says("system", "ragkvS2")
+_USER, _USER_2, _NO_USER = (_says("user", text) for text in ("ragkvU1", "ragkvU2", ""))
+_ANSWER, _ANSWER_2, _NO_ANSWER = (_says("assistant", text) for text in ("ragkvA1", "ragkvA2", ""))
+_LONG, _SHORT, _OTHER = "call_0123456789", "a1b2c3d4e", "f5a6b7c8d"
+
+
+def _probed(render: Callable[[Messages], str], *, reads_calls: bool) -> Refusals:
+    probe = _Probe(render)
+    if not probe.takes(_USER):
+        probe = _Probe(render, in_parts=True)
+        if not probe.takes(_USER):
+            return Refusals(calls=not reads_calls)
+    takes = probe.takes
+    talks, system = takes(_USER, _ANSWER, _USER_2), takes(_SYSTEM, _USER)
+    systems = takes(_SYSTEM, _SYSTEM_2, _USER) and takes(
+        *(_SYSTEM, _USER, _ANSWER, _SYSTEM_2, _USER_2)
+    )
+    repeats = takes(_USER, _USER_2) and takes(_USER, _ANSWER, _ANSWER_2, _USER_2)
+    return Refusals(
+        texts=probe.in_parts,
+        system=not system,
+        systems=talks and system and not systems,
+        repeats=talks and not repeats,
+        first_answers=takes(_NO_USER, _ANSWER, _USER) and not takes(_ANSWER, _USER),
+        **(_probed_calls(takes) if reads_calls else {"calls": True}),
+    )
+
+
+def _probed_calls(takes: Callable[..., bool]) -> dict[str, bool]:
+    def takes_call(call_id: str, *more: dict[str, Any]) -> bool:
+        return takes(_USER, _calls(**{call_id: {}}), _result(call_id, "ragkvR1"), *more)
+
+    long_ids = takes_call(_LONG)
+    if not long_ids and not takes_call(_SHORT):
+        return {"calls": True}
+    one, other = {"text": "ragkvC1"}, {"text": "ragkvC2"}
+    results = _result(_SHORT, "ragkvR1"), _result(_OTHER, "ragkvR2")
+    apart = _calls(**{_SHORT: one}), results[0], _calls(**{_OTHER: other}), results[1]
+    together = _calls(**{_SHORT: one, _OTHER: other}), *results
+    return {
+        "long_ids": not long_ids,
+        "several_calls": takes(_USER, *apart) and not takes(_USER, *together),
+        "questions_after_results": takes_call(_SHORT, _NO_ANSWER, _USER_2)
+        and not takes_call(_SHORT, _USER_2),
+    }
+
+
+def _one_by_one(messages: Messages) -> Iterator[dict[str, Any]]:
+    """Yield each call in a message of its own, with its result behind it."""
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            yield message
+            continue
+        results: Messages = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for call in calls:
+            yield {**message, "tool_calls": [call]}
+            message = {"role": message["role"], "content": ""}
+            own = next((each for each in results if each.get("tool_call_id") == call["id"]), None)
+            if own is not None:
+                yield own
+                results = [each for each in results if each is not own]
+        yield from results
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    out = dict(message)
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        out["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
+    if message.get("tool_call_id"):
+        out["tool_call_id"] = _short(message["tool_call_id"])
+    return out
+
+
+def _short(call_id: str) -> str:
+    fits = len(call_id) == ID_CHARS and call_id.isascii() and call_id.isalnum()
+    return call_id if fits else short_id(call_id)
+
+
+def _answered(messages: Messages) -> Iterator[dict[str, Any]]:
+    """Yield an empty answer between a result and a question."""
+    before = ""
+    for message in messages:
+        if message["role"] == "user" and before == "tool":
+            yield {"role": "assistant", "content": ""}
+        before = message["role"]
+        yield message
+
+
+def _in_taken_roles(messages: Messages, refused: Refusals) -> Messages:
+    """Return messages in roles and in an order that the template takes.
+
+    A system message that is refused becomes the beginning of the next message of the user.
+    """
+    out: Messages = []
+    told = False  # the last one is a system message in the user's role
+    for given in messages:
+        last = out[-1] if out else {"role": ""}
+        system = given["role"] == "system"
+        leads = all(each["role"] == "system" for each in out)
+        moved = system and (refused.system or (refused.systems and not leads))
+        message = {**given, "role": "user"} if moved else given
+        alike = last["role"] == message["role"] != "tool" and not (
+            "tool_calls" in last or "tool_calls" in message
+        )
+        if alike and (refused.repeats or told or (system and refused.systems)):
+            texts = (last["content"], message["content"])
+            out[-1] = {**last, "content": "\n\n".join(text for text in texts if text)}
+            told = told and moved
+        else:
+            out.append(message)
+            told = moved
+    return out
