@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from typing import Any
 
 import typer
@@ -11,6 +13,16 @@ from rich.console import Console
 
 out = Console()
 err = Console(stderr=True)
+
+
+def replace_unencodable() -> None:
+    """Have stdout and stderr write ``?`` for characters that their encoding lacks.
+
+    Every console, progress bar and help page writes to these two, so no answer ends at one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def say_json(found: Any) -> None:

@@ -14,7 +14,7 @@ from ragkv.cli.bench_serve import bench_serve_command
 from ragkv.cli.bench_speculate import bench_speculate_command
 from ragkv.cli.calibrate import calibrate_command
 from ragkv.cli.check import check
-from ragkv.cli.console import err, out
+from ragkv.cli.console import err, out, replace_unencodable
 from ragkv.cli.demo.command import demo
 from ragkv.cli.evaluate import evaluate_command
 from ragkv.cli.explain import explain
@@ -28,6 +28,10 @@ from ragkv.errors import RagKVError
 
 class _Commands(TyperGroup):
     """Prints ragkv's and the system's errors as one line, without a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        replace_unencodable()
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         try:

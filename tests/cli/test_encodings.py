@@ -1,0 +1,77 @@
+"""The commands where stdout and stderr cannot write every character."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from tiny import tiny_model, tiny_tokenizer
+
+from ragkv.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(encoding: str, *args: object) -> tuple[int, str, str]:
+        written = [io.BytesIO(), io.BytesIO()]
+        streams = [io.TextIOWrapper(each, encoding, errors="strict") for each in written]
+        monkeypatch.setattr(sys, "stdout", streams[0])
+        monkeypatch.setattr(sys, "stderr", streams[1])
+        with pytest.raises(SystemExit) as ended:
+            app([str(each) for each in args])
+        for each in streams:
+            each.flush()
+        out, err = (each.getvalue().decode(encoding) for each in written)
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_every_command_ends(encoding, model, run, tmp_path):
+    text = tmp_path / "Ünïcode – 文.txt"
+    text.write_text("A plain text — “quoted” — about the 天気 in the north. " * 20, "utf-8")
+    shared = ("--model", model, "--store", tmp_path / "store")
+    asked = ("何 – ☃?", "--path", text, *shared, "--max-new-tokens", 30)
+    page = tmp_path / "Ω page.html"
+    for command in (
+        ("precompute", text, *shared),
+        ("ask", *asked),
+        ("ask", *asked, "--json"),
+        ("explain", *asked, "--out", page),
+        ("plan", "--model", model, "--prefill-tps", 100),
+        ("store", "stats", "--store", tmp_path / "store"),
+        ("check", "--model", model),
+    ):
+        code, out, err = run(encoding, *command)
+        assert code == 0, (command, out, err)
+    assert page.exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_errors_with_such_characters_are_said(encoding, run, tmp_path):
+    missing = tmp_path / "文 – ∅"
+    code, _, err = run(encoding, "precompute", missing)
+    assert code == 2
+    assert "no such file or folder" in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "ascii:strict"])
+def test_help_of_a_process(encoding):
+    """Typer's own boxes: they are written before any command runs."""
+    code = "from ragkv.cli.main import app\napp(['ask', '--help'])"
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"--path" in done.stdout
