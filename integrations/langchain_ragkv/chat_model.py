@@ -21,7 +21,6 @@ from langchain_ragkv.engine import ChunkReuse
 from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.load import model_fields
 from langchain_ragkv.pieces import apieces, pieces
-from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.structured import following
 from langchain_ragkv.tools import choice_of, definitions
 from ragkv import RagKV
@@ -29,6 +28,9 @@ from ragkv.errors import ConfigError
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _DEFAULT_MAX_TOKENS = 256
+_FIELDS = ("temperature", "top_p", "top_k", "prompt_lookup_num_tokens")
+_OF_PIPELINE = ("generation", "ignore_eos", "stop_token_ids")
+"""Settings that a pipeline may have, and this class has no fields for."""
 _LOCAL = ("llm", "store", "device", "dtype", "prompt_lookup_num_tokens")
 """Fields that are for a model in this process."""
 
@@ -69,13 +71,15 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """Nucleus sampling; None is 1."""
     top_k: int | None = Field(default=None, ge=0)
     """Sample among this many most probable tokens; None and 0 are all."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     """Makes sampling repeatable."""
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
     """Texts at which an answer ends; it does not contain them. Those of the pipeline of
     ``llm`` end it, too."""
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
     """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
+    generation: dict[str, Any] | None = None
+    """More of transformers' settings, such as ``repetition_penalty``: see ragkv's DecodeConfig."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError, time spent waiting for the
     model included. None is 600 with ``base_url``, and any time without."""
@@ -161,13 +165,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         settings = read_settings(self.llm.pipeline)
         settings.check()
         self._inner = settings
-        own: dict[str, Any] = {
-            "max_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": settings.top_k,
-            "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens,
-        }
+        given = settings.arguments
+        own: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
+        own["max_tokens"] = None if settings.max_length else given.get("max_new_tokens")
         if isinstance(self.llm, ChunkReuse):
             own |= {"method": self.llm.method, "recompute_ratio": self.llm.recompute_ratio}
         for name, value in own.items():
@@ -236,7 +236,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs, messages)
+        call = self._call(stop, kwargs)
         stream = call.start(messages)
         for _ in pieces(stream, call.timeout):
             pass
@@ -249,7 +249,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs, messages)
+        call = self._call(stop, kwargs)
         stream = call.start(messages)
         async for _ in apieces(stream, call.timeout):
             pass
@@ -262,7 +262,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs, messages)
+        call = self._call(stop, kwargs)
         stream = call.start(messages)
         for piece in pieces(stream, call.timeout):
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
@@ -278,7 +278,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs, messages)
+        call = self._call(stop, kwargs)
         stream = call.start(messages)
         async for piece in apieces(stream, call.timeout):
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
@@ -291,7 +291,6 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         self,
         stop: list[str] | None,
         given: dict[str, Any],
-        messages: Sequence[BaseMessage] = (),
     ) -> Call:
         """One call's settings: the fields, with the call's own on top."""
         given = {name: value for name, value in given.items() if name != "stream"}
@@ -305,26 +304,22 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         limit = next((limit for limit in limits if limit is not None), None)
         sequences = given.pop("stop_sequences", None)
         texts = next((each for each in (stop, sequences) if each is not None), self.stop)
-        inner = () if self._inner is None else self._inner.stop_strings
+        inner = {} if self._inner is None else self._inner.limited(limit)
         arguments = {
+            **{name: inner[name] for name in _OF_PIPELINE if name in inner},
+            **({"generation": self.generation} if self.generation else {}),
             "temperature": own["temperature"] or 0.0,
-            "max_new_tokens": self._limit(messages) if limit is None else limit,
+            "max_new_tokens": inner.get(
+                "max_new_tokens", _DEFAULT_MAX_TOKENS if limit is None else limit
+            ),
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "top_k": own["top_k"] or 0,
             **{name: own[name] for name in engine},
             "json_schema": given.pop("json_schema", None),
-            "stop": (*inner, *((texts,) if isinstance(texts, str) else texts or ())),
+            "stop": (
+                *inner.get("stop", ()),
+                *((texts,) if isinstance(texts, str) else texts or ()),
+            ),
             **self._overrides(given),
         }
         return Call(self.kv, arguments, timeout, self._keep, definitions(tools), choice)
-
-    def _limit(self, messages: Sequence[BaseMessage]) -> int:
-        """Return how long an answer may be where nothing but the pipeline says so."""
-        if self._inner is None or self._inner.max_length is None:
-            return _DEFAULT_MAX_TOKENS
-        if not messages:  # asked for what identifies this object
-            return self._inner.max_length
-        rendered: Any = self.kv.tokenizer.apply_chat_template(
-            convert_messages(messages), add_generation_prompt=True, return_dict=True
-        )
-        return self._inner.answer_limit(len(rendered["input_ids"]))

@@ -7,11 +7,14 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragkv import RagKV
+from ragkv.config.generation import PASSED_ON, engine_arguments
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
 
 _GENERATION = ("max_new_tokens", "do_sample")
 _ENGINE = ("store", "device", "dtype")
 _ENGINE_AND_MODEL = ("namespace", "on_unsupported")
+_REUSE = ("recompute_ratio", "method")
 _SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 50}
 """Defaults of transformers' text-generation pipeline."""
 
@@ -48,6 +51,9 @@ def model_fields(
         fields["device"] = "cpu" if fields["device"] < 0 else f"cuda:{fields['device']}"
     fields["model_id"] = model_id
     if loading or sampling:
+        reuse = {name: fields[name] for name in _REUSE if fields.get(name) is not None}
+        own = {name: fields[name] for name in ("store", "namespace") if name in fields}
+        check_settings(None, reuse, **own)
         engine = {name: fields[name] for name in _ENGINE_AND_MODEL if name in fields}
         engine |= {name: fields.pop(name) for name in _ENGINE if name in fields}
         model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)
@@ -61,14 +67,17 @@ def model_fields(
 
 
 def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return the given ones of ``max_tokens``, ``temperature``, ``top_p`` and ``top_k``."""
+    """Return transformers' settings as the chat model's fields, as far as they are given."""
     rest = dict(generation)
     rest.pop("return_full_text", None)  # a chat model returns the answer alone
     names = {"max_new_tokens": "max_tokens"} | {name: name for name in _SAMPLING}
     out = {field: rest.pop(name) for name, field in names.items() if name in rest}
-    if rest:
+    found, refused = engine_arguments({**rest, "do_sample": True}, None)
+    if found.get("ignore_eos"):
+        refused["eos_token_id"] = rest["eos_token_id"]
+    if refused:
         raise ConfigError(
-            f"A chat model does not support these settings: {', '.join(sorted(rest))}. "
-            "It has max_new_tokens, do_sample, temperature, top_p and top_k."
+            f"A chat model does not support these settings: {', '.join(sorted(refused))}. "
+            f"It has max_new_tokens, do_sample, temperature, top_p, top_k, {', '.join(PASSED_ON)}."
         )
-    return out
+    return out | {name: found[name] for name in ("generation", "stop") if name in found}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
@@ -20,7 +20,9 @@ from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.pieces import apieces, in_turn, pieces
 from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, RagKV
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
+from ragkv.model.place import check_place
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,24 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     """
 
     _chat: ClassVar[bool] = False
+
+    @classmethod
+    def from_model_id(cls, model_id: str, *args: Any, **kwargs: Any) -> Self:
+        """Load a model as ``HuggingFacePipeline`` does; wrong settings are said before it.
+
+        Raises
+        ------
+        ConfigError, UnknownMethodError
+            A setting is wrong.
+        ModelNotFoundError
+            There is no such folder.
+        """
+        names = ("recompute_ratio", "method")
+        reuse = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        own = {name: kwargs[name] for name in ("store", "namespace") if name in kwargs}
+        check_settings(None, reuse, **own)
+        check_place(model_id)
+        return cast("Self", super().from_model_id(model_id, *args, **kwargs))
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +138,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
                 return super()._generate(prompts, stop, run_manager, **kwargs)
         generations = []
         for prompt in prompts:
-            arguments = self._arguments(prompt, settings, stop, kwargs)
+            arguments = self._arguments(settings, stop, kwargs)
             completion = self.kv.generate(prompt, **arguments)
             text = self._text(prompt, completion, settings, stop, kwargs)
             info = self._info(completion)
@@ -137,7 +157,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
             return await super()._agenerate(prompts, stop, run_manager, **kwargs)
         generations = []
         for prompt in prompts:
-            arguments = self._arguments(prompt, settings, stop, kwargs)
+            arguments = self._arguments(settings, stop, kwargs)
             stream = self.kv.stream(prompt, **arguments)
             async for _ in apieces(stream):
                 pass
@@ -185,7 +205,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     def _chunks(
         self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
     ) -> Iterator[GenerationChunk]:
-        arguments = self._arguments(prompt, settings, stop, call)
+        arguments = self._arguments(settings, stop, call)
         if not call.get("skip_prompt", True):
             yield GenerationChunk(text=prompt)  # before there is a stream to be left
         stream = self.kv.stream(prompt, **arguments)
@@ -199,7 +219,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
     async def _achunks(
         self, prompt: str, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
     ) -> AsyncIterator[GenerationChunk]:
-        arguments = self._arguments(prompt, settings, stop, call)
+        arguments = self._arguments(settings, stop, call)
         if not call.get("skip_prompt", True):
             yield GenerationChunk(text=prompt)
         stream = self.kv.stream(prompt, **arguments)
@@ -219,26 +239,13 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         return settings
 
     def _arguments(
-        self,
-        prompt: str,
-        settings: PipelineSettings,
-        stop: list[str] | None,
-        call: dict[str, Any],
+        self, settings: PipelineSettings, stop: list[str] | None, call: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the engine's arguments for one prompt."""
+        """Return the engine's arguments."""
         changes = {name: call[name] for name in call if name not in _OURS}
-        prompt_tokens = 0
-        if settings.max_new_tokens is None:
-            prompt_tokens = len(self.pipeline.tokenizer(prompt)["input_ids"])
-        return {
-            "max_new_tokens": settings.answer_limit(prompt_tokens),
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": settings.top_k,
-            "stop": (*settings.stop_strings, *(stop or ())),
-            "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens,
-            **self._overrides(changes),
-        }
+        arguments = settings.limited(changes.get("max_new_tokens"))
+        texts = (*arguments.get("stop", ()), *(stop or ()))
+        return {**arguments, "stop": texts, **self._overrides(changes)}
 
     def _text(
         self,

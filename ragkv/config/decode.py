@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragkv.config.checks import check_bool, check_number, check_whole
+from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
 from ragkv.errors import ConfigError
 
@@ -50,6 +51,11 @@ class DecodeConfig:
     json_schema
         The answer is JSON that follows this schema, unless ``max_new_tokens`` cuts it short;
         ``{"type": "object"}`` is any object. Needs ``ragkv[structured]``.
+    generation
+        More settings by their names in transformers' ``GenerationConfig``: ``repetition_penalty``,
+        ``no_repeat_ngram_size``, ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
+        ``eta_cutoff``, ``min_new_tokens``, ``suppress_tokens``, ``begin_suppress_tokens``,
+        ``bad_words_ids``, and ``max_length``, the most tokens of prompt and answer.
     """
 
     max_new_tokens: int = 256
@@ -63,6 +69,7 @@ class DecodeConfig:
     ignore_eos: bool = False
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
+    generation: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -90,6 +97,8 @@ class DecodeConfig:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.json_schema is not None:
             check_schema("json_schema", self.json_schema)
+        generation = check_generation(self.generation or {}, self.max_new_tokens)
+        object.__setattr__(self, "generation", generation)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -24,12 +24,14 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.config import DecodeConfig
+from ragkv.config.generation import SAMPLING
 from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import Drafts
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
+from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
 from ragkv.model.loaded import LoadedModel
 
@@ -119,6 +121,7 @@ def draw(
     cancelled
         Called after every token; True ends the generation.
     """
+    config = _within_max_length(loaded, config, len(ids))
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
@@ -180,6 +183,19 @@ def draw(
     )
 
 
+def _within_max_length(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
+    """Return ``config`` with the ``max_length`` of prompt and answer as ``max_new_tokens``."""
+    given = config.generation or {}
+    known = config_of(loaded.model).vocab_size
+    if any(token >= known for word in given.get("bad_words_ids", ()) for token in word):
+        raise ConfigError(f"bad_words_ids: token ids must be less than {known}")
+    if "max_length" not in given:
+        return config
+    most = max(1, min(config.max_new_tokens, given["max_length"] - tokens))
+    rest = {name: given[name] for name in given if name != "max_length"}
+    return replace(config, max_new_tokens=most, generation=rest)
+
+
 def _reset_fields(loaded: LoadedModel) -> dict[str, None]:
     """Return the fields of the model's generation configuration that a request must reset.
 
@@ -205,6 +221,11 @@ def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationC
         num_return_sequences=1,
         use_cache=True,
         return_dict_in_generate=False,
+        **{
+            name: value
+            for name, value in (config.generation or {}).items()
+            if sampling or name not in SAMPLING
+        },
     )
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []

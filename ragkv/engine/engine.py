@@ -29,6 +29,7 @@ from ragkv.engine.request import (
 )
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
+from ragkv.engine.settings import check_settings
 from ragkv.engine.speculations import Speculates, Speculations
 from ragkv.engine.state import EngineState
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
@@ -89,11 +90,7 @@ class RagKV(Speculates, EngineState):
         on_unsupported: Literal["raise", "full"] = "raise",
         batch: BatchConfig | None = None,
     ) -> None:
-        if not isinstance(reuse, ReuseConfig):
-            raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
-        if batch is not None and not isinstance(batch, BatchConfig):
-            raise ConfigError(f"batch must be a BatchConfig, not {batch!r}")
-        method_of(reuse)
+        settings = check_settings(reuse, store=store, namespace=namespace, batch=batch)
         self.reuse = reuse
         self.namespace = namespace
         loaded = load_model(
@@ -103,13 +100,12 @@ class RagKV(Speculates, EngineState):
             loaded = verified(loaded, on_unsupported)
         self._loaded = loaded
         self._lock = lock_of(loaded.model)
-        self._store = open_store(store, namespace, device=loaded.device)
+        self._store = open_store(settings, namespace, device=loaded.device)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
         self._requests.configure(batch)
         self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
-            settings = store if isinstance(store, StoreConfig) else StoreConfig(store)
             self._reuse = Reuse.over(loaded, self._store, settings)
             self._pipeline = self._reuse.pipeline(self._requests)
         try:
@@ -242,6 +238,7 @@ class RagKV(Speculates, EngineState):
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> Completion:
@@ -252,8 +249,8 @@ class RagKV(Speculates, EngineState):
         alone. Several threads may call at once: their answers are drawn together.
         """
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        lookup = prompt_lookup_num_tokens
-        decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
+        further = (ignore_eos, logprobs, json_schema, generation)
+        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
         asked = prompt_of(prompt, chat_template_kwargs)
         decode = with_forced_call(decode, asked)
         request = self._request(asked, overrides, decode)
@@ -275,13 +272,14 @@ class RagKV(Speculates, EngineState):
         ignore_eos: bool = False,
         logprobs: int | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        lookup = prompt_lookup_num_tokens
-        decode = DecodeConfig(*drawing, lookup, ignore_eos, logprobs, json_schema)
+        further = (ignore_eos, logprobs, json_schema, generation)
+        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
         asked = prompt_of(prompt, chat_template_kwargs)
         decode = with_forced_call(decode, asked)
         request = self._request(asked, overrides, decode)

@@ -33,6 +33,7 @@ from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.place import check_place, near
 from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
 
@@ -195,11 +196,14 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
         Nothing can be loaded by this name.
     """
     place = default_model_folder() if name is None or str(name) == DEFAULT_MODEL else name
+    needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
+    place = check_place(place, configured=needs_config) or place
     try:
         return auto.from_pretrained(str(place), **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
+        there = f" There is no folder of this name{near(Path(place))}" * (not Path(place).is_dir())
         raise ModelNotFoundError(
-            f"Cannot load {str(name)!r}: {error}. Give a folder with a transformers model, "
+            f"Cannot load {str(name)!r}: {error}.{there} Give a folder with a transformers model, "
             "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
         ) from error
 

@@ -117,6 +117,7 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
 
 def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, Any]) -> None:
     fields = asked.fields
+    generation = {"min_p": fields.min_p, "repetition_penalty": fields.repetition_penalty}
     for prompt in asked.prompts:
         for index in range(fields.n):
             seed = None if fields.seed is None else (fields.seed + index) % 2**63
@@ -132,6 +133,7 @@ def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, A
                 ignore_eos=fields.ignore_eos,
                 logprobs=asked.logprobs,
                 json_schema=asked.schema,
+                generation=generation,
                 **overrides,
             )
             answers.add(stream)

@@ -175,6 +175,7 @@ class RemoteRagKV:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         json_schema: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
         prompt_lookup_num_tokens: int | None = None,
         timeout: float | None = None,
         **overrides: Any,
@@ -182,8 +183,9 @@ class RemoteRagKV:
         """Answer a prompt piece by piece: a text, or chat messages.
 
         The settings are those of :class:`ragkv.DecodeConfig`, without
-        ``prompt_lookup_num_tokens`` and ``logprobs``; ``timeout`` takes the client's place, and
-        ``overrides`` are fields of :class:`ragkv.ReuseConfig`.
+        ``prompt_lookup_num_tokens`` and ``logprobs``, and of
+        ``generation`` those that a server takes: ``repetition_penalty`` and ``min_p``; ``timeout``
+        takes the client's place, and ``overrides`` are fields of :class:`ragkv.ReuseConfig`.
 
         Raises
         ------
@@ -195,6 +197,7 @@ class RemoteRagKV:
             prompt_lookup_num_tokens,
             ignore_eos=ignore_eos,
             json_schema=json_schema,
+            generation=generation,
         )
         reuse = reuse_fields(self.reuse, overrides)
         body = body_of(prompt, decode, reuse, self._model or "default")

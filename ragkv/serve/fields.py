@@ -27,12 +27,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -90,6 +88,8 @@ class AnswerFields(Fields):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     stop_token_ids: Annotated[
         list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)

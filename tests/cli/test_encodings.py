@@ -40,10 +40,10 @@ def run(monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_every_command_ends(encoding, model, run, tmp_path):
-    text = tmp_path / "Ünïcode – 文.txt"
+    text = tmp_path / "Ünïcode \u2013 文.txt"
     text.write_text("A plain text — “quoted” — about the 天気 in the north. " * 20, "utf-8")
     shared = ("--model", model, "--store", tmp_path / "store")
-    asked = ("何 – ☃?", "--path", text, *shared, "--max-new-tokens", 30)
+    asked = ("何 \u2013 ☃?", "--path", text, *shared, "--max-new-tokens", 30)
     page = tmp_path / "Ω page.html"
     for command in (
         ("precompute", text, *shared),
@@ -61,7 +61,7 @@ def test_every_command_ends(encoding, model, run, tmp_path):
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_errors_with_such_characters_are_said(encoding, run, tmp_path):
-    missing = tmp_path / "文 – ∅"
+    missing = tmp_path / "文 \u2013 ∅"
     code, _, err = run(encoding, "precompute", missing)
     assert code == 2
     assert "no such file or folder" in err

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Mapping[str, Any]]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+GENERATION_FIELDS = ("repetition_penalty", "min_p")
 _ALWAYS = ("temperature", "top_p")
 _WHERE_GIVEN = ("top_k", "stop_token_ids")
 
@@ -65,12 +66,24 @@ def body_of(
         body["seed"] = decode.seed
     if decode.ignore_eos:
         body["ignore_eos"] = True
-    return body | {
+    return {
+        **body,
+        **_generation(decode),
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
         "ragkv": {**reuse, "report": True},
     }
+
+
+def _generation(decode: DecodeConfig) -> dict[str, Any]:
+    generation = dict(decode.generation or {})
+    if beyond := ", ".join(generation.keys() - set(GENERATION_FIELDS)):
+        raise ConfigError(
+            f"{beyond} cannot be set for an answer of a server, which takes "
+            f"{' and '.join(GENERATION_FIELDS)}: omit it"
+        )
+    return generation
 
 
 def _messages(prompt: object) -> list[dict[str, Any]]:

@@ -103,6 +103,10 @@ def test_an_lcel_chain_swapped_reuses_chunks():
         {"max_new_tokens": None, "max_length": 420},
         {"stop_sequence": "e"},
         {"pad_token_id": 0, "num_beams": 1, "use_cache": True},
+        {"repetition_penalty": 1.3, "length_penalty": 1.0},
+        {"no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 0},
+        {"suppress_tokens": list(range(100, 400)), "early_stopping": False},
+        {"eos_token_id": list(range(200, 500))},
     ],
 )
 def test_pipeline_settings_mean_what_they_mean(settings):
@@ -229,8 +233,8 @@ def test_an_engine_stands_for_a_pipeline():
 
 UNKNOWN = [
     {"num_beams": 2},
-    {"repetition_penalty": 1.3},
-    {"do_sample": True, "typical_p": 0.3},
+    {"guidance_scale": 1.3},
+    {"do_sample": True, "encoder_no_repeat_ngram_size": 3},
     {"prefix": "Once "},
     {"return_tensors": True},
 ]

@@ -25,8 +25,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.call import clipped_window, decode_arguments, generation_config_of
-from llama_index.llms.ragkv.engine import EngineSource, left_out
+from llama_index.llms.ragkv.call import decode_arguments, generation_config_of, window_of
+from llama_index.llms.ragkv.engine import EngineSource, given_values, left_out, one_device
 from llama_index.llms.ragkv.prompts import (
     as_dicts,
     as_template,
@@ -40,8 +40,9 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
+from ragkv.config.checks import check_whole
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
-from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV
 
 Prompt = str | Chat
@@ -66,6 +67,10 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         Loaded objects, used instead of the names.
     tokenizer_outputs_to_remove
         Accepted and without effect: the engine takes token ids alone.
+    context_window
+        Tokens of prompt and answer; None is the model's positions.
+    device
+        Where the model runs, as torch names it: a shorter ``device_map``.
     stopping_ids
         Tokens that end the answer, besides the model's own end-of-sequence tokens.
     recompute_ratio, method
@@ -122,7 +127,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
 
     def __init__(
         self,
-        context_window: int = DEFAULT_CONTEXT_WINDOW,
+        context_window: int | None = None,
         max_new_tokens: int = DEFAULT_NUM_OUTPUTS,
         query_wrapper_prompt: str | PromptTemplate | dict[str, Any] = "{query_str}",
         tokenizer_name: str | None = None,
@@ -152,12 +157,26 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         reuse: ReuseConfig | None = None,
         on_unsupported: Literal["raise", "full"] = "raise",
         kv: RagKV | RemoteRagKV | None = None,
+        device: str | None = None,
         api_base: str | None = None,
         api_key: str | SecretStr | None = None,
         timeout: float | None = None,
         max_retries: int | None = None,
     ) -> None:
         del tokenizer_outputs_to_remove
+        if device is not None:
+            device_map = one_device(device, device_map)
+        overrides = given_values(recompute_ratio=recompute_ratio, method=method, sink=sink)
+        arguments = decode_arguments(
+            generate_kwargs or {},
+            {"stop_token_ids": stopping_ids or []},
+            max_new_tokens=max_new_tokens,
+            generation_config=None,
+        )
+        own = kv.reuse if kv is not None else reuse
+        check_settings(own, overrides, store=store, namespace=namespace, decode=arguments)
+        if context_window is not None:
+            check_whole("context_window", context_window, 1, 2**60)
         loading = {
             "model": model,
             "tokenizer": tokenizer,
@@ -180,7 +199,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         if sink is None and sink_from is None and kv is None and source.reuse.sink == "auto":
             sink_from = "default"
         super().__init__(
-            context_window=clipped_window(context_window, engine),
+            context_window=window_of(context_window, engine),
             max_new_tokens=max_new_tokens,
             query_wrapper_prompt=as_template(query_wrapper_prompt),
             tokenizer_name="" if api_base else tokenizer_name or model_name or engine.model_name,
@@ -217,7 +236,6 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         if sink_from is not None and sink is None:
             self.sink = template_head(sink_from, self)
         source.reuse = engine.reuse.override(**self.reuse_overrides)
-        method_of(source.reuse)
         if kv is None:
             engine.reuse = source.reuse
         self._arguments({})  # a wrong setting is said now, not by the first answer
@@ -256,7 +274,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     def reuse_overrides(self) -> dict[str, Any]:
         """The reuse settings that this object was given, as overrides of the engine's."""
         names = ("recompute_ratio", "method", "sink")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return given_values(**{name: getattr(self, name) for name in names})
 
     @property
     def last_report(self) -> ReuseReport | None:

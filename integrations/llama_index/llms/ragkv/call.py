@@ -6,25 +6,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+
 from ragkv import RagKV
 from ragkv.config import check_removed
-from ragkv.errors import ConfigError
+from ragkv.config.generation import GENERATION, engine_arguments, refuse_unsupported
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
-_DECODE = (
-    "max_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stop",
-    "seed",
-    "prompt_lookup_num_tokens",
-    "json_schema",
-)
-_WITHOUT_EFFECT = {"use_cache": True, "num_beams": 1, "num_return_sequences": 1}
-_SAMPLING_ONLY = ("top_k", "min_p", "typical_p")
-_IGNORED = ("pad_token_id",)
+_OURS = ("stop", "seed", "json_schema")
+"""What ``generate_kwargs`` may have besides transformers' settings."""
 
 
 def decode_arguments(
@@ -36,14 +27,13 @@ def decode_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``RagKV.generate`` and ``stream``.
 
-    As in transformers, ``do_sample`` (or the model's generation config) switches sampling on, and
-    without it temperature and top_p have no effect. A ``temperature`` in the call itself takes
-    precedence: 0 is greedy.
+    transformers' settings are read as :func:`ragkv.config.generation.engine_arguments` says. A
+    ``temperature`` in the call itself takes precedence over ``do_sample``: 0 is greedy.
 
     Raises
     ------
     ConfigError
-        An unsupported argument in ``generate_kwargs``.
+        An unsupported setting.
     """
     call = dict(call)
     lengths = (call.pop("max_tokens", None), call.pop("max_new_tokens", None))
@@ -51,38 +41,18 @@ def decode_arguments(
         if length is not None:
             call.setdefault("max_new_tokens", length)
     given = {**generate_kwargs, **call}
-    sampling = given.pop("do_sample", None)
-    if "temperature" in call:
-        sampling = bool(call["temperature"])
-    if sampling is None:
-        sampling = bool(getattr(generation_config, "do_sample", False))
-    if sampling:
-        for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 50)):
-            default = getattr(generation_config, name, None)
-            given.setdefault(name, neutral if default is None else default)
-    else:
-        given["temperature"] = 0.0
-        for name in ("top_p", *_SAMPLING_ONLY):
-            given.pop(name, None)
-    _refuse_unknown(given, generate_kwargs)
-    given["stop"] = _texts(given.get("stop"))
-    if given.get("max_new_tokens") is None:
-        given["max_new_tokens"] = max_new_tokens
-    return given
-
-
-def _refuse_unknown(given: dict[str, Any], generate_kwargs: Mapping[str, Any]) -> None:
-    check_removed(generate_kwargs)
-    for name in set(generate_kwargs) & set(given) - set(_DECODE):
-        if name in _IGNORED or (
-            name in _WITHOUT_EFFECT and given[name] in (None, _WITHOUT_EFFECT[name])
-        ):
-            del given[name]
-        else:
-            raise ConfigError(
-                f"generate_kwargs: ragkv cannot honour {name}={given[name]!r}; it knows "
-                f"do_sample, {', '.join(_DECODE)}"
-            )
+    check_removed([name for name in given if given[name] is not None])
+    if call.get("temperature") is not None:
+        given["do_sample"] = bool(call["temperature"])
+    settings = {name: given.pop(name) for name in GENERATION & given.keys()}
+    out, unsupported = engine_arguments(settings, generation_config)
+    unsupported |= {name: given[name] for name in generate_kwargs.keys() & given.keys() - {*_OURS}}
+    refuse_unsupported(unsupported, others=_OURS)
+    ends = (*out.pop("stop_token_ids", ()), *(given.pop("stop_token_ids", None) or ()))
+    if ends:
+        out["stop_token_ids"] = ends
+    stop = (*_texts(given.pop("stop", None)), *out.pop("stop", ()))
+    return {"max_new_tokens": max_new_tokens, **given, **out, "stop": stop}
 
 
 def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -98,10 +68,12 @@ def generation_config_of(engine: RagKV | RemoteRagKV) -> Any:
     return getattr(engine.model, "generation_config", None)
 
 
-def clipped_window(context_window: int, engine: RagKV | RemoteRagKV) -> int:
-    """Return the context window, at most the positions that the model knows."""
+def window_of(context_window: int | None, engine: RagKV | RemoteRagKV) -> int:
+    """Return the context window: the positions that the model knows, or fewer where it is given."""
     known = engine if isinstance(engine, RemoteRagKV) else engine.loaded
     positions = known.positions
+    if context_window is None:
+        return positions or DEFAULT_CONTEXT_WINDOW
     if not positions or positions >= context_window:
         return context_window
     _log.warning(

@@ -12,6 +12,7 @@ from llama_index.core.bridge.pydantic import SecretStr
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv.model.load import check_device
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _LOADING = threading.Lock()
@@ -208,6 +209,19 @@ def check_namespace(kv: RagKV | RemoteRagKV, namespace: str) -> None:
         )
 
 
+def given_values(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def one_device(device: str, device_map: Any) -> str:
+    """Return ``device`` as a device_map; raise ConfigError where another one was given, too."""
+    check_device(device)
+    if device_map not in (None, "auto", device):
+        raise ConfigError(f"device={device!r} and device_map={device_map!r}: give one of them")
+    return device
+
+
 def left_out(**given: Any) -> list[str]:
     """Return the names of settings that ``to_dict`` does not write, as far as they were given.
 
@@ -239,4 +253,5 @@ def _device(device_map: Any) -> tuple[str | None, bool]:
         return ("cuda" if torch.cuda.is_available() else None), True
     if isinstance(device_map, dict) or device_map in ("balanced", "balanced_low_0", "sequential"):
         return None, False
+    check_device(device_map)
     return str(torch.device(device_map)), True

@@ -1,0 +1,54 @@
+"""Check an engine's settings before its model is loaded, which may take minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.config.checks import check_text
+from ragkv.errors import ConfigError
+from ragkv.model.place import check_place
+from ragkv.select import method_of
+
+
+def check_settings(
+    reuse: ReuseConfig | None = None,
+    overrides: dict[str, Any] | None = None,
+    *,
+    store: str | Path | StoreConfig | None = None,
+    namespace: str = "default",
+    batch: BatchConfig | None = None,
+    decode: dict[str, Any] | None = None,
+) -> StoreConfig:
+    """Return the store's settings.
+
+    Parameters
+    ----------
+    overrides
+        Fields of ReuseConfig, on top of ``reuse``.
+    decode
+        Arguments of :meth:`ragkv.RagKV.generate`.
+
+    Raises
+    ------
+    ConfigError, UnknownMethodError
+        One of them is wrong.
+    ModelNotFoundError
+        There is no folder of the auxiliary model.
+    """
+    reuse = ReuseConfig() if reuse is None else reuse
+    if not isinstance(reuse, ReuseConfig):
+        raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
+    if batch is not None and not isinstance(batch, BatchConfig):
+        raise ConfigError(f"batch must be a BatchConfig, not {batch!r}")
+    check_text("namespace", namespace)
+    known = DecodeConfig.__dataclass_fields__
+    given = {} if decode is None else decode
+    DecodeConfig(**{name: given[name] for name in known.keys() & given.keys()})
+    rest = {name: given[name] for name in given.keys() - known.keys()}
+    config = reuse.override(**{**rest, **(overrides or {})})
+    method_of(config)
+    if config.auxiliary_model is not None:
+        check_place(config.auxiliary_model)
+    return store if isinstance(store, StoreConfig) else StoreConfig(store)

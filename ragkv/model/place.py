@@ -1,0 +1,85 @@
+"""Say what is wrong with a model's folder before transformers asks the hub for it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from ragkv.errors import ModelNotFoundError
+
+_CONFIGS = ("config.json", "adapter_config.json")
+_INSIDE = ("*", "snapshots/*")
+"""Where a folder that is no model's often has some."""
+_MOST_NAMED = 8
+
+
+def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
+    """Return the model's folder; None for a hub name.
+
+    Parameters
+    ----------
+    configured
+        Whether the folder must have a ``config.json``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        It can only be a folder and is not there, is a file, or has no model in it; the message
+        says what is there.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelNotFoundError(f"{path} is a file: give the model's folder, {path.parent}")
+    if path.is_dir():
+        if configured and not any((path / each).is_file() for each in _CONFIGS):
+            raise ModelNotFoundError(f"The folder {path} has no config.json{_inside(path)}")
+        return path
+    if _is_path(name):
+        raise ModelNotFoundError(f"There is no folder {path}{near(path)}")
+    return None
+
+
+def near(path: Path) -> str:
+    """Return what the nearest folder that is there has instead, as the end of a sentence."""
+    missing = path.absolute()
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    folders = _folders(missing.parent)
+    close = difflib.get_close_matches(missing.name, folders, 1)
+    if close:
+        return f": did you mean {missing.parent / close[0]}?"
+    found = f"the folders {_named(folders)}" if folders else "no folder"
+    return f": {missing.parent} has {found}."
+
+
+def _is_path(name: str | Path) -> bool:
+    """Whether this can be no name on the hub, which has at most one slash."""
+    text = os.fspath(name)
+    return (
+        isinstance(name, Path)
+        or text.startswith((".", "~", os.sep))
+        or text.endswith("/")
+        or text.count("/") > 1
+        or "\\" in text
+    )
+
+
+def _inside(path: Path) -> str:
+    models = sorted({each.parent for at in _INSIDE for each in path.glob(f"{at}/config.json")})
+    if models:
+        return f": did you mean {models[-1]}?"
+    there = sorted(each.name for each in path.iterdir())
+    return f": it has {_named(there)}." if there else ": it is empty."
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        return sorted(each.name for each in path.iterdir() if each.is_dir())
+    except OSError:
+        return []
+
+
+def _named(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
