@@ -25,7 +25,13 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.call import decode_arguments, generation_config_of, window_of
+from llama_index.llms.ragkv.call import (
+    check_early,
+    check_window,
+    decode_arguments,
+    generation_config_of,
+    window_of,
+)
 from llama_index.llms.ragkv.engine import EngineSource, given_values, left_out, one_device
 from llama_index.llms.ragkv.prompts import (
     as_dicts,
@@ -40,7 +46,6 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
-from ragkv.config.checks import check_whole
 from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
 from ragkv.serve.client import RemoteRagKV
@@ -164,19 +169,12 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         max_retries: int | None = None,
     ) -> None:
         del tokenizer_outputs_to_remove
-        if device is not None:
-            device_map = one_device(device, device_map)
+        device_map = one_device(device, device_map)
+        own = reuse if kv is None else kv.reuse
         overrides = given_values(recompute_ratio=recompute_ratio, method=method, sink=sink)
-        arguments = decode_arguments(
-            generate_kwargs or {},
-            {"stop_token_ids": stopping_ids or []},
-            max_new_tokens=max_new_tokens,
-            generation_config=None,
-        )
-        own = kv.reuse if kv is not None else reuse
-        check_settings(own, overrides, store=store, namespace=namespace, decode=arguments)
-        if context_window is not None:
-            check_whole("context_window", context_window, 1, 2**60)
+        check_window(context_window)
+        check_early(own, overrides, generate_kwargs, max_new_tokens, stopping_ids)
+        check_settings(own, store=store, namespace=namespace)
         loading = {
             "model": model,
             "tokenizer": tokenizer,

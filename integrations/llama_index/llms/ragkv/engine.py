@@ -214,8 +214,10 @@ def given_values(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def one_device(device: str, device_map: Any) -> str:
+def one_device(device: str | None, device_map: Any) -> Any:
     """Return ``device`` as a device_map; raise ConfigError where another one was given, too."""
+    if device is None:
+        return device_map
     check_device(device)
     if device_map not in (None, "auto", device):
         raise ConfigError(f"device={device!r} and device_map={device_map!r}: give one of them")
