@@ -21,7 +21,6 @@ from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.config import check_removed
-from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV
@@ -71,7 +70,9 @@ class ChunkReuse(BaseModel):
     def _open_engine(self) -> Self:
         made_from = {name: getattr(self, name) for name in self._engine_fields}
         if self.kv is None:
-            check_settings(None, self._overrides(), store=self.store, namespace=self.namespace)
+            RagKV.check_settings(
+                None, self._overrides(), store=self.store, namespace=self.namespace
+            )
             self.kv = self._make_engine()
             _MADE_FROM.setdefault(self.kv, []).append(made_from)
         else:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Pipeline
 from transformers.pipelines.text_generation import ReturnType
 
-from ragkv.config.generation import engine_arguments
+from ragkv.config import engine_arguments
 from ragkv.errors import ConfigError
 
 _DECODING = ("skip_special_tokens", "clean_up_tokenization_spaces")

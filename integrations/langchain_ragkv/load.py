@@ -7,8 +7,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragkv import RagKV
-from ragkv.config.generation import PASSED_ON, engine_arguments
-from ragkv.engine.settings import check_settings
+from ragkv.config import PASSED_ON, engine_arguments
 from ragkv.errors import ConfigError
 
 _GENERATION = ("max_new_tokens", "do_sample")
@@ -53,7 +52,7 @@ def model_fields(
     if loading or sampling:
         reuse = {name: fields[name] for name in _REUSE if fields.get(name) is not None}
         own = {name: fields[name] for name in ("store", "namespace") if name in fields}
-        check_settings(None, reuse, **own)
+        RagKV.check_settings(None, reuse, **own)
         engine = {name: fields[name] for name in _ENGINE_AND_MODEL if name in fields}
         engine |= {name: fields.pop(name) for name in _ENGINE if name in fields}
         model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)

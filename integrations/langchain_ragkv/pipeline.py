@@ -20,9 +20,7 @@ from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.pieces import apieces, in_turn, pieces
 from langchain_ragkv.responses import metadata, usage
 from ragkv import Completion, RagKV
-from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
-from ragkv.model.place import check_place
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
@@ -61,8 +59,7 @@ class RagKVPipeline(ChunkReuse, HuggingFacePipeline):
         names = ("recompute_ratio", "method")
         reuse = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
         own = {name: kwargs[name] for name in ("store", "namespace") if name in kwargs}
-        check_settings(None, reuse, **own)
-        check_place(model_id)
+        RagKV.check_settings(None, reuse, model=model_id, **own)
         return cast("Self", super().from_model_id(model_id, *args, **kwargs))
 
     @model_validator(mode="before")

@@ -1,17 +1,25 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
 from ragkv.config.batch import BatchConfig
-from ragkv.config.checks import check_known, check_removed
+from ragkv.config.checks import check_known, check_removed, check_whole
 from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
+from ragkv.config.generation import (
+    GENERATION,
+    PASSED_ON,
+    engine_arguments,
+    refuse_unsupported,
+)
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
 from ragkv.config.schema import closed_schema
 from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
 
 __all__ = [
     "CODECS",
+    "GENERATION",
     "LEAST_TEMPERATURE",
     "MEMORY",
     "MOST_LOGPROBS",
+    "PASSED_ON",
     "PREFIX_BYTES",
     "PROFILE_FORMAT",
     "VERSION_BYTES",
@@ -24,5 +32,8 @@ __all__ = [
     "StoreConfig",
     "check_known",
     "check_removed",
+    "check_whole",
     "closed_schema",
+    "engine_arguments",
+    "refuse_unsupported",
 ]

@@ -76,6 +76,7 @@ class RagKV(Speculates, EngineState):
     """
 
     pretrained = staticmethod(pretrained)
+    check_settings = staticmethod(check_settings)
 
     def __init__(
         self,

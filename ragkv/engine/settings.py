@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.checks import check_text
 from ragkv.errors import ConfigError
+from ragkv.model.load import check_device
 from ragkv.model.place import check_place
 from ragkv.select import method_of
 
@@ -20,6 +23,8 @@ def check_settings(
     namespace: str = "default",
     batch: BatchConfig | None = None,
     decode: dict[str, Any] | None = None,
+    model: object = None,
+    device: str | torch.device | None = None,
 ) -> StoreConfig:
     """Return the store's settings.
 
@@ -35,7 +40,7 @@ def check_settings(
     ConfigError, UnknownMethodError
         One of them is wrong.
     ModelNotFoundError
-        There is no folder of the auxiliary model.
+        There is no folder of the model, or of the auxiliary one.
     """
     reuse = ReuseConfig() if reuse is None else reuse
     if not isinstance(reuse, ReuseConfig):
@@ -49,6 +54,8 @@ def check_settings(
     rest = {name: given[name] for name in given.keys() - known.keys()}
     config = reuse.override(**{**rest, **(overrides or {})})
     method_of(config)
-    if config.auxiliary_model is not None:
-        check_place(config.auxiliary_model)
+    check_device(device)
+    for name in (model, config.auxiliary_model):
+        if isinstance(name, str | Path) and name:
+            check_place(name)
     return store if isinstance(store, StoreConfig) else StoreConfig(store)

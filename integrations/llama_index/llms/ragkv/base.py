@@ -46,7 +46,6 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
-from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
 from ragkv.serve.client import RemoteRagKV
 
@@ -174,7 +173,8 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         overrides = given_values(recompute_ratio=recompute_ratio, method=method, sink=sink)
         check_window(context_window)
         check_early(own, overrides, generate_kwargs, max_new_tokens, stopping_ids)
-        check_settings(own, store=store, namespace=namespace)
+        place = None if api_base else model_name
+        RagKV.check_settings(own, store=store, namespace=namespace, model=place, device=device)
         loading = {
             "model": model,
             "tokenizer": tokenizer,

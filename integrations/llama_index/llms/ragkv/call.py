@@ -9,10 +9,13 @@ from typing import Any
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.config import check_removed
-from ragkv.config.checks import check_whole
-from ragkv.config.generation import GENERATION, engine_arguments, refuse_unsupported
-from ragkv.engine.settings import check_settings
+from ragkv.config import (
+    GENERATION,
+    check_removed,
+    check_whole,
+    engine_arguments,
+    refuse_unsupported,
+)
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
@@ -71,7 +74,7 @@ def check_early(
         max_new_tokens=max_new_tokens,
         generation_config=None,
     )
-    check_settings(reuse, overrides, decode=given)
+    RagKV.check_settings(reuse, overrides, decode=given)
 
 
 def check_window(context_window: int | None) -> None:

@@ -12,7 +12,6 @@ from llama_index.core.bridge.pydantic import SecretStr
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.model.load import check_device
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _LOADING = threading.Lock()
@@ -218,7 +217,6 @@ def one_device(device: str | None, device_map: Any) -> Any:
     """Return ``device`` as a device_map; raise ConfigError where another one was given, too."""
     if device is None:
         return device_map
-    check_device(device)
     if device_map not in (None, "auto", device):
         raise ConfigError(f"device={device!r} and device_map={device_map!r}: give one of them")
     return device
@@ -255,5 +253,5 @@ def _device(device_map: Any) -> tuple[str | None, bool]:
         return ("cuda" if torch.cuda.is_available() else None), True
     if isinstance(device_map, dict) or device_map in ("balanced", "balanced_low_0", "sequential"):
         return None, False
-    check_device(device_map)
+    RagKV.check_settings(device=device_map)
     return str(torch.device(device_map)), True
