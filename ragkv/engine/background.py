@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVarTuple
 
@@ -17,6 +16,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.rewritten import rewriting_of
 from ragkv.engine.turns import Turns
 from ragkv.engine.versions import Versions
+from ragkv.model.pool import Pool
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -57,8 +57,8 @@ class Background:
         self._last_named: Sequence[str] = ()
         self._warned = False
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv")
-        self._idle = ThreadPoolExecutor(1, thread_name_prefix="ragkv-idle")
+        self._thread = Pool(1, "ragkv")
+        self._idle = Pool(1, "ragkv-idle", drops=True)
 
     @property
     def named(self) -> list[str]:
@@ -151,7 +151,7 @@ class Background:
         self,
         work: Callable[[*Given], object],
         *args: *Given,
-        thread: ThreadPoolExecutor | None = None,
+        thread: Pool | None = None,
     ) -> None:
         """Run it in the thread; errors go to the log."""
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -23,6 +22,7 @@ from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import ModelLock
+from ragkv.model.pool import Pool
 from ragkv.model.streams import side_stream
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
@@ -182,7 +182,7 @@ class Corpus:
         """Query the store about texts, several at once where it is remote."""
         if not self.store.remote or len(texts) < 2:
             return [ask(text) for text in texts]
-        with ThreadPoolExecutor(min(len(texts), _REMOTE_REQUESTS)) as pool:
+        with Pool(min(len(texts), _REMOTE_REQUESTS)) as pool:
             return list(pool.map(ask, texts))
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
@@ -311,8 +311,8 @@ class Corpus:
                 tokens += len(entry)
                 bar.update()
 
-        with bar, ThreadPoolExecutor(1, thread_name_prefix="ragkv-write") as writer:
-            writing = _begin(writer, partial(write, []))
+        with bar, Pool(1, "ragkv-write") as writer:
+            writing = writer.submit(write, [])
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
                 with self._lock, batch_of(self.loaded).between_layers(self.loaded):
@@ -325,7 +325,7 @@ class Corpus:
                     break
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
-                writing = _begin(writer, partial(write, batch))
+                writing = writer.submit(write, batch)
         replaced = document if replace else None
         removed = 0 if replaced is None else self.store.keep_only(replaced, wanted)
         return PrecomputeReport(
@@ -359,17 +359,6 @@ class Corpus:
             return text, tokens
         room = max(1, architecture.position_limit - len(sink.ids))
         return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
-
-
-def _begin(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
-    """Run in the pool, or here when the interpreter shuts down and starts no threads."""
-    try:
-        return pool.submit(work)
-    except RuntimeError:
-        done: Future[None] = Future()
-        work()
-        done.set_result(None)
-        return done
 
 
 def _checked(texts: Iterable[str]) -> Sequence[str]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from ragkv.errors import ServerError
+from ragkv.model.pool import Pool
 from ragkv.serve.remote.errors import closed, error_of, refusal, unreachable
 
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -39,7 +40,9 @@ class LoopThread:
 
     async def _serve(self) -> None:
         async with self.client:
-            self._ready.set_result(asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(Pool(8, "ragkv-client"))  # looks up host names
+            self._ready.set_result(loop)
             await self._stop.wait()
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.model.pool import Pool
 from ragkv.store.backends.base import Backend, Bytes, Key, check_key
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
@@ -47,7 +47,7 @@ class S3Backend(Backend):
         self._errors_of = obstore.exceptions
         self._store = store
         self._place = place
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ragkv-s3")
+        self._pool = Pool(THREADS, "ragkv-s3")
         self._closed = False
 
     def get(self, key: str) -> bytearray | None:

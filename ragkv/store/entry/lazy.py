@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -15,6 +14,7 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
 from ragkv.model.memory import pinned, uninitialised
+from ragkv.model.pool import Pool
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.entry.codecs.base import Codec
 from ragkv.store.entry.header import RefusedEntryError
@@ -189,7 +189,7 @@ class LazyKV:
             for layer in layers:
                 self.load(layer)
         else:
-            with ThreadPoolExecutor(self._threads) as pool:
+            with Pool(self._threads) as pool:
                 list(pool.map(self.load, layers))
         keys, values = self._decoded.memory().unbind(1)
         return ChunkKV(self.text, self.token_ids, self.offsets, keys=keys, values=values)

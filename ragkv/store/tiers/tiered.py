@@ -6,13 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.pool import Pool
 from ragkv.store.base import Changes, Found, Store, StoreOver, Terms, TierUse
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
@@ -55,9 +56,9 @@ class TieredStore(StoreOver):
         self.tiers: Sequence[MemoryStore] = [memory] if device is None else [device, memory]
         self.load_rate = Rate()
         """Bytes of KV a second that ``below`` delivers, decoded, as measured."""
-        self._copying: ThreadPoolExecutor | None = None
+        self._copying: Pool | None = None
         if any(tier.copies for tier in self.tiers):
-            self._copying = ThreadPoolExecutor(1, thread_name_prefix="ragkv-tier")
+            self._copying = Pool(1, "ragkv-tier")
         self._waiting = 0  # bytes
         self._below_hits = 0
         self._largest = max(tier.budget for tier in self.tiers)

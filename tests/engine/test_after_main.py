@@ -1,0 +1,100 @@
+"""Threads that go on when the main thread has ended: Python's own pools refuse work then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import thread
+from pathlib import Path
+
+import pytest
+from tiny import some_chunks
+
+from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.errors import ClosedError
+from ragkv.model.pool import Pool
+
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(4)
+PROMPT = "\n\n".join(CHUNKS) + "\n\nWhat does it say?"
+PROGRAM = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from ragkv import RagKV
+kv = RagKV(tiny_model(), tiny_tokenizer(), store=sys.argv[2])
+kv.model.generation_config.eos_token_id = None
+kv.precompute(some_chunks(2))
+
+def work():
+    threading.main_thread().join()
+    time.sleep(0.2)
+    prompt = "\\n\\n".join(some_chunks(3))
+    kv.precompute(["One more"])
+    kv.prefetch(some_chunks(3))
+    answer = kv.generate(prompt, max_new_tokens=5)
+    print(len(answer.token_ids), answer.report.reused_tokens > 0, kv.contains(some_chunks(3)[2]))
+    with kv.stream(prompt, max_new_tokens=5) as stream:
+        list(stream)
+    print(len(stream.completion.token_ids))
+    kv.wait()
+    kv.close()
+    print("closed")
+
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_answers_after_the_main_thread(tmp_path: Path) -> None:
+    support = Path(__file__).parents[1] / "support"
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(support), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert ran.stdout.split() == ["5", "True", "True", "5", "closed"], ran.stderr
+
+
+@pytest.fixture
+def main_has_ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(thread, "_shutdown", True)
+
+
+@pytest.mark.parametrize("method", ["query", "epic", "full"])
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_all_of_an_engine(
+    make_engine: Make, main_has_ended: Callable[[], None], tmp_path: Path, place: str, method: str
+) -> None:
+    reuse = ReuseConfig(method=method, contextual_versions=method == "query", repair_ahead=True)
+    store = StoreConfig(":memory:" if place == "memory" else str(tmp_path / "store"))
+    before, after = make_engine(reuse=reuse), make_engine(reuse=reuse, store=store)
+    answers = []
+    for kv in (before, after):
+        if kv is after:
+            main_has_ended()
+        kv.precompute(CHUNKS[:3])
+        kv.prefetch(CHUNKS)
+        for _ in range(2):
+            kv.wait()
+            answers.append(kv.generate(PROMPT, max_new_tokens=4).token_ids)
+    assert answers[:2] == answers[2:]
+    assert kv.contains(CHUNKS[3])
+    kv.wait()
+    kv.close()
+    with pytest.raises(ClosedError):
+        kv.generate(PROMPT)
+
+
+def test_work_is_done_here_or_dropped(main_has_ended: Callable[[], None]) -> None:
+    with Pool(2) as pool, Pool(2, drops=True) as dropping:
+        assert list(pool.map(str, range(3))) == ["0", "1", "2"]
+        main_has_ended()
+        assert list(pool.map(str, range(3))) == ["0", "1", "2"]
+        assert isinstance(pool.submit(int, "x").exception(), ValueError)
+        assert dropping.submit(int, "1").result() is None
+    for ended in (pool, dropping):
+        with pytest.raises(RuntimeError):
+            ended.submit(int, "1")
