@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
+from langchain_ragkv.keywords import Keywords
 from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.responses import metadata, usage
 from langchain_ragkv.tools import call_chunks, calls
@@ -20,19 +21,23 @@ from ragkv.serve.client import RemoteRagKV, RemoteStream
 class Call:
     """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report.
 
-    ``tools`` and ``tool_choice`` are those of :class:`ragkv.Chat`.
+    ``keywords`` are what no argument of it says.
     """
 
     kv: RagKV | RemoteRagKV
     arguments: dict[str, Any]
     timeout: float | None
     keep: Callable[[ReuseReport], None]
-    tools: Sequence[dict[str, Any]] = ()
-    tool_choice: str = "auto"
+    keywords: Keywords
 
     def start(self, messages: Sequence[BaseMessage]) -> CompletionStream | RemoteStream:
         """Begin to generate."""
-        prompt = Chat(convert_messages(messages), self.tools, self.tool_choice)
+        prompt = Chat(
+            convert_messages(messages),
+            self.keywords.tools,
+            self.keywords.tool_choice,
+            parallel_tool_calls=self.keywords.parallel_tool_calls,
+        )
         if isinstance(self.kv, RemoteRagKV):
             return self.kv.stream(prompt, timeout=self.timeout, **self.arguments)
         return self.kv.stream(prompt, **self.arguments)
@@ -59,4 +64,5 @@ class Call:
         return {
             "usage_metadata": usage(completion),
             "response_metadata": metadata(completion, self.kv),
+            "additional_kwargs": self.keywords.parsed(completion.text),
         }

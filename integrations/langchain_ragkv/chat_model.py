@@ -13,17 +13,27 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    model_validator,
+)
 from transformers import Pipeline
 
 from langchain_ragkv.call import Call
 from langchain_ragkv.engine import ChunkReuse
 from langchain_ragkv.generation import PipelineSettings, read_settings
+from langchain_ragkv.keywords import read_keywords
 from langchain_ragkv.load import model_fields
 from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.structured import following
-from langchain_ragkv.tools import choice_of, definitions
+from langchain_ragkv.tools import definitions
 from ragkv import RagKV
+from ragkv.config import MOST_LOGPROBS
 from ragkv.errors import ConfigError
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
@@ -64,7 +74,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """A HuggingFacePipeline or RagKVPipeline to take the model and its settings from."""
     temperature: float | None = Field(default=None, ge=0)
     """None and 0 are greedy decoding."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(
+        default=None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
+    )
     """At most this many tokens are generated; None is 256, or what a ``max_length`` of
     the pipeline of ``llm`` leaves after the prompt."""
     top_p: float | None = Field(default=None, ge=0, le=1)
@@ -80,6 +92,11 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
     generation: dict[str, Any] | None = None
     """More of transformers' settings, such as ``repetition_penalty``: see ragkv's DecodeConfig."""
+    logprobs: bool | None = None
+    """Whether ``response_metadata["logprobs"]`` has the tokens' log-probabilities, in OpenAI's
+    form. Not with ``base_url``."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    """Of how many most probable tokens, beside each."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an answer is given up with a TimeoutError, time spent waiting for the
     model included. None is 600 with ``base_url``, and any time without."""
@@ -176,7 +193,12 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         return self
 
     def bind_tools(
-        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
+        self,
+        tools: Sequence[Any],
+        *,
+        tool_choice: Any = None,
+        strict: bool | None = None,
+        **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Let the model call tools.
 
@@ -187,8 +209,14 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         tool_choice
             ``"auto"`` or None: the model decides; ``"none"``; ``"any"``, ``"required"`` or True:
             it calls one; a tool's name, or OpenAI's dict with one: it calls that.
+        strict
+            Whether a parameter's schema that cannot be enforced whole is an error.
+        **kwargs
+            Of calls: ``parallel_tool_calls=False`` for one call at most, ``response_format`` for
+            the form of answers, and all settings.
         """
-        return self.bind(tools=definitions(tools), tool_choice=choice_of(tool_choice), **kwargs)
+        found = definitions(tools, strict=strict)
+        return self.bind(tools=found, tool_choice=tool_choice, **kwargs)
 
     def with_structured_output(
         self,
@@ -293,10 +321,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         given: dict[str, Any],
     ) -> Call:
         """One call's settings: the fields, with the call's own on top."""
-        given = {name: value for name, value in given.items() if name != "stream"}
+        usual = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
+        keywords, given = read_keywords({**usual, **given})
         timeout = given.pop("timeout", self.timeout)
-        given.pop("ls_structured_output_format", None)  # for traces
-        tools, choice = given.pop("tools", ()), choice_of(given.pop("tool_choice", None))
         engine = ("seed", "prompt_lookup_num_tokens")
         names = ("temperature", "max_tokens", "top_p", "top_k", *engine)
         own = {name: given.pop(name, getattr(self, name)) for name in names}
@@ -322,4 +349,4 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             ),
             **self._overrides(given),
         }
-        return Call(self.kv, arguments, timeout, self._keep, definitions(tools), choice)
+        return Call(self.kv, arguments, timeout, self._keep, keywords)

@@ -14,13 +14,13 @@ from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables.base import RunnableBindingBase
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
-from ragkv.config import check_removed
+from ragkv.config import check_known, check_removed
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
 from ragkv.serve.client import RemoteRagKV
@@ -62,8 +62,14 @@ class ChunkReuse(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_removed(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_unknown(cls, values: dict[str, Any]) -> dict[str, Any]:
         check_removed(values)
+        others = [each.validation_alias for each in cls.model_fields.values()]
+        aliases = [each for each in others if isinstance(each, str)]
+        choices = [
+            name for each in others if isinstance(each, AliasChoices) for name in each.choices
+        ]
+        check_known("field", values, {*cls.model_fields, *aliases, *map(str, choices)})
         return values
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -27,18 +28,28 @@ def usage(completion: Completion) -> UsageMetadata:
 
 
 def metadata(completion: Completion, kv: RagKV | RemoteRagKV) -> dict[str, Any]:
-    """Return ``model_name``, ``finish_reason`` and, as ``ragkv``, the report.
+    """Return ``model_name``, ``finish_reason``, ``logprobs`` and, as ``ragkv``, the report.
 
     The report without the fields that repeat the prompt, since messages are stored, traced and
     sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
     characters.
     """
     report = completion.report.to_dict()
-    del report["positions"]
-    for use in report["chunks"]:
-        del use["text"]
-    return {
+    found: dict[str, Any] = {
         "model_name": kv.model_name,
         "finish_reason": completion.openai_finish_reason,
         "ragkv": report,
     }
+    del report["positions"]
+    for use in report["chunks"]:
+        del use["text"]
+    if completion.logprobs and isinstance(kv, RagKV):
+        tokens = completion.logprobs
+        found["logprobs"] = {
+            "content": [each.in_openais_form(partial(_text, kv)) for each in tokens]
+        }
+    return found
+
+
+def _text(kv: RagKV, token: int) -> str:
+    return str(kv.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -10,28 +10,18 @@ from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from ragkv import Chat, Completion
+from ragkv import Completion
 
 
-def definitions(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return tools, functions, pydantic classes or dicts as OpenAI's tool definitions."""
-    return [convert_to_openai_tool(tool) for tool in tools]
+def definitions(tools: Sequence[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
+    """Return tools, functions, pydantic classes or dicts as OpenAI's tool definitions.
 
-
-def choice_of(tool_choice: object) -> str:
-    """Return the engine's word for a ``tool_choice``, as LangChain and OpenAI write them.
-
-    Raises
-    ------
-    ConfigError
-        It is none of them.
+    ``strict`` becomes a part of those that do not say it themselves, unless it is None.
     """
-    match tool_choice:
-        case bool():
-            return "any" if tool_choice else "auto"
-        case {"name": str(name), **rest} if "function" not in rest:
-            return name
-    return Chat.choice_of(tool_choice)
+    found = [convert_to_openai_tool(tool) for tool in tools]
+    if strict is None:
+        return found
+    return [{**tool, "function": {"strict": strict, **tool["function"]}} for tool in found]
 
 
 def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]]:

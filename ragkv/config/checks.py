@@ -11,10 +11,6 @@ _REMOVED = {"cache_implementation": "answers are decoded over ragkv's own cache:
 """Settings of former versions, and what to do instead."""
 
 
-_PART = 4
-"""Letters of a name that may be a part of the one that is meant."""
-
-
 def check_removed(names: Container[str]) -> None:
     """Raise ConfigError for a setting that is no more."""
     for name, instead in _REMOVED.items():
@@ -34,7 +30,7 @@ def check_known(
     others
         Settings of another kind, which may be meant.
     """
-    known, others = sorted(known), sorted(others)
+    known, others = sorted(set(known)), sorted(others)
     unknown = sorted(set(given) - set(known))
     if not unknown:
         return
@@ -48,8 +44,9 @@ def check_known(
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Return the one that the name is a part of, or nearly is; or none."""
-    whole = [each for each in names if name in each and len(name) >= _PART]
+    """Return the one that has the name's words, or nearly is the name; or none."""
+    words = set(name.split("_"))
+    whole = [each for each in names if words <= set(each.split("_"))]
     return whole[:1] or get_close_matches(name, names, 1)
 
 

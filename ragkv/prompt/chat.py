@@ -41,7 +41,9 @@ class Chat(Sequence[Message]):
     tool_choice
         ``"auto"``: the model decides. ``"none"``: calls are not read, the definitions stay in the
         prompt. ``"any"``, or the name of a tool: the answer is one call, by constrained decoding,
-        which needs ``ragkv[structured]``.
+        which needs ``ragkv[structured]``. Also as other libraries write it: None and False
+        (``"auto"``), ``"required"`` and True (``"any"``), OpenAI's objects (a function, and
+        ``allowed_tools``, which leaves the other tools out), and ``{"type", "name"}``.
     parallel_tool_calls
         False: an answer has one call at most; generation ends behind it.
     chat_template_kwargs
@@ -57,7 +59,7 @@ class Chat(Sequence[Message]):
         self,
         messages: Iterable[Message],
         tools: Iterable[Mapping[str, Any]] = (),
-        tool_choice: str = "auto",
+        tool_choice: object = "auto",
         *,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -66,37 +68,17 @@ class Chat(Sequence[Message]):
         self._messages = normal_messages(messages)
         self.chat_template_kwargs = checked_variables(chat_template_kwargs)
         self.tools = tuple(_checked(tool) for tool in tools)
-        self.tool_choice = tool_choice
+        if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+            tool_choice, self.tools = _allowed(tool_choice, self.tools)
+        self.tool_choice = choice = _word_of(tool_choice)
         self.parallel_tool_calls = parallel_tool_calls
         names = [tool["function"]["name"] for tool in self.tools]
-        if tool_choice not in {*CHOICES, *names}:
+        if choice not in {*CHOICES, *names}:
             raise ConfigError(
                 f"tool_choice must be one of {', '.join([*CHOICES, *names])}, not {tool_choice!r}"
             )
-        if tool_choice == "any" and not names:
-            raise ConfigError("tool_choice 'any' needs a tool")
-
-    @staticmethod
-    def choice_of(tool_choice: object) -> str:
-        """Return the word for a ``tool_choice`` as OpenAI's API writes it; None is ``"auto"``.
-
-        Raises
-        ------
-        ConfigError
-            It is none.
-        """
-        match tool_choice:
-            case None:
-                return "auto"
-            case "required":
-                return "any"
-            case str():
-                return tool_choice
-            case {"function": {"name": str(name)}}:
-                return name
-        raise ConfigError(
-            f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
-        )
+        if choice == "any" and not names:
+            raise ConfigError(f"tool_choice {tool_choice!r} needs a tool")
 
     @property
     def reads_calls(self) -> bool:
@@ -131,6 +113,42 @@ class Chat(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
         """Return messages, without the tools."""
         return self._messages[index]
+
+
+def _word_of(tool_choice: object) -> str:
+    """Return one of ``CHOICES``, or a tool's name."""
+    match tool_choice:
+        case None | False:
+            return "auto"
+        case True | "required":
+            return "any"
+        case str():
+            return tool_choice
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+        case {"type": ("auto" | "none" | "any") as word}:
+            return str(word)
+    raise ConfigError(
+        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
+    )
+
+
+def _allowed(
+    tool_choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> tuple[object, tuple[Mapping[str, Any], ...]]:
+    """Return the mode of OpenAI's ``allowed_tools``, and the tools that it names."""
+    match tool_choice.get("allowed_tools", tool_choice):
+        case {"mode": ("auto" | "required") as mode, "tools": [*listed]}:
+            names = [_word_of(each) for each in listed]
+        case _:
+            raise ConfigError(
+                "allowed_tools must have a mode, 'auto' or 'required', and tools, not "
+                f"{tool_choice!r}"
+            )
+    known = {tool["function"]["name"]: tool for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"allowed_tools names {', '.join(unknown)}, which is none of the tools")
+    return mode, tuple(tool for name, tool in known.items() if name in names)
 
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:

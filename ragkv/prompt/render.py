@@ -13,7 +13,7 @@ from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted
 from ragkv.prompt.messages import Message
-from ragkv.prompt.tools.describe import with_definitions
+from ragkv.prompt.tools.describe import shown, with_definitions
 from ragkv.prompt.tools.reader import writes_tools
 
 Prompt = str | Sequence[Message]
@@ -153,9 +153,9 @@ def _apply_template(chat: Chat, tokenizer: PreTrainedTokenizerBase, **given: Any
     messages: Sequence[Message] = chat
     takes_tools = bool(chat.tools) and writes_tools(tokenizer)
     if takes_tools:
-        given["tools"] = [dict(tool) for tool in chat.tools]
+        given["tools"] = shown(chat.tools)
     elif chat.tools:
-        messages = with_definitions(chat, chat.tools)
+        messages = with_definitions(chat, shown(chat.tools))
     plain: Any = fitted(messages, tokenizer, tools=takes_tools)
     given |= {"tokenize": False, "add_generation_prompt": True, **chat.chat_template_kwargs}
     try:

@@ -149,6 +149,20 @@ class NamedTool(Fields):
     function: NamedFunction
 
 
+class AllowedToolsMode(Fields):
+    """Whether one of these tools has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True)]
+
+
+class AllowedTools(Fields):
+    """``"tool_choice"`` among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolsMode
+
+
 class NamedSchema(Fields):
     """``"json_schema"`` of a response format."""
 
@@ -180,7 +194,7 @@ class ChatFields(AnswerFields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
-    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat(type="text")
 
@@ -199,13 +213,13 @@ class ChatFields(AnswerFields):
             400: a tool, or the choice of one, is wrong.
         """
         choice = self.tool_choice
-        given = choice.model_dump() if isinstance(choice, NamedTool) else choice
+        given = choice if isinstance(choice, str) else choice.model_dump()
         messages = [each.model_dump(exclude_defaults=True) for each in self.messages]
         try:
             return Chat(
                 [{"content": "", **each} for each in messages],
                 self.tools,
-                Chat.choice_of(given),
+                given,
                 parallel_tool_calls=self.parallel_tool_calls,
             )
         except ConfigError as error:

@@ -8,13 +8,10 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from ragkv.decode.listener import TokenLogprobs
+from ragkv.decode.listener import LEAST_LOGPROB, TokenLogprobs
 from ragkv.engine.stream import Completion
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import cached_tokens
-
-LEAST_LOGPROB = -9999.0
-"""In place of minus infinity, which JSON does not have."""
 
 TextOf = Callable[[int], str]
 
@@ -72,23 +69,7 @@ class ChatForm:
     def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
         """Return ``{"content": [...]}``, one object for each token."""
         del start
-
-        def one(token: int, logprob: float) -> dict[str, Any]:
-            text = text_of(token)
-            whole = "\ufffd" not in text  # a part of a character has no text of its own
-            return {
-                "token": text,
-                "logprob": max(logprob, LEAST_LOGPROB),
-                "bytes": list(text.encode()) if whole else None,
-            }
-
-        content = [
-            {
-                **one(token.token_id, token.logprob),
-                "top_logprobs": [one(*each) for each in token.top],
-            }
-            for token in tokens
-        ]
+        content = [token.in_openais_form(text_of) for token in tokens]
         return {"content": content, "refusal": None}
 
 

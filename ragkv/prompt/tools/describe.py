@@ -17,6 +17,14 @@ To call one, answer with nothing but its name and arguments:
 </tool_call>"""
 
 
+def shown(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as the model sees them: without ``strict``, which is said to the decoder."""
+    return [
+        {**tool, "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
+        for tool in tools
+    ]
+
+
 def with_definitions(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:

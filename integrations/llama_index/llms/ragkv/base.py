@@ -357,7 +357,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     def _chat_prompt(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Prompt:
         """Leave the chat template to the engine, which tokenises once."""
         tools = kwargs.pop("tools", None) or ()
-        choice = Chat.choice_of(kwargs.pop("tool_choice", None))
+        choice = kwargs.pop("tool_choice", None)
         parallel = kwargs.pop("parallel_tool_calls", None) is not False
         if self._leaves_template_to_model():
             return Chat(as_dicts(messages), tools, choice, parallel_tool_calls=parallel)

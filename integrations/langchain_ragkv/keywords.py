@@ -1,0 +1,118 @@
+"""Keywords of calls that other chat models take, too, as LangChain's ChatOpenAI has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_json_schema
+from pydantic import BaseModel, ValidationError
+
+from langchain_ragkv.tools import definitions
+from ragkv import DecodeConfig, ReuseConfig
+from ragkv.config import check_known, check_removed
+from ragkv.errors import ConfigError
+
+_SETTABLE_TO_NONE = ("timeout", "grouping", "auxiliary_model", "calibrated_for")
+"""Settings whose None is a value; others are not given then."""
+
+_WITHOUT_EFFECT = ("stream", "ls_structured_output_format")
+"""Keywords of LangChain's own: whether a call streams, and what traces show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keywords:
+    """What a call asks for beside the engine's settings.
+
+    Attributes
+    ----------
+    tools, tool_choice, parallel_tool_calls
+        Those of :class:`ragkv.Chat`.
+    parse
+        Makes the object of a ``response_format`` that is a class; None where there is none.
+    """
+
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: object = None
+    parallel_tool_calls: bool = True
+    parse: Callable[[str], Any] | None = None
+
+    def parsed(self, text: str) -> dict[str, Any]:
+        """Return the object of an answer as ``additional_kwargs``; empty where it is none."""
+        with suppress(ValidationError):
+            if self.parse is not None and text:
+                return {"parsed": self.parse(text)}
+        return {}
+
+
+def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
+    """Return what is no setting of the engine, and the rest by ChatRagKV's names.
+
+    Parameters
+    ----------
+    given
+        A call's keywords. Those that are None are not given.
+
+    Raises
+    ------
+    ConfigError
+        A keyword is unknown, or wrong.
+    """
+    check_removed(given)
+    rest = {
+        name: value
+        for name, value in given.items()
+        if name not in _WITHOUT_EFFECT and (value is not None or name in _SETTABLE_TO_NONE)
+    }
+    tools = definitions(rest.pop("tools", ()), strict=rest.pop("strict", None))
+    choice, parallel = rest.pop("tool_choice", None), rest.pop("parallel_tool_calls", True)
+    if (most := rest.pop("max_completion_tokens", None)) is not None:
+        rest["max_tokens"] = most
+    logprobs, top = rest.pop("logprobs", None), rest.pop("top_logprobs", None)
+    if top is not None and not logprobs:
+        raise ConfigError("top_logprobs needs logprobs=True")
+    if logprobs is not None and logprobs is not False:  # a number is the engine's own
+        rest["logprobs"] = (top or 0) if logprobs is True else logprobs
+    parse = None
+    if (wanted := rest.pop("response_format", None)) is not None:
+        if "json_schema" in rest:
+            raise ConfigError(
+                "response_format and json_schema both set the answer's form: omit one"
+            )
+        rest["json_schema"], parse = _format(wanted)
+    known = [each.name for kind in (DecodeConfig, ReuseConfig) for each in fields(kind)]
+    check_known("keyword", rest, [*known, "max_tokens", "timeout", "stop_sequences"], _ALSO)
+    return Keywords(tools, choice, parallel, parse), rest
+
+
+_ALSO = (
+    *("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"),
+    *("max_completion_tokens", "top_logprobs"),
+)
+"""Keywords that are read above."""
+
+
+def _format(wanted: Any) -> tuple[dict[str, Any] | None, Callable[[str], Any] | None]:
+    """Return the JSON schema of a response format, and what makes its object."""
+    match wanted:
+        case {"type": "text"}:
+            return None, None
+        case {"type": "json_object"}:
+            return {"type": "object"}, None
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
+            return {**schema, **({"strict": True} if rest.get("strict") else {})}, None
+        case {"type": "json_schema"}:
+            raise ConfigError("response_format needs {'json_schema': {'name', 'schema'}}")
+        case dict() if "name" not in wanted:
+            return dict(wanted), None
+    try:
+        schema = convert_to_json_schema(wanted)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"response_format must be OpenAI's, a class or a JSON schema, not {wanted!r}"
+        ) from error
+    if isinstance(wanted, type) and issubclass(wanted, BaseModel):
+        return schema, wanted.model_validate_json
+    return schema, None

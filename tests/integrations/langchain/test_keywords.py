@@ -1,0 +1,301 @@
+"""ChatRagKV takes a call's keywords as ChatOpenAI does, or refuses them by name."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
+from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langchain_ragkv import ChatRagKV
+from listening import listening
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ragkv.engine.engine import RagKV
+from ragkv.errors import ConfigError
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+FORCED = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool
+def other() -> str:
+    """Do something else."""
+    return "done"
+
+
+@wrap_model_call
+async def one_call(request, handler):
+    """Ask for one call at most, as an agent's model settings do."""
+    return await handler(request.override(model_settings={"parallel_tool_calls": False}))
+
+
+class Person(BaseModel):
+    """A person."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=4)
+    age: int = Field(ge=0, le=99)
+
+
+class Place(TypedDict):
+    """A place."""
+
+    floor: int
+
+
+@pytest.fixture(params=["here", "served"])
+def chat(request, make_engine):
+    """Return a model, over an engine or a server of it, and that engine."""
+    kv = make_engine()
+    if request.param == "here":
+        yield ChatRagKV(kv=kv, max_tokens=120), kv
+        return
+    with listening(kv) as url:
+        llm = ChatRagKV(base_url=url, max_tokens=120)
+        yield llm, kv
+        llm.kv.close()
+
+
+def answered(bound, streaming) -> AIMessage:
+    if not streaming:
+        return bound.invoke("x")
+    first, *rest = bound.stream("x")
+    return sum(rest, first)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({}, 2),
+        ({"parallel_tool_calls": None}, 2),
+        ({"parallel_tool_calls": True}, 2),
+        ({"parallel_tool_calls": False}, 1),
+    ],
+)
+def test_one_call_at_most(chat, make_say, given, count, streaming):
+    llm, kv = chat
+    make_say(kv, f"Look:\n{CALL}{CALL}")
+    answer = answered(llm.bind_tools([add], **given), streaming)
+    assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 2}] * count
+    assert answer.content == "Look:"
+    assert answered(llm.bind(tools=[add], **given), streaming).tool_calls[count - 1 :]
+
+
+async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
+    llm, kv = chat
+    make_say(kv, CALL + CALL, "It is 3.")
+    agent = create_agent(llm, [add], middleware=[one_call])
+    state = await agent.ainvoke({"messages": [("human", "How much?")]})
+    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("tokens", "names"), [(1, []), (8, []), (29, ["add"])])
+def test_a_forced_call_that_is_cut_off(chat, make_say, tokens, names, streaming):
+    """Where nothing of the arguments is there it is none."""
+    llm, kv = chat
+    make_say(kv, FORCED)
+    bound = llm.bind_tools([add], tool_choice="any", max_tokens=tokens)
+    answer = answered(bound, streaming)
+    assert answer.tool_calls == []
+    assert [call["name"] for call in answer.invalid_tool_calls] == names
+    assert answer.content == ""
+    assert answer.response_metadata["finish_reason"] == "length"
+
+
+CHOICES = [
+    *("any", "required", True, "add", {"type": "tool", "name": "add"}, {"type": "any"}),
+    {"type": "function", "function": {"name": "add"}},
+    {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "add"}}],
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_choices_of_a_call(chat, make_say, choice):
+    llm, kv = chat
+    make_say(kv, FORCED)
+    (call,) = llm.bind_tools([add, other], tool_choice=choice).invoke("x").tool_calls
+    assert call["name"] == "add"
+
+
+@pytest.mark.parametrize("choice", [None, False, "auto", "none", {"type": "auto"}])
+def test_choices_that_leave_it_to_the_model(chat, make_say, choice):
+    llm, kv = chat
+    make_say(kv, "It is 3.")
+    assert llm.bind_tools([add], tool_choice=choice).invoke("x").content == "It is 3."
+
+
+def test_allowed_tools_are_the_only_ones(make_engine):
+    llm = ChatRagKV(kv=make_engine())
+    for allowed in (
+        {"mode": "auto", "tools": [{"type": "function", "name": "jump"}]},
+        {"mode": "never", "tools": []},
+    ):
+        with pytest.raises(ConfigError, match="allowed_tools"):
+            llm.bind_tools([add], tool_choice={"type": "allowed_tools", **allowed}).invoke("x")
+
+
+def test_strict_is_said_to_the_decoder_alone(make_engine, monkeypatch):
+    """The prompt is the same, and so are the chunks that fit its head."""
+    kv, seen = make_engine(), []
+    stream = RagKV.stream
+    monkeypatch.setattr(
+        RagKV,
+        "stream",
+        lambda self, prompt, **given: seen.append(prompt) or stream(self, prompt, **given),
+    )
+    llm = ChatRagKV(kv=kv, max_tokens=2)
+    for strict in (True, False, None):
+        llm.bind_tools([add, other], strict=strict).invoke("x")
+    assert [[each["function"].get("strict") for each in prompt.tools] for prompt in seen] == [
+        [True, True],
+        [False, False],
+        [None, None],
+    ]
+    assert len({kv.generate(prompt, max_new_tokens=1).report.prompt_tokens for prompt in seen}) == 1
+
+
+# ---- the form of answers
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [
+        Person,
+        Person.model_json_schema(),
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": Person.model_json_schema()}},
+        {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": Person.model_json_schema(), "strict": True},
+        },
+    ],
+)
+def test_a_response_format(chat, form, streaming):
+    """The object of a class stands where ChatOpenAI puts it."""
+    llm, _ = chat
+    for bound in (llm.bind(response_format=form), llm.bind_tools([], response_format=form)):
+        answer = answered(bound, streaming)
+        person = Person.model_validate_json(answer.content)
+        assert answer.additional_kwargs == ({"parsed": person} if form is Person else {})
+
+
+def test_other_response_formats(chat):
+    llm, _ = chat
+    assert llm.invoke("x", response_format=Place).content.startswith('{"floor": ')
+    assert llm.invoke("x", response_format={"type": "json_object"}).content.startswith("{")
+    assert llm.invoke("x", response_format={"type": "text"}, max_tokens=2).content
+    cut = llm.invoke("x", response_format=Person, max_tokens=2)
+    assert cut.additional_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"response_format": 5}, "response_format must be"),
+        ({"response_format": {"type": "json_schema"}}, "response_format needs"),
+        ({"response_format": {"type": "yaml"}}, "yaml"),
+        ({"response_format": Person, "json_schema": {"type": "object"}}, "omit one"),
+    ],
+)
+def test_response_formats_that_are_none(make_engine, given, said):
+    with pytest.raises(ConfigError, match=said):
+        ChatRagKV(kv=make_engine()).invoke("x", **given)
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy, AutoStrategy, None])
+def test_an_agents_response_format(chat, strategy):
+    llm, _ = chat
+    form = Person if strategy is None else strategy(Person)
+    state = create_agent(llm, [], response_format=form).invoke({"messages": [("human", "Who?")]})
+    assert isinstance(state["structured_response"], Person)
+
+
+# ---- lengths, log-probabilities, None, and names
+
+
+def test_max_completion_tokens(chat):
+    llm, _ = chat
+    answer = llm.invoke("x", max_completion_tokens=3)
+    assert answer.usage_metadata["output_tokens"] == 3
+    assert llm.bind(max_completion_tokens=2).invoke("x").usage_metadata["output_tokens"] == 2
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_log_probabilities(make_engine, streaming):
+    llm = ChatRagKV(kv=make_engine(), max_completion_tokens=4)
+    assert "logprobs" not in llm.invoke("x").response_metadata
+    for bound in (
+        llm.bind(logprobs=True, top_logprobs=2),
+        ChatRagKV(kv=llm.kv, max_tokens=4, logprobs=True, top_logprobs=2),
+    ):
+        answer = answered(bound, streaming)
+        found = answer.response_metadata["logprobs"]["content"]
+        assert "".join(each["token"] for each in found).startswith(answer.content)
+        assert len(found) == 4
+        for each in found:
+            assert each["top_logprobs"][0]["token"] == each["token"]
+            assert len(each["top_logprobs"]) == 2
+            assert each["logprob"] < 0
+    (first, *_) = llm.invoke("x", logprobs=True).response_metadata["logprobs"]["content"]
+    assert first["top_logprobs"] == []
+    with pytest.raises(ConfigError, match="logprobs=True"):
+        llm.invoke("x", top_logprobs=2)
+
+
+def test_none_is_not_given(chat):
+    llm, _ = chat
+    names = (
+        *("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format", "stop"),
+        *("max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "temperature"),
+        *("top_p", "top_k", "seed", "recompute_ratio", "method", "json_schema", "user"),
+    )
+    none = dict.fromkeys(names)
+    assert llm.invoke("x", **none).content == llm.invoke("x").content
+    assert llm.bind_tools([add], **dict.fromkeys(["tool_choice", "strict"])).invoke("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("recompute_ration", "recompute_ratio"),
+        ("ratio", "recompute_ratio"),
+        ("max_token", "max_tokens"),
+        ("tool_choices", "tool_choice"),
+        ("parallel_tools", "parallel_tool_calls"),
+        ("response_formats", "response_format"),
+        ("stop_sequence", "stop_sequences"),
+    ],
+)
+def test_unknown_keywords_are_refused_with_the_nearest(make_engine, name, near):
+    llm = ChatRagKV(kv=make_engine())
+    for bound in (llm.bind(**{name: 1}), llm.bind_tools([add], **{name: 1})):
+        with pytest.raises(ConfigError, match=rf"keyword {name}: .*did you mean {near}\?"):
+            bound.invoke("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("recompute_ration", "recompute_ratio"), ("model", "model_id"), ("max_token", "max_tokens")],
+)
+def test_unknown_fields_are_refused_with_the_nearest(make_engine, name, near):
+    with pytest.raises(ValidationError, match=rf"field {name}: .*did you mean {near}\?"):
+        ChatRagKV(kv=make_engine(), **{name: 1})
