@@ -237,12 +237,15 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             ``"json_mode"``: any JSON object, which is then read as the schema says.
         include_raw
             Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
+        **kwargs
+            Settings of the calls. ``strict=True`` refuses a schema with keywords that cannot be
+            enforced; otherwise answers follow the rest of it.
         """
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
-        kwargs.pop("strict", None)  # it always is
+        strict = bool(kwargs.pop("strict", False))
         bind = partial(self.bind, **kwargs)
-        return following(bind, schema, method=method, include_raw=include_raw)
+        return following(bind, schema, method=method, include_raw=include_raw, strict=strict)
 
     @property
     def model_name(self) -> str:

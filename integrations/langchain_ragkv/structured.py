@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
@@ -14,6 +15,8 @@ from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import PydanticUserError, TypeAdapter
+from typing_extensions import is_typeddict
 
 from ragkv.errors import ConfigError
 
@@ -39,12 +42,28 @@ class WholeObject(WholeJson, PydanticOutputParser[Any]):
     """Makes the object of the pydantic class, too."""
 
 
+def json_schema_of(schema: Any) -> dict[str, Any]:
+    """Return the JSON schema of a class, a TypedDict, a tool's definition, or a JSON schema."""
+    if isinstance(schema, dict) and not {"function", "parameters", "input_schema"} & schema.keys():
+        return schema
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        model: Any = schema
+        made: dict[str, Any] = (
+            model.model_json_schema() if hasattr(model, "model_json_schema") else model.schema()
+        )
+        return made
+    with suppress(PydanticUserError):  # typing's TypedDict, before Python 3.12
+        if is_typeddict(schema):
+            return TypeAdapter(schema).json_schema()
+    return convert_to_json_schema(schema)
+
+
 Bind = Callable[..., Runnable[LanguageModelInput, Any]]
 ANY_OBJECT = {"type": "object"}
 
 
 def following(
-    bind: Bind, schema: Any, *, method: str, include_raw: bool
+    bind: Bind, schema: Any, *, method: str, include_raw: bool, strict: bool = False
 ) -> Runnable[LanguageModelInput, Any]:
     """Return a chain of the model, held to the schema, and the parser of its answers.
 
@@ -58,16 +77,17 @@ def following(
         ``"json_schema"``, or ``"json_mode"``: any JSON object.
     include_raw
         Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
+    strict
+        Whether a schema with keywords that cannot be enforced is refused.
     """
     if method not in ("json_schema", "json_mode"):
         raise ConfigError(
             f"method must be json_schema, function_calling or json_mode, not {method!r}"
         )
-    wanted = convert_to_json_schema(schema, strict=True) if schema is not None else ANY_OBJECT
-    traced = convert_to_json_schema(schema) if schema is not None else ANY_OBJECT
+    wanted = ANY_OBJECT if schema is None or method == "json_mode" else json_schema_of(schema)
     llm = bind(
-        json_schema=wanted if method == "json_schema" else ANY_OBJECT,
-        ls_structured_output_format={"kwargs": {"method": method}, "schema": traced},
+        json_schema={**wanted, "strict": True} if strict else wanted,
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},
     )
     parser: Any = WholeJson()
     if isinstance(schema, type) and is_basemodel_subclass(schema):

@@ -10,7 +10,6 @@ from ragkv.config.generation import (
     refuse_unsupported,
 )
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
-from ragkv.config.schema import closed_schema
 from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "check_known",
     "check_removed",
     "check_whole",
-    "closed_schema",
     "engine_arguments",
     "refuse_unsupported",
 ]

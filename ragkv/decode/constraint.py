@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from collections.abc import Mapping
@@ -58,9 +57,7 @@ class SchemaConstraint(LogitsProcessor):
     ) -> None:
         from llguidance import LLMatcher
 
-        self._matcher = LLMatcher(
-            _wrapped(tokenizer, vocabulary, ends), grammar_of(json.dumps(schema))
-        )
+        self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
         self._seen = begin
         self._check()
 

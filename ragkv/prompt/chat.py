@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from ragkv.config import closed_schema
 from ragkv.config.checks import check_bool
+from ragkv.config.schema import DOCUMENT
 from ragkv.errors import ConfigError
 from ragkv.prompt.messages import Message, normal_messages
 
@@ -152,17 +152,18 @@ def _allowed(
 
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    given = function.get("parameters") or {"type": "object", "properties": {}}
-    arguments = closed_schema(given)
-    defined: dict[str, Any] = {
-        name: arguments[name] for name in ("$defs", "definitions") if name in arguments
-    }
+    given = function.get("parameters") or {"properties": {}}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the parameters of {function['name']!r} must be a JSON schema")
+    own = {DOCUMENT: f"tool {function['name']!r}", "strict": function.get("strict") is True}
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": {"type": "object", **given, **own},
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
-        **defined,
     }
 
 

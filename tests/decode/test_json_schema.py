@@ -13,7 +13,6 @@ import pytest
 from tiny import ask, some_chunks
 
 from ragkv import Chat, DecodeConfig
-from ragkv.config import closed_schema
 from ragkv.config import schema as schema_module
 from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.prompt.tools.calls import InvalidToolCall
@@ -183,15 +182,25 @@ def test_closed_schemas_have_no_other_properties():
     inner = {"type": "object", "properties": {"properties": {"enum": [{"properties": 5}]}}}
     schema = {
         "type": "object",
-        "properties": {"a": inner, "b": {"type": "array", "items": {"$ref": "#/$defs/x"}}},
-        "$defs": {"x": inner, "y": {"properties": {}, "additionalProperties": True}},
+        "properties": {
+            "a": inner,
+            "b": {"type": "array", "items": {"$ref": "#/$defs/x"}},
+            "c": {"properties": {}, "additionalProperties": True},
+        },
+        "$defs": {"x": inner},
     }
     closed = {**inner, "additionalProperties": False}
-    assert closed_schema(schema) == {
-        **schema,
-        "properties": {"a": closed, "b": {"type": "array", "items": {"$ref": "#/$defs/x"}}},
-        "$defs": {"x": closed, "y": {"properties": {}, "additionalProperties": True}},
+    written = schema_module.resolved(schema).schema
+    (name,) = written["$defs"]
+    assert written == {
+        "type": "object",
+        "properties": {
+            "a": closed,
+            "b": {"type": "array", "items": {"$ref": f"#/$defs/{name}"}},
+            "c": {"type": "object", "properties": {}, "additionalProperties": True},
+        },
         "additionalProperties": False,
+        "$defs": {name: closed},
     }
 
 

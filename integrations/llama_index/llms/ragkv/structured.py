@@ -11,8 +11,6 @@ from llama_index.core.program.streaming_utils import process_streaming_content_i
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
-from ragkv.config import closed_schema
-
 
 class StructuredPrediction(LLM):
     """The part of RagKVLLM whose answers are objects of a pydantic class.
@@ -103,7 +101,7 @@ class StructuredPrediction(LLM):
         prompt_args: dict[str, Any],
     ) -> dict[str, Any]:
         messages: list[ChatMessage] = self._get_messages(prompt, **prompt_args)
-        schema = closed_schema(output_cls.model_json_schema())
+        schema = output_cls.model_json_schema()
         return {"messages": messages, "json_schema": schema, **(llm_kwargs or {})}
 
 
