@@ -35,6 +35,7 @@ from langchain_ragkv.tools import definitions
 from ragkv import RagKV
 from ragkv.config import MOST_LOGPROBS
 from ragkv.errors import ConfigError
+from ragkv.prompt.chat import checked_variables
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _DEFAULT_MAX_TOKENS = 256
@@ -88,6 +89,9 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
     """Texts at which an answer ends; it does not contain them. Those of the pipeline of
     ``llm`` end it, too."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the model's chat template, such as ``{"enable_thinking": False}``; those of a
+    call are put on top."""
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
     """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
     generation: dict[str, Any] | None = None
@@ -335,6 +339,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         sequences = given.pop("stop_sequences", None)
         texts = next((each for each in (stop, sequences) if each is not None), self.stop)
         inner = {} if self._inner is None else self._inner.limited(limit)
+        variables = self._variables | checked_variables(given.pop("chat_template_kwargs", None))
         arguments = {
             **{name: inner[name] for name in _OF_PIPELINE if name in inner},
             **({"generation": self.generation} if self.generation else {}),
@@ -346,6 +351,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             "top_k": own["top_k"] or 0,
             **{name: own[name] for name in engine},
             "json_schema": given.pop("json_schema", None),
+            "chat_template_kwargs": variables,
             "stop": (
                 *inner.get("stop", ()),
                 *((texts,) if isinstance(texts, str) else texts or ()),
@@ -353,3 +359,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             **self._overrides(given),
         }
         return Call(self.kv, arguments, timeout, self._keep, keywords)
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        return checked_variables(self.chat_template_kwargs)

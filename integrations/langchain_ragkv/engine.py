@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, mo
 from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
-from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
+from ragkv import Chat, PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.config import check_known, check_removed
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
@@ -84,10 +84,13 @@ class ChunkReuse(BaseModel):
         else:
             self._check_given(made_from)
         self._take_namespace()
-        if self.sink_from is not None or self.sink_tools:
+        variables, here = self._variables, isinstance(self.kv, RagKV)
+        own_head = bool(variables) and here and self.kv.reuse.sink == "auto"
+        if self.sink_from is not None or self.sink_tools or own_head:
             template = "{question}" if self.sink_from is None else self.sink_from
             tools = definitions(self.sink_tools)
-            self._sink = prompt_head(template, self.kv, chat=self._chat, tools=tools)
+            given: dict[str, Any] = {"tools": tools, "chat_template_kwargs": variables}
+            self._sink = prompt_head(template, self.kv, chat=self._chat, **given)
         method_of(self.kv.reuse.override(**self._overrides()))  # raises early
         return self
 
@@ -109,6 +112,11 @@ class ChunkReuse(BaseModel):
                 f"the given engine has namespace {self.kv.namespace!r}, not "
                 f"{self.namespace!r}: make one for each namespace"
             )
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        """Variables of the chat template, in all prompts."""
+        return {}
 
     @abstractmethod
     def _make_engine(self) -> RagKV | RemoteRagKV:
@@ -222,9 +230,11 @@ class ChunkReuse(BaseModel):
         self,
         prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
         found: Sequence[Document],
-    ) -> str | list[dict[str, Any]]:
+    ) -> str | Chat:
         value = prompt_value(prompt_of(found))
-        return convert_messages(value.to_messages()) if self._chat else value.to_string()
+        if not self._chat:
+            return value.to_string()
+        return Chat(convert_messages(value.to_messages()), chat_template_kwargs=self._variables)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

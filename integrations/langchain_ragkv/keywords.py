@@ -83,10 +83,11 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
             )
         rest["json_schema"], parse = _format(wanted)
     known = [each.name for kind in (DecodeConfig, ReuseConfig) for each in fields(kind)]
-    check_known("keyword", rest, [*known, "max_tokens", "timeout", "stop_sequences"], _ALSO)
+    check_known("keyword", rest, [*known, *_OF_CHATS], _ALSO)
     return Keywords(tools, choice, parallel, parse), rest
 
 
+_OF_CHATS = ("max_tokens", "timeout", "stop_sequences", "chat_template_kwargs")
 _ALSO = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"),
     *("max_completion_tokens", "top_logprobs"),

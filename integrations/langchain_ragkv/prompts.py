@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
@@ -62,7 +62,11 @@ def _convert(message: BaseMessage) -> dict[str, Any]:
     out: dict[str, Any] = {"role": _role(message), "content": _text(message)}
     if isinstance(message, AIMessage) and message.tool_calls:
         out["tool_calls"] = [
-            {"type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["args"]},
+            }
             for call in message.tool_calls
         ]
     if isinstance(message, ToolMessage):
@@ -110,6 +114,7 @@ def prompt_head(
     *,
     chat: bool,
     tools: Sequence[dict[str, Any]] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text that a template has before its first unfilled variable.
 
@@ -121,8 +126,8 @@ def prompt_head(
     ----------
     template
         A string is the text of a prompt template, or of a chat's human message.
-    tools
-        Definitions that stand in the head, too; for chats.
+    tools, chat_template_kwargs
+        Definitions, and variables of the chat template, that the head depends on; for chats.
     chat
         Whether the prompt is given to the model as messages, through the chat
         template, or as one string.
@@ -156,7 +161,7 @@ def prompt_head(
         return kv.sink_from(_fields(text))
     messages = convert_messages(prompt.to_messages())
     fields = [{**each, "content": _fields(each["content"])} for each in messages]
-    return kv.sink_from(fields, tools)
+    return kv.sink_from(fields, tools, chat_template_kwargs)
 
 
 def _stand_in(template: BasePromptTemplate[Any], name: str) -> str | list[BaseMessage]:

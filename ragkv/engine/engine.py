@@ -40,7 +40,7 @@ from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
-from ragkv.prompt.render import Prompt, template_head
+from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
 from ragkv.select import Method, method_of
@@ -335,6 +335,10 @@ class RagKV(Speculates, EngineState):
             return self._lock
 
     # ---- what is configured
+
+    def render(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a prompt that the model reads."""
+        return render(prompt_of(prompt, chat_template_kwargs), self.tokenizer).text
 
     def sink_from(
         self,

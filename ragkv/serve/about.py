@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ragkv.engine.engine import RagKV
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import token_ids
-from ragkv.serve.fields import Fields, parse, plain_messages
+from ragkv.serve.fields import Fields, Variables, parse, plain_messages
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, Service, service_of
@@ -29,6 +29,7 @@ class TokenizeFields(Fields):
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
+    chat_template_kwargs: Variables = Field(default_factory=dict)
 
 
 class SinkFields(Fields):
@@ -36,6 +37,7 @@ class SinkFields(Fields):
 
     template: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
+    chat_template_kwargs: Variables = Field(default_factory=dict)
 
 
 @router.get("/health")
@@ -107,9 +109,9 @@ async def tokenize(request: Request, engine: Engine) -> Response:
         raise RefusedError(
             400, "Give either a prompt or messages.", param="prompt", code="invalid_value"
         )
-    prompt: Any = (
-        body.prompt if body.messages is None else plain_messages(body.messages, body.tools)
-    )
+    prompt: Any = body.prompt
+    if body.messages is not None:
+        prompt = plain_messages(body.messages, body.tools, body.chat_template_kwargs)
     service.check_prompt(prompt)
     ids = await service.in_thread(token_ids, engine, prompt)
     return Json({"tokens": ids, "count": len(ids)})
@@ -122,5 +124,6 @@ async def sink(request: Request, engine: Engine) -> Response:
     body = parse(SinkFields, await read_json(request, service.settings))
     template: Any = body.template
     if not isinstance(template, str):
-        template = plain_messages(template, body.tools)
-    return Json({"sink": await service.in_thread(engine.sink_from, template, body.tools)})
+        template = plain_messages(template, body.tools, body.chat_template_kwargs)
+    given = template, body.tools, body.chat_template_kwargs
+    return Json({"sink": await service.in_thread(engine.sink_from, *given)})

@@ -12,6 +12,7 @@ import httpx
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, ServerError
+from ragkv.prompt.chat import prompt_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.serve.remote.answer import (
     Events,
@@ -177,6 +178,7 @@ class RemoteRagKV:
         json_schema: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
         prompt_lookup_num_tokens: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         **overrides: Any,
     ) -> RemoteStream:
@@ -185,7 +187,8 @@ class RemoteRagKV:
         The settings are those of :class:`ragkv.DecodeConfig`, without
         ``prompt_lookup_num_tokens`` and ``logprobs``, and of
         ``generation`` those that a server takes: ``repetition_penalty`` and ``min_p``; ``timeout``
-        takes the client's place, and ``overrides`` are fields of :class:`ragkv.ReuseConfig`.
+        takes the client's place, ``chat_template_kwargs`` are variables of the chat template, and
+        ``overrides`` fields of :class:`ragkv.ReuseConfig`.
 
         Raises
         ------
@@ -200,9 +203,10 @@ class RemoteRagKV:
             generation=generation,
         )
         reuse = reuse_fields(self.reuse, overrides)
-        body = body_of(prompt, decode, reuse, self._model or "default")
+        asked = prompt_of(prompt, chat_template_kwargs)
+        body = body_of(asked, decode, reuse, self._model or "default")
         limit = self._connection.timeout if timeout is None else timeout
-        answer = partial(_answer, self._connection, path_of(prompt), body, limit)
+        answer = partial(_answer, self._connection, path_of(asked), body, limit)
         return RemoteStream(self._connection.submit, answer)
 
     # ---- what is known of the server
@@ -211,10 +215,13 @@ class RemoteRagKV:
         self,
         template: str | Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return a prompt template's text before its first field, as the model reads it."""
         given = template if isinstance(template, str) else [dict(each) for each in template]
-        body = {"template": given, "tools": list(tools)}
+        body: dict[str, Any] = {"template": given, "tools": list(tools)}
+        if chat_template_kwargs:
+            body["chat_template_kwargs"] = dict(chat_template_kwargs)
         return str(self._connection.call("POST", "/v1/sink", json=body)["sink"])
 
     def tokenize(self, text: str) -> list[int]:

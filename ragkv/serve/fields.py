@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat
+from ragkv.prompt.chat import Chat, checked_variables
+from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.refusal import RefusedError
 
 IGNORED = frozenset(
@@ -42,6 +51,14 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 """A million wrong texts are one error."""
 
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
+
+Variables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
+"""Variables of the chat template."""
+
+_OF_CLIENTS = ("schema", "parameters", "arguments", "metadata", "chat_template_kwargs")
+"""Fields whose value is a client's own JSON, in which null is a value."""
+_DEEPEST = 8
+"""Objects and lists within one another in which fields of the API are."""
 
 
 class Fields(BaseModel):
@@ -103,12 +120,16 @@ class AnswerFields(Fields):
 class CalledFunction(Fields):
     """A function that an earlier answer called."""
 
-    name: str
-    arguments: str = "{}"
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of)] = {}
 
 
 class Called(Fields):
-    """A tool call in an earlier answer."""
+    """A tool call in an earlier answer; what clients add to it, such as an index, is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -122,6 +143,8 @@ class Message(Fields):
     content: str = ""
     tool_calls: Annotated[list[Called], Field(fail_fast=True)] = []
     tool_call_id: str = ""
+    name: str = ""
+    reasoning_content: str = ""
 
     @field_validator("role", mode="before")
     @classmethod
@@ -133,7 +156,20 @@ class Message(Fields):
     @field_validator("content", mode="before")
     @classmethod
     def _as_text(cls, content: object) -> object:
-        return "".join(map(_text_of, content)) if isinstance(content, list) else content
+        try:
+            return text_of(content) if isinstance(content, list) else content
+        except ConfigError as error:
+            raise RefusedError(
+                400, f"messages: {error}.", param="messages", code="unsupported_parameter"
+            ) from None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The message without what is empty; only a tool's result has a name for templates."""
+        names = {"role", "content"} | {name for name, value in self if value}
+        if self.role != "tool":
+            names.discard("name")
+        return self.model_dump(include=names)
 
 
 class NamedFunction(Fields):
@@ -197,6 +233,7 @@ class ChatFields(AnswerFields):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat(type="text")
+    chat_template_kwargs: Variables = {}
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -214,13 +251,13 @@ class ChatFields(AnswerFields):
         """
         choice = self.tool_choice
         given = choice if isinstance(choice, str) else choice.model_dump()
-        messages = [each.model_dump(exclude_defaults=True) for each in self.messages]
         try:
             return Chat(
-                [{"content": "", **each} for each in messages],
+                [each.plain for each in self.messages],
                 self.tools,
                 given,
                 parallel_tool_calls=self.parallel_tool_calls,
+                chat_template_kwargs=self.chat_template_kwargs,
             )
         except ConfigError as error:
             raise RefusedError(400, str(error), param="tools", code="invalid_value") from error
@@ -237,14 +274,14 @@ Body = TypeVar("Body", bound=Fields)
 
 
 def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
-    """Read a body; fields that are null count as absent.
+    """Read a body; fields that are null count as absent, at any depth.
 
     Raises
     ------
     RefusedError
         400, naming the field that is unknown, unsupported or wrong.
     """
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = _without_nulls(dict(given))
     if issubclass(kind, AnswerFields):
         for name, values in NEUTRAL.items():
             if name in fields and fields.pop(name) not in values:
@@ -291,6 +328,7 @@ def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedEr
             400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
         )
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    message = message.removeprefix("Value error, ")
     return RefusedError(400, f"{where}: {message}.", param=where, code=code)
 
 
@@ -299,35 +337,50 @@ def _unsupported(param: str, what: str) -> RefusedError:
     return RefusedError(400, message, param=param, code="unsupported_parameter")
 
 
-_NOT_READ = ("name", "refusal", "annotations", "audio", "function_call")
-"""Fields of messages that are null or empty in what earlier answers were; a name is for people."""
+_NOT_READ = (
+    *("refusal", "annotations", "audio", "function_call", "parsed", "reasoning"),
+    *("id", "index", "type", "status", "object", "created_at", "createdAt", "timestamp", "usage"),
+    *("finish_reason", "stop_reason", "logprobs", "token_ids", "tool_name", "metadata"),
+    *("reasoning_details", "thinking_blocks", "provider_specific_fields", "extra_content"),
+    *("cache_control", "response_metadata", "additional_kwargs"),
+)
+"""Fields of messages that clients keep of earlier answers, and that change no prompt."""
 
 
 def _plain(message: object) -> object:
-    """Return a message without what was null in an earlier answer."""
+    """Return a message without what was empty in an earlier answer, or is for clients alone."""
     if not isinstance(message, Mapping):
         return message
     for name in ("function_call", "audio"):
         if message.get(name):
             raise _unsupported("messages", f"messages with {name}")
-    return {
-        name: value
-        for name, value in message.items()
-        if name not in _NOT_READ and value is not None
-    }
+    read = {name: value for name, value in message.items() if name not in _NOT_READ}
+    thought = message.get("reasoning_content", message.get("reasoning"))
+    read.pop("reasoning_content", None)
+    return {**read, "reasoning_content": thought} if isinstance(thought, str) else read
 
 
-def _text_of(part: object) -> str:
-    if not isinstance(part, Mapping) or part.get("type") not in {"text", "refusal"}:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise _unsupported("messages", f"content of type {kind!r}: give its text")
-    text = part.get("text", part.get("refusal"))
-    if not isinstance(text, str):
-        raise RefusedError(400, "A text part needs a text.", param="messages", code="invalid_value")
-    return text
+def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:
+    """Drop the fields that are null, wherever the API has fields."""
+    if depth and isinstance(value, dict):
+        return {
+            name: each if name in _OF_CLIENTS else _without_nulls(each, depth - 1)
+            for name, each in value.items()
+            if each is not None
+        }
+    if depth and isinstance(value, list):
+        return [
+            _without_nulls(each, depth - 1) if isinstance(each, dict | list) else each
+            for each in value
+        ]
+    return value
 
 
-def plain_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Chat:
+def plain_messages(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    chat_template_kwargs: dict[str, Any],
+) -> Chat:
     """Return messages and tools as the engine reads them.
 
     Raises
@@ -335,4 +388,5 @@ def plain_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     RefusedError
         400: one of them is no text, or no tool.
     """
-    return parse(ChatFields, {"messages": messages, "tools": tools}).chat
+    given = {"messages": messages, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+    return parse(ChatFields, given).chat

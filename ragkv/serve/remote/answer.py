@@ -24,13 +24,13 @@ _ALWAYS = ("temperature", "top_p")
 _WHERE_GIVEN = ("top_k", "stop_token_ids")
 
 
-def path_of(prompt: Prompt) -> str:
+def path_of(prompt: str | Chat) -> str:
     """Return the path that answers a text, or chat messages."""
     return TEXT if isinstance(prompt, str) else CHAT
 
 
 def body_of(
-    prompt: Prompt, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
+    prompt: str | Chat, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
 ) -> dict[str, Any]:
     """Return the body of a request for an answer in events.
 
@@ -42,7 +42,7 @@ def body_of(
     Raises
     ------
     ConfigError
-        A setting is the server's to make, or the prompt is none.
+        A setting is the server's to make, or a variable of the chat template is no JSON.
     """
     for name in ("prompt_lookup_num_tokens", "logprobs"):
         if getattr(decode, name) is not None:
@@ -50,11 +50,7 @@ def body_of(
     if isinstance(prompt, str):
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
     else:
-        body = {"messages": _messages(prompt), "max_completion_tokens": decode.max_new_tokens}
-    if isinstance(prompt, Chat) and prompt.tools:
-        body |= {"tools": list(prompt.tools), "tool_choice": _choice(prompt.tool_choice)}
-        if not prompt.parallel_tool_calls:
-            body["parallel_tool_calls"] = False
+        body = _chat(prompt) | {"max_completion_tokens": decode.max_new_tokens}
     if decode.json_schema is not None:
         named = {"name": "answer", "schema": dict(decode.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -86,10 +82,19 @@ def _generation(decode: DecodeConfig) -> dict[str, Any]:
     return generation
 
 
-def _messages(prompt: object) -> list[dict[str, Any]]:
-    if isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt):
-        return [_message(message) for message in prompt]
-    raise ConfigError("prompt must be a string or a list of {'role', 'content'} messages")
+def _chat(chat: Chat) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": list(map(_message, chat))}
+    if chat.tools:
+        body |= {"tools": list(chat.tools), "tool_choice": _choice(chat.tool_choice)}
+        if not chat.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    if chat.chat_template_kwargs:
+        try:
+            json.dumps(chat.chat_template_kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"chat_template_kwargs for a server must be JSON: {error}") from None
+        body["chat_template_kwargs"] = chat.chat_template_kwargs
+    return body
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

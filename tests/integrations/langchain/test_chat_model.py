@@ -302,7 +302,7 @@ def test_messages_become_roles_and_text():
             "role": "assistant",
             "content": "",
             "tool_calls": [
-                {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+                {"id": "7", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
             ],
         },
         {"role": "tool", "content": "2", "tool_call_id": "7", "name": "add"},

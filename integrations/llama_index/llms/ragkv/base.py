@@ -33,11 +33,9 @@ from llama_index.llms.ragkv.call import (
     window_of,
 )
 from llama_index.llms.ragkv.engine import EngineSource, given_values, left_out, one_device
+from llama_index.llms.ragkv.prompting import Prompt, Prompting
 from llama_index.llms.ragkv.prompts import (
-    as_dicts,
     as_template,
-    has_chat_template,
-    render_messages,
     template_head,
 )
 from llama_index.llms.ragkv.responses import Begin, aresponses, as_chat, as_completion, responses
@@ -45,14 +43,12 @@ from llama_index.llms.ragkv.serialisation import Serialisation
 from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
-from ragkv import Chat, RagKV, ReuseConfig, ReuseReport
-from ragkv.errors import ConfigError
+from ragkv import RagKV, ReuseConfig, ReuseReport
+from ragkv.prompt.chat import checked_variables
 from ragkv.serve.client import RemoteRagKV
 
-Prompt = str | Chat
 
-
-class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
+class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     """A local transformers model that reuses the KV caches of retrieved chunks.
 
     Takes every argument of ``llama_index.llms.huggingface.HuggingFaceLLM``, with the
@@ -90,6 +86,9 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     kv
         An engine to use instead of making one. It brings its model, store and reuse settings:
         to give others beside it is an error.
+    chat_template_kwargs
+        Variables of the model's chat template, such as ``{"enable_thinking": False}``; those given
+        to a call are put on top.
     api_base, api_key, timeout, max_retries
         Address of a ``ragkv serve``, which then has the model (called ``model_name``) and the
         store; the key of a namespace, or the environment's ``RAGKV_API_KEY``; the seconds after
@@ -114,10 +113,8 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     context_window: int = Field(default=DEFAULT_CONTEXT_WINDOW, gt=0)
     max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
     system_prompt: str = Field(default="", description="Put before every prompt.")
-    query_wrapper_prompt: PromptTemplate = Field(default=PromptTemplate("{query_str}"))
     stopping_ids: list[int] = Field(default_factory=list)
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
-    is_chat_model: bool = False
     recompute_ratio: float | Literal["auto"] | None = None
     method: str | None = None
     sink: str | None = Field(default=None, description="Text that chunks are encoded behind.")
@@ -126,7 +123,6 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     max_retries: int | None = Field(default=None, ge=0)
 
     _source: EngineSource = PrivateAttr()
-    _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
     _last_report: ReuseReport | None = PrivateAttr(default=None)
 
     def __init__(
@@ -162,6 +158,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         on_unsupported: Literal["raise", "full"] = "raise",
         kv: RagKV | RemoteRagKV | None = None,
         device: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         api_base: str | None = None,
         api_key: str | SecretStr | None = None,
         timeout: float | None = None,
@@ -214,6 +211,7 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
             recompute_ratio=recompute_ratio,
             method=method,
             sink=sink,
+            chat_template_kwargs=checked_variables(chat_template_kwargs),
             api_base=api_base,
             timeout=timeout,
             max_retries=max_retries,
@@ -279,33 +277,19 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         """The report of the answer finished last: query engines do not hand responses on."""
         return self._last_report
 
-    def render_template(self, template: BasePromptTemplate, **values: str) -> str:
-        """Return the text that ``predict`` would give the model for a template."""
-        if self.is_chat_model:
-            messages = self.template_messages(template, **values)
-            return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
-        return self._get_prompt(template, **values)
-
-    def template_messages(self, template: BasePromptTemplate, **values: str) -> list[ChatMessage]:
-        """Return the messages that ``predict`` would give a chat model for a template."""
-        return self._get_messages(template, **values)
-
-    @property
-    def uses_chat_template(self) -> bool:
-        """Whether templates reach the model as messages, through its own chat template."""
-        return self.is_chat_model and self._leaves_template_to_model()
-
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a prompt; ``kwargs`` are decoding and reuse settings for this call."""
-        return self._complete(self._rendered(prompt, formatted), kwargs)
+        return self._complete(self._rendered(prompt, formatted=formatted), kwargs)
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Complete a prompt piece by piece."""
-        return responses(self._stream(self._rendered(prompt, formatted), kwargs), self._keep)
+        return responses(
+            self._stream(self._rendered(prompt, formatted=formatted), kwargs), self._keep
+        )
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -323,14 +307,16 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Complete a prompt; the event loop goes on."""
-        return await self._acomplete(self._rendered(prompt, formatted), kwargs)
+        return await self._acomplete(self._rendered(prompt, formatted=formatted), kwargs)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Complete a prompt piece by piece."""
-        return aresponses(self._stream(self._rendered(prompt, formatted), kwargs), self._keep)
+        return aresponses(
+            self._stream(self._rendered(prompt, formatted=formatted), kwargs), self._keep
+        )
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -344,33 +330,6 @@ class RagKVLLM(ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
         """Answer chat messages piece by piece."""
         stream = self._stream(self._chat_prompt(messages, kwargs), kwargs)
         return aresponses(stream, self._keep, as_chat)
-
-    def _rendered(self, prompt: str, formatted: bool) -> str:
-        if formatted:
-            return prompt
-        text = self.query_wrapper_prompt.format(query_str=prompt)
-        own = self.completion_to_prompt
-        if own and own != self._usual_functions[0]:
-            return str(own(text))
-        return f"{self.system_prompt} {text}" if self.system_prompt else text
-
-    def _chat_prompt(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Prompt:
-        """Leave the chat template to the engine, which tokenises once."""
-        tools = kwargs.pop("tools", None) or ()
-        choice = kwargs.pop("tool_choice", None)
-        parallel = kwargs.pop("parallel_tool_calls", None) is not False
-        if self._leaves_template_to_model():
-            return Chat(as_dicts(messages), tools, choice, parallel_tool_calls=parallel)
-        if tools:
-            raise ConfigError("tools go through the model's chat template: omit messages_to_prompt")
-        return str((self.messages_to_prompt or self._messages_to_prompt)(messages))
-
-    def _leaves_template_to_model(self) -> bool:
-        own = self.messages_to_prompt or self._messages_to_prompt
-        return own == self._usual_functions[1] and has_chat_template(self.kv)
-
-    def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
-        return render_messages(messages, self.kv)
 
     def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return decode_arguments(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages
@@ -24,6 +24,13 @@ _CALL = ("query_str", "existing_answer")
 _MARK = "\ue000"
 _CONTEXT_MARK = "\ue001"
 _ANY_MARK = re.compile(f"[{_MARK}{_CONTEXT_MARK}]")
+_ROLES = {
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.FUNCTION: "tool",
+    MessageRole.DEVELOPER: "system",
+}
+"""Roles that chat templates know by another name."""
 _NOT_TEXT = ("image", "audio", "video", "document", "citable")
 
 
@@ -63,7 +70,8 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
             f"of this one: {', '.join(template.template_vars) or 'none'}"
         )
     if messages:
-        return kv.sink_from([{**each, "content": _fields(each["content"])} for each in messages])
+        fields = [{**each, "content": _fields(each["content"])} for each in messages]
+        return kv.sink_from(fields, chat_template_kwargs=llm.chat_template_kwargs)
     return _ANY_MARK.split(rendered, maxsplit=1)[0]
 
 
@@ -100,20 +108,28 @@ def as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _as_dict(message: ChatMessage) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": message.role.value, "content": message.content or ""}
-    calls = tool_blocks(message)
-    if calls:
-        out["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.tool_call_id or "",
-                "function": {"name": call.tool_name, "arguments": call.tool_kwargs},
-            }
-            for call in calls
-        ]
-    if message.role == MessageRole.TOOL:
-        out["tool_call_id"] = str(message.additional_kwargs.get("tool_call_id", ""))
+    role = _ROLES.get(message.role, message.role.value)
+    out: dict[str, Any] = {"role": role, "content": message.content or ""}
+    extra = message.additional_kwargs
+    calls = [
+        {
+            "id": call.tool_call_id,
+            "type": "function",
+            "function": {"name": call.tool_name, "arguments": call.tool_kwargs},
+        }
+        for call in tool_blocks(message)
+    ]
+    given = calls or [_plain(call) for call in extra.get("tool_calls") or ()]
+    if given:
+        out["tool_calls"] = given
+    if role == "tool":
+        out |= {name: extra[name] for name in ("tool_call_id", "name") if extra.get(name)}
     return out
+
+
+def _plain(call: Any) -> Any:
+    """Return a call as OpenAI's package has it, or as a dict, as a dict."""
+    return call.model_dump() if hasattr(call, "model_dump") else call
 
 
 def as_template(given: str | PromptTemplate | dict[str, Any]) -> PromptTemplate:
@@ -127,7 +143,11 @@ def has_chat_template(kv: RagKV | RemoteRagKV) -> bool:
     return isinstance(kv, RemoteRagKV) or bool(kv.tokenizer.chat_template)
 
 
-def render_messages(messages: Sequence[ChatMessage], kv: RagKV | RemoteRagKV) -> str:
+def render_messages(
+    messages: Sequence[ChatMessage],
+    kv: RagKV | RemoteRagKV,
+    chat_template_kwargs: Mapping[str, Any],
+) -> str:
     """Return messages as the model reads them, without a chat template in LlamaIndex's form.
 
     Raises
@@ -142,5 +162,4 @@ def render_messages(messages: Sequence[ChatMessage], kv: RagKV | RemoteRagKV) ->
         )
     if not kv.tokenizer.chat_template:
         return generic_messages(messages)
-    chat = as_dicts(messages)
-    return str(kv.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    return kv.render(as_dicts(messages), chat_template_kwargs)

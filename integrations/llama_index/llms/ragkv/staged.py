@@ -11,7 +11,8 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
-from llama_index.llms.ragkv.base import Prompt, RagKVLLM
+from llama_index.llms.ragkv.base import RagKVLLM
+from llama_index.llms.ragkv.prompting import Prompt
 from llama_index.llms.ragkv.prompts import as_dicts
 from llama_index.llms.ragkv.texts import rendered_texts
 
@@ -84,5 +85,6 @@ class RagKVStagedRetriever(BaseRetriever):
     def _prompt(self, query: str, found: Sequence[NodeWithScore]) -> Prompt:
         values = {"context_str": "\n\n".join(self._texts(found)), "query_str": query}
         if self._llm.uses_chat_template:
-            return Chat(as_dicts(self._llm.template_messages(self._template, **values)))
+            messages = as_dicts(self._llm.template_messages(self._template, **values))
+            return Chat(messages, chat_template_kwargs=self._llm.chat_template_kwargs)
         return self._llm.render_template(self._template, **values)

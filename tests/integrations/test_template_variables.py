@@ -1,0 +1,159 @@
+"""Variables of the chat template reach every prompt, and the sinks of prompts that have them."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_ragkv import ChatRagKV
+from listening import listening
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.llms.ragkv import RagKVLLM
+from pausing import speculating_threads
+from tiny import some_chunks, tiny_tokenizer
+
+from ragkv import Chat, RagKV, ReuseConfig
+from ragkv.errors import ConfigError
+from ragkv.serve.client import RemoteRagKV
+
+HEAD = "{% if effort is defined %}<|im_start|>system\nEffort: {{ effort }}.<|im_end|>\n{% endif %}"
+ASKED = "What is a target list?"
+MESSAGES = [{"role": "user", "content": ASKED}]
+HIGH, LOW = ({"chat_template_kwargs": {"effort": effort}} for effort in ("high", "low"))
+WRONG = {"chat_template_kwargs": {"tools": []}}
+CHUNKS = some_chunks(2)
+
+
+@pytest.fixture
+def kv(make_engine, monkeypatch) -> RagKV:
+    engine = make_engine()
+    template = HEAD + tiny_tokenizer().chat_template
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    return engine
+
+
+@pytest.fixture(params=["here", "served"])
+def door(request, kv):
+    """Return the arguments that make ChatRagKV and RagKVLLM over one engine, and the core's."""
+    if request.param == "here":
+        yield {"kv": kv}, {"kv": kv}, kv
+        return
+    with listening(kv) as url, RemoteRagKV(url) as remote:
+        yield {"base_url": url}, {"api_base": url}, remote
+
+
+@pytest.fixture
+def size(kv):
+    """Return a function that counts the tokens of a prompt with these variables."""
+
+    def count(**given) -> int:
+        text = kv.render(MESSAGES, **given)
+        return len(kv.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    assert len({count(), count(**HIGH), count(**LOW)}) > 1
+    return count
+
+
+def test_the_core(door, size):
+    *_, kv = door
+    for given in ({}, HIGH, LOW):
+        answer = kv.generate(MESSAGES, max_new_tokens=2, **given)
+        assert answer.report.prompt_tokens == size(**given)
+        chat = Chat(MESSAGES, **given)
+        assert kv.generate(chat, max_new_tokens=2).report.prompt_tokens == size(**given)
+        over = kv.generate(chat, max_new_tokens=2, **LOW).report.prompt_tokens
+        assert over == size(**LOW)
+    for wrong in (WRONG, {"chat_template_kwargs": 5}):
+        with pytest.raises(ConfigError, match="chat_template_kwargs"):
+            kv.generate(MESSAGES, **wrong)
+    with pytest.raises(ConfigError, match="text"):
+        kv.generate("x", **HIGH)
+
+
+def test_langchain(door, size):
+    given, *_ = door
+    plain, high = ChatRagKV(**given, max_tokens=2), ChatRagKV(**given, max_tokens=2, **HIGH)
+
+    def tokens(llm, **more) -> int:
+        return llm.invoke(ASKED, **more).usage_metadata["input_tokens"]
+
+    assert tokens(plain) == tokens(plain, chat_template_kwargs=None) == size()
+    assert tokens(plain, **HIGH) == tokens(plain.bind(**HIGH)) == tokens(high) == size(**HIGH)
+    assert tokens(high, **LOW) == size(**LOW)
+    *_, last = high.stream(ASKED)
+    assert last.usage_metadata["input_tokens"] == size(**HIGH)
+    assert high._identifying_params != plain._identifying_params  # LangChain's cache
+    for wrong in (WRONG, {"chat_template_kwargs": {5: 1}}):
+        with pytest.raises(ConfigError, match="chat_template_kwargs"):
+            plain.invoke(ASKED, **wrong)
+    with pytest.raises(ValueError, match="cannot have tools"):
+        ChatRagKV(**given, **WRONG)
+
+
+async def test_llama_index(door, size):
+    _, given, _ = door
+    given = {**given, "is_chat_model": True, "max_new_tokens": 2, "context_window": 4000}
+    plain, high = RagKVLLM(**given), RagKVLLM(**given, **HIGH)
+    asked = [ChatMessage(ASKED)]
+
+    def tokens(response) -> int:
+        return response.raw["usage"]["prompt_tokens"]
+
+    assert tokens(plain.chat(asked)) == size()
+    assert tokens(plain.chat(asked, **HIGH)) == tokens(high.chat(asked)) == size(**HIGH)
+    assert tokens(high.chat(asked, **LOW)) == tokens(await high.achat(asked, **LOW)) == size(**LOW)
+    assert high.to_dict()["chat_template_kwargs"] == HIGH["chat_template_kwargs"]
+    with pytest.raises(ConfigError, match="cannot have tools"):
+        plain.chat(asked, **WRONG)
+    with pytest.raises(ConfigError, match="cannot have tools"):
+        RagKVLLM(**given, **WRONG)
+    if "api_base" in given:
+        plain.kv.close()
+        high.kv.close()
+
+
+def test_sinks_have_them(kv):
+    """Chunks are exact right behind the head that the variables make."""
+    template = ChatPromptTemplate.from_template("{context}\n\nWhy?")
+    for given in ({}, {"sink_from": template}):
+        llm = ChatRagKV(kv=kv, max_tokens=2, **HIGH, **given)
+        llm.precompute(CHUNKS)
+        answer = llm.invoke(template.format_messages(context="\n\n".join(CHUNKS)))
+        report = answer.response_metadata["ragkv"]
+        assert not report["warnings"]
+        assert not report["misses"]
+        assert llm.last_report.sink_tokens > 10
+    qa = PromptTemplate("{context_str}\n\nWhy {query_str}?")
+    index_llm = RagKVLLM(kv=kv, is_chat_model=True, max_new_tokens=2, sink_from=qa, **HIGH)
+    index_llm.kv.precompute(CHUNKS, **index_llm.reuse_overrides)
+    index_llm.predict(qa, context_str="\n\n".join(CHUNKS), query_str="so")
+    report = index_llm.last_report
+    assert not report.warnings
+    assert "Effort: high" in index_llm.sink
+    assert report.sink_tokens > 10
+
+
+def test_a_sink_that_was_given_stays(make_engine):
+    kv = make_engine(reuse=ReuseConfig(sink="My own sink.\n"))
+    assert ChatRagKV(kv=kv, **HIGH)._overrides() == {}
+
+
+def test_a_prompt_computed_ahead_has_them(kv):
+    assert kv.speculate(MESSAGES, **HIGH).wait(30)
+    kv.generate(MESSAGES, max_new_tokens=2, **HIGH)
+    assert kv.speculations.used == 1
+    llm = ChatRagKV(kv=kv, max_tokens=2, **HIGH)
+    llm.follow([["a"], ["a", "b"]], lambda _: f"{ASKED} And why?")
+    for thread in speculating_threads():
+        thread.join(30)
+    llm.invoke(f"{ASKED} And why?")
+    assert kv.speculations.used == 2
+
+
+def test_a_server_takes_json_alone(kv):
+    with listening(kv) as url, RemoteRagKV(url) as remote:
+        for value in ({1, 2}, object()):
+            with pytest.raises(ConfigError, match="must be JSON"):
+                remote.generate(MESSAGES, chat_template_kwargs={"effort": value})
+        template = [{"role": "user", "content": "{context}"}]
+        assert remote.sink_from(template, **HIGH) == kv.sink_from(template, **HIGH)

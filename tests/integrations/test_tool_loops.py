@@ -1,0 +1,183 @@
+"""Agents call tools step by step on every kind of chat template, through every door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_ragkv import ChatRagKV
+from listening import listening
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.ragkv import RagKVLLM
+from openai import OpenAI
+from templates import KINDS, tokenizer_of
+from tiny import tiny_model
+
+from ragkv import Chat, RagKV
+from ragkv.prompt.tools.reader import format_of
+from ragkv.serve.client import RemoteRagKV
+
+CALLS = {
+    "hermes": '<tool_call>{{"name": "look", "arguments": {{"city": "{}"}}}}</tool_call>',
+    "mistral": '[TOOL_CALLS] [{{"name": "look", "arguments": {{"city": "{}"}}}}]',
+    "llama3": '<|python_tag|>{{"name": "look", "parameters": {{"city": "{}"}}}}',
+    "gemma": "<start_function_call>call:look{{city:<escape>{}<escape>}}<end_function_call>",
+    "gpt_oss": '<|channel|>commentary to=functions.look<|message|>{{"city": "{}"}}<|call|>',
+}
+SEVERAL = ("hermes", "gemma", "gpt_oss")
+"""Formats in which one call can stand behind another as it is."""
+FINAL = "Both are far."
+ASKED = "How far are they?"
+
+
+def look(city: str) -> str:
+    """Look up a city."""
+    return f"{city} is 700 km away."
+
+
+TOOL = FunctionTool.from_defaults(look)
+DEFINITION = TOOL.metadata.to_openai_tool()
+
+
+OTHERS = ("qwen3", "gemma3", "parts", "first_system")
+"""Kinds that differ in nothing that tools need; ``tests/prompt`` has them."""
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS.keys() - OTHERS))
+def engine(request) -> Iterator[RagKV]:
+    with RagKV(tiny_model(), tokenizer_of(request.param), store=":memory:") as kv:
+        yield kv
+
+
+@pytest.fixture(scope="module")
+def url(engine) -> Iterator[str]:
+    with listening(engine) as url:
+        yield url
+
+
+@pytest.fixture
+def say(engine, make_say) -> Callable[[], None]:
+    """Have the model call one city after the other, or both at once where its form has that."""
+
+    def begin() -> None:
+        form = format_of(engine.tokenizer).name
+        first, second = (CALLS[form].format(city) for city in ("Oslo", "Rome"))
+        answers = [first, second, FINAL]
+        if form in SEVERAL:
+            answers = [first + second, first, FINAL]
+        make_say(engine, *answers)
+
+    return begin
+
+
+def by_core(kv: RagKV | RemoteRagKV, texts: list[str]) -> str:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": ASKED}]}
+    ]
+    while True:
+        answer = kv.generate(Chat(messages, [DEFINITION]), max_new_tokens=300)
+        if not answer.tool_calls:
+            assert answer.report.conversation_tokens or answer.report.prefix_tokens
+            return answer.text
+        made = [
+            {"id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in answer.tool_calls
+        ]
+        messages += [{"role": "assistant", "content": answer.text, "tool_calls": made}]
+        for call in answer.tool_calls:
+            texts.append(look(**call.arguments))
+            messages.append({"role": "tool", "content": texts[-1], "tool_call_id": call.id})
+
+
+def by_openai(url: str, texts: list[str]) -> str:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    while True:
+        answer = client.chat.completions.create(
+            model="default", messages=messages, tools=[DEFINITION], max_tokens=300
+        )
+        message = answer.choices[0].message
+        if not message.tool_calls:
+            assert answer.usage.prompt_tokens_details.cached_tokens
+            return message.content
+        messages.append(message)
+        for call in message.tool_calls:
+            texts.append(look(**json.loads(call.function.arguments)))
+            messages.append({"role": "tool", "content": texts[-1], "tool_call_id": call.id})
+
+
+def by_langchain(llm: ChatRagKV, texts: list[str]) -> str:
+    state = create_agent(llm, [tool(look)]).invoke({"messages": [("human", ASKED)]})
+    texts += [each.content for each in state["messages"] if isinstance(each, ToolMessage)]
+    return state["messages"][-1].content
+
+
+async def by_llama_index(llm: RagKVLLM, texts: list[str], **given: Any) -> str:
+    agent = FunctionAgent(tools=[TOOL], llm=llm, **given)
+    answer = await agent.run(ASKED)
+    texts += [str(call.tool_output.content) for call in answer.tool_calls]
+    return str(answer)
+
+
+@pytest.mark.parametrize("door", ["core", "client", "openai"])
+def test_the_core_and_its_server(engine, url, say, door):
+    texts: list[str] = []
+    say()
+    if door == "openai":
+        assert by_openai(url, texts) == FINAL
+    elif door == "client":
+        with RemoteRagKV(url) as kv:
+            assert by_core(kv, texts) == FINAL
+    else:
+        assert by_core(engine, texts) == FINAL
+    assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_langchain(engine, url, say, served):
+    texts: list[str] = []
+    given = {"base_url": url} if served else {"kv": engine}
+    llm = ChatRagKV(**given, max_tokens=300)
+    say()
+    assert by_langchain(llm, texts) == FINAL
+    assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
+    if served:
+        llm.kv.close()
+
+
+@pytest.mark.parametrize("served", [False, True])
+async def test_llama_index(engine, url, say, served):
+    texts: list[str] = []
+    given = {"api_base": url} if served else {"kv": engine}
+    llm = RagKVLLM(**given, is_chat_model=True, max_new_tokens=300, context_window=4000)
+    say()
+    system = "Use your tools." if served else None
+    found = by_llama_index(llm, texts, streaming=served, system_prompt=system)
+    assert (await found).strip() == FINAL
+    assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
+    if served:
+        llm.kv.close()
+
+
+async def test_tools_that_are_given_no_longer(engine, say):
+    llm = ChatRagKV(kv=engine, max_tokens=300)
+    say()
+    called = llm.bind_tools([look]).invoke(ASKED)
+    results = [ToolMessage("Far.", tool_call_id=each["id"]) for each in called.tool_calls]
+    assert llm.invoke([HumanMessage(ASKED), called, *results]).response_metadata
+    other = RagKVLLM(kv=engine, is_chat_model=True, max_new_tokens=300)
+    asked = [ChatMessage(ASKED)]
+    say()
+    response = await other.achat_with_tools([TOOL], chat_history=asked)
+    results = [
+        ChatMessage("Far.", role="tool", additional_kwargs={"tool_call_id": call.tool_id})
+        for call in other.get_tool_calls_from_response(response)
+    ]
+    assert (await other.achat([*asked, response.message, *results])).raw
