@@ -33,9 +33,8 @@ from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.structured import following
 from langchain_ragkv.tools import definitions
 from ragkv import RagKV
-from ragkv.config import MOST_LOGPROBS
+from ragkv.config import MOST_LOGPROBS, checked_variables
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import checked_variables
 from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
 
 _DEFAULT_MAX_TOKENS = 256

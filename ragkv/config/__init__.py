@@ -11,6 +11,7 @@ from ragkv.config.generation import (
 )
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
 from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
+from ragkv.config.template import checked_variables
 
 __all__ = [
     "CODECS",
@@ -32,6 +33,7 @@ __all__ = [
     "check_known",
     "check_removed",
     "check_whole",
+    "checked_variables",
     "engine_arguments",
     "refuse_unsupported",
 ]

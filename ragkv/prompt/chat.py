@@ -8,19 +8,11 @@ from typing import Any, overload
 
 from ragkv.config.checks import check_bool
 from ragkv.config.schema import DOCUMENT
+from ragkv.config.template import checked_variables
 from ragkv.errors import ConfigError
 from ragkv.prompt.messages import Message, normal_messages
 
 CHOICES = ("auto", "none", "any")
-_SET_BY_RAGKV = frozenset(
-    {
-        *("conversation", "conversations", "messages", "tools", "tokenize", "tokenizer_kwargs"),
-        *("add_generation_prompt", "continue_final_message", "chat_template", "return_dict"),
-        *("return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens"),
-        *("padding", "truncation", "max_length"),
-    }
-)
-"""What rendering needs itself: no variables of a chat template."""
 
 
 class Chat(Sequence[Message]):
@@ -199,24 +191,3 @@ def prompt_of(
     if chat_template_kwargs:
         raise ConfigError("chat_template_kwargs are for chat messages, and the prompt is a text")
     return prompt
-
-
-def checked_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return variables of a chat template.
-
-    Raises
-    ------
-    ConfigError
-        They are no dict, or have a name that is ragkv's own to set.
-    """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(f"chat_template_kwargs must be a dict of names, not {given!r:.80}")
-    own = sorted(_SET_BY_RAGKV & given.keys())
-    if own:
-        raise ConfigError(
-            f"chat_template_kwargs cannot have {', '.join(own)}, which ragkv sets: give messages, "
-            "tools and settings as arguments of their own"
-        )
-    return dict(given)

@@ -15,8 +15,9 @@ from pydantic import (
     field_validator,
 )
 
+from ragkv.config import checked_variables
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat, checked_variables
+from ragkv.prompt.chat import Chat
 from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.refusal import RefusedError
 

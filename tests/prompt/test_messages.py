@@ -12,8 +12,9 @@ from templates import tokenizer_of
 from tiny import tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ragkv.config.template import _SET_BY_RAGKV
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import _SET_BY_RAGKV, Chat, prompt_of
+from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.prompt.messages import normal_messages
 from ragkv.prompt.render import render, template_head
 

@@ -44,7 +44,7 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import RagKV, ReuseConfig, ReuseReport
-from ragkv.prompt.chat import checked_variables
+from ragkv.config import checked_variables
 from ragkv.serve.client import RemoteRagKV
 
 
