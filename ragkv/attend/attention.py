@@ -24,8 +24,10 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.attend.sparse import SparseRows
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
+from ragkv.model.calls import require_used
 from ragkv.splice.buffer import SplicedCache
 
+_ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores; a pass cannot take them."""
 
@@ -36,6 +38,7 @@ class Pass:
 
     ``sparse``: what rows attend to in upper layers without a window. ``last_row_ends``: the last
     layer attends for the last row alone. ``masks``: observers' masks, reused in all layers.
+    ``tokens``: of the cache that it runs over. ``attended``: layers that have attended.
     """
 
     rows: Rows
@@ -44,9 +47,11 @@ class Pass:
     sparse: SparseRows | None = None
     last_row_ends: bool = False
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
+    tokens: int | None = None
+    attended: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class JointPass:
     """Passes over several prompts as one: the rows of each follow those of the one before.
 
@@ -55,6 +60,7 @@ class JointPass:
 
     passes: Sequence[Pass]
     caches: Sequence[SplicedCache]
+    attended: int = 0
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -91,6 +97,7 @@ def _attention_function(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
             f"model's configuration says {window}: mend its config.sliding_window."
         )
+    ragkv_pass.attended += 1
     if isinstance(ragkv_pass, JointPass):
         parts = torch.split(query, [len(one.rows) for one in ragkv_pass.passes], dim=2)
         out = torch.cat(
@@ -103,6 +110,8 @@ def _attention_function(
             dim=2,
         )
     else:
+        if ragkv_pass.tokens is not None:
+            require_used(key.shape[2], ragkv_pass.tokens, "rows in the cache")
         out = _attend(ragkv_pass, layer, query, (key, value), scaling, score_rule)
     return out.transpose(1, 2).contiguous(), None
 
@@ -148,6 +157,12 @@ def subset_attention(model: PreTrainedModel, one: Pass | JointPass | None = None
     try:
         with run_pass(config, one):
             yield
+        if one is not None:
+            require_used(one.attended, len(one.windows), _ATTENDED)
+    except RuntimeError as error:
+        if one is not None and not one.attended and type(error) is RuntimeError:
+            raise UnsupportedModelError(f"{_ATTENDED}: none, but {error}") from error
+        raise
     finally:
         config._attn_implementation = before
 

@@ -16,6 +16,7 @@ from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.attend.sparse import SparseRows
+from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.streams import to_device
@@ -84,10 +85,11 @@ def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     cache.crop(len(subset.ids) - count - cache.get_seq_length())
     out = loaded.model(
         input_ids=_chosen(loaded, subset)[None],
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=subset.keep,
+        **cache_argument(loaded.model, cache),
     )
+    require_used(cache.get_seq_length(), len(subset.ids), "rows in the cache")
     return torch.as_tensor(out.logits[0, -subset.keep :].float())
 
 
@@ -143,7 +145,7 @@ def _joint_call(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> Iterato
         yield {
             "input_ids": torch.cat([_chosen(loaded, subset) for subset in subsets])[None],
             "position_ids": torch.cat([one.rows.positions for one in passes])[None],
-            "past_key_values": JointCache(joint.caches),
+            **cache_argument(loaded.model, JointCache(joint.caches)),
             "use_cache": True,
             "logits_to_keep": to_device(np.concatenate(kept), loaded.device),
             "ragkv_pass": joint,
@@ -165,7 +167,7 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
         yield {
             "input_ids": _chosen(loaded, subset)[None],
             "position_ids": described.rows.positions[None],
-            "past_key_values": cache,
+            **cache_argument(model, cache),
             "use_cache": True,
             "logits_to_keep": subset.keep,
             "ragkv_pass": described,
@@ -179,6 +181,7 @@ def _described(loaded: ReusableModel, subset: SubsetPass, *, last_row_ends: bool
         subset.observer,
         subset.sparse,
         last_row_ends=last_row_ends,
+        tokens=len(subset.ids),
     )
 
 
@@ -194,5 +197,6 @@ def _writing(subset: SubsetPass, described: Pass) -> Iterator[None]:
     cache.write_at(described.rows.positions, subset.drift, length=len(subset.ids))
     try:
         yield
+        require_used(cache.written, len(cache.layers), "layers written")
     finally:
         cache.write_at(None)

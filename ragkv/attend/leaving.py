@@ -16,6 +16,7 @@ from ragkv.attend.interface import is_innermost
 from ragkv.attend.observe import LayerCall
 from ragkv.attend.rows import Rows
 from ragkv.model.architecture import backbone_of
+from ragkv.model.calls import require_used
 from ragkv.model.streams import to_device
 from ragkv.splice.buffer import SplicedCache
 
@@ -42,6 +43,7 @@ def rows_leave(
     """
     rows, device = one.rows, one.rows.positions.device
     left: tuple[Rows, torch.Tensor] | None = None  # the rows that stay, and where they stood
+    begun = 0
 
     def ask(call: LayerCall) -> None:
         nonlocal left
@@ -53,7 +55,11 @@ def rows_leave(
     def before_layer(
         _: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        if left is None or not is_innermost(one):
+        nonlocal begun
+        if not is_innermost(one):
+            return None
+        begun += 1
+        if left is None:
             return None
         staying, at = left
         if one.rows is rows:
@@ -68,6 +74,7 @@ def rows_leave(
     hooks = [layer.register_forward_pre_hook(before_layer, with_kwargs=True) for layer in layers]
     try:
         yield
+        require_used(begun, len(layers), "layers that called ragkv's hook")
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragkv.chunk.kv import ChunkKV
+from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import rotate, unrotate
@@ -82,10 +83,11 @@ def _encode_batch(
         loaded.model(
             input_ids=ids,
             position_ids=positions[None],
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **cache_argument(loaded.model, cache),
         )
+    require_used(cache.get_seq_length(), first + ids.shape[1], "rows in the cache")
     keys, values = _read(cache, first, positions, loaded)
     return [
         ChunkKV(

@@ -7,6 +7,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.errors import UnsupportedModelError
+from ragkv.model.calls import cache_argument, cache_in, require_used
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.tokens import IntArray
 
@@ -34,9 +35,11 @@ def full_prefill(
         The model's cache is no transformers Cache.
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
-    given = {} if into is None else {"past_key_values": into}
+    given = {} if into is None else cache_argument(loaded.model, into)
     out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1, **given)
-    cache = out.get("past_key_values", out.get("cache_params"))
+    if into is not None:
+        require_used(into.get_seq_length(), len(ids), "rows in the cache")
+    cache = cache_in(out)
     if not isinstance(cache, Cache):
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} has no transformers Cache: generate() and stream() "

@@ -33,6 +33,7 @@ from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
+from ragkv.model.calls import require_used
 from ragkv.model.loaded import LoadedModel
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -167,6 +168,10 @@ def draw(
         streamer=listener,
         custom_generate=loop,
     )
+    if isinstance(loop, Loop):
+        require_used(loop.begun, 1, "calls of ragkv's loop")
+    elif seeded is not None:
+        require_used(min(seeded.tokens, 1), 1, "calls of ragkv's sampling")
     tokens = out[0, begin:].tolist()
     now = time.perf_counter()
     if tokens[-1:] and tokens[-1] in (settings.eos_token_id or ()):

@@ -23,9 +23,11 @@ class SeededSampling(LogitsProcessor):
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
+        self.tokens = 0
 
     def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Take and return ``[1, vocab]`` scores."""
+        self.tokens += 1
         chances = torch.softmax(scores, dim=-1).cpu()
         drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
         return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
@@ -45,6 +47,8 @@ class Loop:
         The last logits processor; None samples from torch's own generator, or takes the best.
     count
         Steps after the prompt's.
+    begun
+        How often ``generate`` called it.
     """
 
     steps: Steps
@@ -52,6 +56,7 @@ class Loop:
     streamer: BaseStreamer
     seeded: SeededSampling | None = None
     count: int = 0
+    begun: int = 0
 
     def __call__(
         self,
@@ -64,6 +69,7 @@ class Loop:
     ) -> torch.Tensor:
         """Return ``[1, tokens]`` the prompt and the answer; called by ``generate``."""
         del model  # the steps have it
+        self.begun += 1
         last = [] if self.seeded is None else [self.seeded]
         processors: Any = LogitsProcessorList([*logits_processor, *last])
         history, draft = self.steps.history, list[int]()

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ragkv.model.architecture import Architecture
+from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.rotary import TURNS, RopeKind, RotaryTables, unrotate
 
 _PLACES = (0, 37, 150)
@@ -31,7 +32,9 @@ class KeyProbe:
         self._keys: list[list[torch.Tensor]] = []
         for positions in self._places:
             cache = DynamicCache()
-            model(ids, position_ids=positions[None], past_key_values=cache, use_cache=True)
+            given = cache_argument(model, cache)
+            model(ids, position_ids=positions[None], use_cache=True, **given)
+            require_used(cache.get_seq_length(), len(_IDS), "rows in the cache")
             layers: list[Any] = cache.layers
             self._keys.append([layer.keys for layer in layers])
 

@@ -50,6 +50,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     keys: torch.Tensor
     values: torch.Tensor
     is_compileable = False
+    is_croppable = True
     is_sliding = False
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -142,6 +143,11 @@ class SplicedCache(Cache):
         Rows for tokens to come; more are added when they run out.
     workspace
         Where the buffer is.
+
+    Attributes
+    ----------
+    written
+        Layers that were written since the last :meth:`write_at`.
     """
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
@@ -174,6 +180,7 @@ class SplicedCache(Cache):
             ]
         super().__init__(layers=list(layers))
         self._prompt = length
+        self.written = 0
 
     def update(
         self,
@@ -185,6 +192,7 @@ class SplicedCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's fresh rows and return all its rows, see :class:`SplicedLayer`."""
         layer = self.layers[layer_idx]
+        self.written += 1
         if layer.slots is None:
             self._make_room(layer.length + key_states.shape[2])
         rows: tuple[torch.Tensor, torch.Tensor] = super().update(
@@ -216,6 +224,7 @@ class SplicedCache(Cache):
         While slots are set, ``length`` tokens count as there; None is the whole prompt.
         """
         wanted = self._prompt if length is None else length
+        self.written = 0
         self._make_room(wanted)
         for index, layer in enumerate(self.layers):
             layer.slots = slots

@@ -12,6 +12,7 @@ import transformers
 from tiny import tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.model.calls import cache_in
 
 Make = Callable[..., RagKV]
 PROMPT = "Some question here that is long enough?\n\nAnswer:\n"
@@ -25,7 +26,7 @@ def saying(engine: RagKV, text: str) -> Iterator[int]:
     prompt: list[int] = []
 
     def say(_: object, __: object, given: Any, out: transformers.utils.ModelOutput) -> None:
-        length = given["past_key_values"].get_seq_length()
+        length = cache_in(given).get_seq_length()
         prompt.append(length)  # the first call's is the prompt's
         first = length - prompt[0] - out.logits.shape[1] + 1
         for row, token in enumerate(ids[first : first + out.logits.shape[1]]):

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ragkv import Completion, RagKV, StoreConfig
 from ragkv.engine.pipeline import Pipeline
+from ragkv.model.calls import cache_argument
 from ragkv.select import method_names
 
 Make = Callable[..., RagKV]
@@ -211,11 +212,11 @@ def continued(engine: RagKV, first: Any, ids: list[int], tokens: int) -> list[in
     rest, logits = ids[len(first.token_ids) :], first.logits
     with torch.no_grad():
         if rest:
-            out = engine.model(torch.tensor([rest]), past_key_values=cache)
+            out = engine.model(torch.tensor([rest]), **cache_argument(engine.model, cache))
             logits = out.logits[0, -1].float()
         found = [int(logits.argmax())]
         while len(found) < tokens and found[-1] != engine.model.config.eos_token_id:
-            out = engine.model(torch.tensor([found[-1:]]), past_key_values=cache)
+            out = engine.model(torch.tensor([found[-1:]]), **cache_argument(engine.model, cache))
             found.append(int(out.logits[0, -1].argmax()))
     return found
 

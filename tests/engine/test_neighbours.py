@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.stream import Prefilled
 from ragkv.errors import ConfigError, StoreFullError
+from ragkv.model.calls import cache_argument
 from ragkv.model.rotary import rotate
 from ragkv.retrieve.neighbours import nearest
 from ragkv.store import ChunkStore
@@ -59,7 +60,8 @@ def test_a_chunk_has_the_rows_of_a_prefill_behind_its_neighbours(make: Make, fam
         ids += corpus.get(text, sink).entry.token_ids.tolist()
     cache, rows = DynamicCache(), slice(len(ids) - len(version.ranks), len(ids))
     with torch.no_grad():
-        tiny_model(family)(torch.tensor([ids]), past_key_values=cache)
+        model = tiny_model(family)
+        model(torch.tensor([ids]), **cache_argument(model, cache))
     loaded, entry = engine.loaded, version.entry
     kinds = loaded.architecture.rope_kinds
     tables = loaded.rotary.tables(kinds, torch.arange(rows.start, rows.stop))

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
@@ -19,8 +18,8 @@ from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, 
 
 from ragkv import RagKV
 from ragkv.attend.attention import last_row_ends, subset_attention
-from ragkv.attend.forward import SubsetPass, subset_as_first_call
 from ragkv.errors import ModelInUseError
+from ragkv.model.calls import cache_argument, cache_in
 from ragkv.model.lock import lock_of
 
 CHUNKS = some_chunks(4, 60)
@@ -163,7 +162,7 @@ def test_what_the_ordinary_pipeline_answers_takes_its_turn(piped) -> None:
 def test_an_error_of_the_ordinary_stream_reaches_its_reader(piped) -> None:
     llm = piped(RagKVPipeline, store=":memory:", on_unsupported="full")
     with pytest.raises(TypeError, match="list"):
-        list(llm.stream(PROMPTS[0], stop=[["x"]], pipeline_kwargs={"repetition_penalty": 1.3}))
+        list(llm.stream(PROMPTS[0], stop=[["x"]], pipeline_kwargs={"guidance_scale": 1.5}))
     assert llm.invoke(PROMPTS[0])
 
 
@@ -216,7 +215,9 @@ def test_an_ordinary_call_is_the_same_beside_a_pass(
     def logits() -> torch.Tensor:
         """In two calls, the second over a cache."""
         one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
-        two = model(input_ids=ids[:, 40:], attention_mask=seen, past_key_values=one.past_key_values)
+        two = model(
+            input_ids=ids[:, 40:], attention_mask=seen, **cache_argument(model, cache_in(one))
+        )
         return two.logits
 
     alone = logits()
@@ -227,7 +228,7 @@ def test_an_ordinary_call_is_the_same_beside_a_pass(
         one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
         with switched_at(model, first, last):
             two = model(
-                input_ids=ids[:, 40:], attention_mask=seen, past_key_values=one.past_key_values
+                input_ids=ids[:, 40:], attention_mask=seen, **cache_argument(model, cache_in(one))
             )
         found.append(two.logits)
 
@@ -247,35 +248,6 @@ def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:  # ours are served
         engine.precompute(CHUNKS)
         assert engine.generate(PROMPTS[0], max_new_tokens=2).report.reused_tokens > 100
-
-
-def test_a_call_that_comes_first_is_not_taken_for_the_pass() -> None:
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as engine:
-        engine.precompute(CHUNKS)
-        prefilled = engine.prefill(PROMPTS[0])
-        ids = np.asarray(prefilled.token_ids, dtype=np.int32)
-        other = torch.randint(2, 600, (1, 20))
-        alone = engine.model(input_ids=other).logits
-        steps: list[str] = []
-
-        @contextmanager
-        def step() -> Iterator[None]:
-            steps.append("pass")
-            yield
-
-        prefilled.cache.crop(-1)
-        rows = np.arange(len(ids))
-        with (
-            torch.no_grad(),
-            subset_as_first_call(engine.loaded, SubsetPass(ids, rows, prefilled.cache), step),
-        ):
-            assert torch.equal(engine.model(input_ids=other).logits, alone)
-            assert steps == []
-            engine.model(
-                input_ids=torch.tensor(ids[-1:], dtype=torch.long)[None],
-                past_key_values=prefilled.cache,
-            )
-            assert steps == ["pass"]
 
 
 def test_seeded_answers_are_the_same_beside_others() -> None:

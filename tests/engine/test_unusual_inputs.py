@@ -21,6 +21,7 @@ from transformers import (
 from ragkv import RagKV, ReuseConfig
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError
+from ragkv.model.calls import cache_argument
 from ragkv.model.fingerprint import fingerprint_of
 from ragkv.store import MemoryStore
 
@@ -118,7 +119,7 @@ def test_a_prompt_can_be_continued_in_any_mode(make_engine: Make, method: str, s
             found = engine.prefill(PROMPT, method=method)
         with run():
             for _ in range(steps):
-                out = engine.model(torch.tensor([[5]]), past_key_values=found.cache)
+                out = engine.model(torch.tensor([[5]]), **cache_argument(engine.model, found.cache))
         outcomes.append(out.logits.detach().clone())
     for other in outcomes[1:]:
         torch.testing.assert_close(other, outcomes[0], atol=1e-4, rtol=1e-4)

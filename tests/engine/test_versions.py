@@ -17,6 +17,7 @@ from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import AutoRatio
 from ragkv.engine.capture import compute_versions
 from ragkv.engine.stream import Prefilled
+from ragkv.model.calls import cache_argument
 from ragkv.model.rotary import rotate
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
@@ -82,7 +83,8 @@ def test_a_version_has_the_rows_of_a_prefill_over_sink_and_chunks(make: Make, fa
     ids, spans = joined(engine, [A, B, C])
     cache = DynamicCache()
     with torch.no_grad():
-        tiny_model(family)(torch.tensor([ids]), past_key_values=cache)
+        model = tiny_model(family)
+        model(torch.tensor([ids]), **cache_argument(model, cache))
     versions, loaded = captured(engine), engine.loaded
     assert [(v.entry.text, v.prefix) for v in versions] == [(B, (A,)), (C, (A, B))]
     for version, span in zip(versions, spans[1:], strict=True):

@@ -14,6 +14,7 @@ import torch
 from tiny import FAMILIES, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.model.calls import cache_argument
 
 Make = Callable[..., RagKV]
 TOLERANCE = 5e-5
@@ -115,7 +116,9 @@ def test_generation_begins_with_the_logits_of_prefill(
     expected = [int(out.logits.argmax())]
     with torch.no_grad():
         while len(expected) < 4:
-            step = engine.model(torch.tensor([expected[-1:]]), past_key_values=out.cache)
+            step = engine.model(
+                torch.tensor([expected[-1:]]), **cache_argument(engine.model, out.cache)
+            )
             expected.append(int(step.logits[0, -1].argmax()))
     assert drawn.token_ids == expected
     assert ids.shape[1] == drawn.report.prompt_tokens
@@ -133,7 +136,9 @@ def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -
     out = engine.prefill(ask(chunks), recompute_ratio=1.0)
     more = [7, 301, 44]
     with torch.no_grad():
-        ours = engine.model(torch.tensor([more]), past_key_values=out.cache).logits[0, -1]
+        ours = engine.model(torch.tensor([more]), **cache_argument(engine.model, out.cache)).logits[
+            0, -1
+        ]
     assert distance(ours, reference(engine, out.token_ids + more)) < TOLERANCE
 
 

@@ -14,6 +14,7 @@ from tiny import tiny_model, tiny_tokenizer
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.corpus import SINKS_KEPT
+from ragkv.model.calls import cache_argument
 from ragkv.model.memory import Workspace
 
 A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
@@ -142,7 +143,7 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
     length, capacity = out.cache.get_seq_length(), out.cache.keys.shape[2]
     fresh = torch.tensor([[5] * (capacity - length + 1)])
     with torch.no_grad():
-        kv.model(fresh, past_key_values=out.cache, use_cache=True)
+        kv.model(fresh, **cache_argument(kv.model, out.cache), use_cache=True)
     assert out.cache.get_seq_length() == capacity + 1
     assert out.cache.keys.shape[2] >= capacity + 256
     for index, (keys, values) in enumerate(before):

@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import UnsupportedModelError
+from ragkv.model.calls import cache_in
 from ragkv.model.load import load_model
 from ragkv.select import method_names
 
@@ -163,6 +164,6 @@ def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(
         engine.precompute(chunks)
         out = engine.prefill(prompt_of(chunks), method="reuse")
         with torch.no_grad():
-            cache = engine.model(torch.tensor([out.token_ids]), use_cache=True).past_key_values
+            cache = cache_in(engine.model(torch.tensor([out.token_ids]), use_cache=True))
         keys = out.cache.layer(0)[0][:, : len(out.token_ids)]
         torch.testing.assert_close(keys, cache.layers[0].keys[0], atol=2e-5, rtol=1e-4)

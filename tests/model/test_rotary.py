@@ -8,6 +8,7 @@ from tiny import FAMILIES, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv.model.architecture import backbone_of, describe
+from ragkv.model.calls import cache_argument
 from ragkv.model.rotary import RotaryTables, Table, add_rotated, rotate, unrotate
 
 
@@ -15,7 +16,7 @@ def cached_keys(model: torch.nn.Module, ids: torch.Tensor, first: int) -> torch.
     cache = DynamicCache()
     positions = torch.arange(first, first + ids.shape[1])[None]
     with torch.no_grad():
-        model(ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        model(ids, position_ids=positions, **cache_argument(model, cache), use_cache=True)
     return torch.stack([layer.keys[0] for layer in cache.layers])
 
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
 from ragkv.engine.stream import Prefilled
+from ragkv.model.calls import cache_argument
 from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
@@ -66,7 +67,8 @@ def distances(got: Run, family: str) -> list[dict[int, float]]:
     """How far each token's key and value are from a full prefill's in layer 1."""
     cache = DynamicCache()
     with torch.no_grad():
-        tiny_model(family)(torch.tensor([got.out.token_ids]), past_key_values=cache)
+        model = tiny_model(family)
+        model(torch.tensor([got.out.token_ids]), **cache_argument(model, cache))
     fresh, held = cache.layers[1], got.stale.cache.layers[1]
     return [
         {
@@ -137,7 +139,8 @@ def test_layers_0_and_1_are_exact_and_the_first_chunk_stays(make_engine: Make) -
     cache = DynamicCache()
     ids = torch.tensor([got.out.token_ids])
     with torch.no_grad():
-        tiny_model("llama")(ids, past_key_values=cache)
+        model = tiny_model("llama")
+        model(ids, **cache_argument(model, cache))
     for layer in (0, 1):
         for full, held in (
             (cache.layers[layer].keys, got.out.cache.layers[layer].keys),

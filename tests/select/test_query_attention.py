@@ -16,6 +16,7 @@ from tiny import some_chunks, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
+from ragkv.model.calls import cache_argument
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
 from ragkv.splice.layout import Origin
@@ -48,7 +49,9 @@ def plain_attention(family: str, scene: Scene) -> npt.NDArray[np.float64]:
         with torch.no_grad():
             ids = torch.from_numpy(layout.ids[places].astype(np.int64))[None]
             where = torch.tensor([places])
-            out = model(ids, position_ids=where, past_key_values=cache, output_attentions=True)
+            out = model(
+                ids, position_ids=where, **cache_argument(model, cache), output_attentions=True
+            )
         if not paid.size:
             paid = np.zeros((len(keys), out.attentions[0].shape[1], *paid.shape[2:]))
         for at, layer in enumerate(out.attentions):

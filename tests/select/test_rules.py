@@ -27,6 +27,7 @@ from ragkv.attend.observe import (
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.engine.stream import Prefilled
+from ragkv.model.calls import cache_argument
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray, Probed
 from ragkv.splice.layout import Origin
@@ -79,7 +80,8 @@ def full_prefill(ids: list[int], family: str) -> tuple[list[torch.Tensor], list[
     """Keys and values ``[kv_heads, tokens, head_dim]`` of every layer, by transformers."""
     cache = DynamicCache()
     with torch.no_grad():
-        tiny_model(family)(torch.tensor([ids]), past_key_values=cache)
+        model = tiny_model(family)
+        model(torch.tensor([ids]), **cache_argument(model, cache))
     return [layer.keys[0] for layer in cache.layers], [layer.values[0] for layer in cache.layers]
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
+from ragkv.model.calls import cache_argument
 from ragkv.model.loaded import require_reusable
 from ragkv.prompt.history import TokenHistory
 from ragkv.splice.buffer import SplicedCache
@@ -121,9 +122,8 @@ def _step(kv: RagKV, prefilled: Prefilled, history: TokenHistory, token: int) ->
             return subset_forward(require_reusable(kv.loaded), subset)[0]
     ids = torch.tensor([[token]], device=device)
     positions = torch.tensor([[place]], device=device)
-    out = kv.model(
-        input_ids=ids, position_ids=positions, past_key_values=prefilled.cache, use_cache=True
-    )
+    given = cache_argument(kv.model, prefilled.cache)
+    out = kv.model(input_ids=ids, position_ids=positions, use_cache=True, **given)
     return out.logits[0, -1].float()  # type: ignore[no-any-return]
 
 

@@ -22,6 +22,7 @@ from ragkv.decode.full import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.measure.speed.time_bound import Costs
 from ragkv.model.architecture import backbone_of
+from ragkv.model.calls import require_used
 from ragkv.model.loaded import ReusableModel
 
 _BLOCK_BYTES = 64 << 20
@@ -124,6 +125,7 @@ def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Prefill:
     int(logits.argmax())
     total = time.perf_counter() - started
     layers = timer.seconds()
+    require_used(sum(map(bool, layers)), len(layers), "layers that called the timed attention")
     return Prefill(len(ids), total - sum(layers), tuple(layers))
 
 

@@ -15,6 +15,7 @@ from ragkv.attend.rows import Rows
 from ragkv.errors import ConfigError
 from ragkv.measure.tune.target import Target, check_length
 from ragkv.model.architecture import backbone_of
+from ragkv.model.calls import require_used
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.render import Rendered, chat_head, render_sink
 from ragkv.prompt.tokens import IntArray, encode_behind, sink_tokens, tokenize
@@ -160,6 +161,7 @@ class Tail:
         finally:
             for hook in hooks:
                 hook.remove()
+        require_used(len(calls), len(self._layers), "layers that called ragkv's hook")
         self._arguments.setdefault(len(ids), [more for _, more in calls])
         return calls[0][0][0]
 
@@ -179,4 +181,5 @@ class Tail:
             for layer, more in zip(self._layers, self._arguments[hidden.shape[1]], strict=True):
                 looked_at = replace(more["ragkv_pass"], observer=observe)
                 hidden = layer(hidden, **{**more, "ragkv_pass": looked_at})
+        require_used(len(seen), 1, "layers that called ragkv's attention")
         return seen[0]

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
+from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.loaded import LoadedModel
 
 _CACHED, _NEW = (0, 512, 2048), (64, 256, 1024)
@@ -207,7 +208,9 @@ class _Prefills:
         """Return the seconds of one prefill of ``new`` tokens behind the ``cached`` ones."""
         ids = self._ids[:, cached : cached + new]
         started = time.perf_counter()
-        out = self._loaded.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        given = cache_argument(self._loaded.model, cache)
+        out = self._loaded.model(ids, use_cache=True, logits_to_keep=1, **given)
+        require_used(cache.get_seq_length(), cached + new, "rows in the cache")
         out.logits.sum().item()  # waits for the device
         return time.perf_counter() - started
 

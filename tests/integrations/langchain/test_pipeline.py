@@ -21,6 +21,7 @@ from transformers.cache_utils import StaticCache
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
+from ragkv.model.calls import cache_in
 
 PROMPT = PromptTemplate.from_template("Read:\n\n{context}\n\nQuestion: {input}\nAnswer:")
 QUESTION = "What is a target list?"
@@ -272,7 +273,7 @@ def test_other_tasks_are_refused():
 def test_in_the_place_of_a_pipelines_static_cache_is_ragkvs(caplog):
     generation._say_own_cache.cache_clear()
     made, used = pipe(cache_implementation="static"), []
-    hook = made.model.register_forward_hook(lambda _, __, out: used.append(out.past_key_values))
+    hook = made.model.register_forward_hook(lambda _, __, out: used.append(cache_in(out)))
     llm = swapped(made)
     assert llm.invoke(prompt()) == swapped().invoke(prompt())
     ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine()).invoke([("human", prompt())])

@@ -11,6 +11,7 @@ from tiny import some_chunks
 
 from ragkv.errors import ConfigError
 from ragkv.measure.quality.fidelity import Reference, compared, fidelity, reference
+from ragkv.model.calls import cache_argument
 
 FAMILIES = ["llama", "llama-yarn", "qwen3", "mistral-window", "gemma3", "phi3"]
 CHUNKS = some_chunks(3)
@@ -63,7 +64,9 @@ def test_kl_and_agreement_are_those_of_their_definition(make_engine):
     rows = [reused.logits]
     with torch.inference_mode():  # one token at a time, through the cache alone
         for token in against.token_ids[:-1]:
-            out = kv.model(torch.tensor([[token]]), past_key_values=reused.cache, use_cache=True)
+            out = kv.model(
+                torch.tensor([[token]]), **cache_argument(kv.model, reused.cache), use_cache=True
+            )
             rows.append(out.logits[0, -1])
     q = torch.stack(rows).double().softmax(-1)
     p = against.log_probs.exp()

@@ -20,6 +20,7 @@ from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.model.calls import cache_in
 from ragkv.report.clock import Clock
 from ragkv.splice import place
 from ragkv.store import ChunkStore, MemoryStore, TieredStore
@@ -427,7 +428,7 @@ def test_layers_are_placed_as_they_are_wanted(
     engine_cache: list[object] = []
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _, args, given: engine_cache.append(given["past_key_values"]) or look(),
+            lambda _, args, given: engine_cache.append(cache_in(given)) or look(),
             with_kwargs=True,
         )
         for layer in engine.model.model.layers
