@@ -47,7 +47,8 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
 def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return ``say(engine, *texts)``: the engine's next answers are these texts, again and again.
 
-    The model is asked as ever, and what it would have said is ignored.
+    The model is asked as ever, and what it would have said is ignored. Where a schema forbids a
+    token it says what it may.
     """
 
     def say(engine: RagKV, *texts: str) -> None:
@@ -61,7 +62,13 @@ def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return draw(*args, **given)
 
         monkeypatch.setattr(loop.Loop, "__call__", begin)
-        monkeypatch.setattr(loop, "_drawn", lambda *_, **__: torch.tensor([[next(answer)]]))
+
+        def drawn(scores: torch.Tensor, **_: object) -> torch.Tensor:
+            token = next(answer, end)
+            allowed = scores[0, token] > float("-inf")
+            return torch.tensor([[token]]) if allowed else scores.argmax(dim=-1, keepdim=True)
+
+        monkeypatch.setattr(loop, "_drawn", drawn)
 
     return say
 

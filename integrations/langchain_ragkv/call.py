@@ -38,9 +38,10 @@ class Call:
             self.keywords.tool_choice,
             parallel_tool_calls=self.keywords.parallel_tool_calls,
         )
+        form = {"json_schema": None} if prompt.has_to_call else {}  # the answer is the call
         if isinstance(self.kv, RemoteRagKV):
-            return self.kv.stream(prompt, timeout=self.timeout, **self.arguments)
-        return self.kv.stream(prompt, **self.arguments)
+            return self.kv.stream(prompt, timeout=self.timeout, **self.arguments | form)
+        return self.kv.stream(prompt, **self.arguments | form)
 
     def result(self, completion: Completion) -> ChatResult:
         """Return the whole answer."""

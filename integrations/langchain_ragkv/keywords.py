@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, ValidationError
 
+from langchain_ragkv.structured import json_schema_of
 from langchain_ragkv.tools import definitions
-from ragkv import DecodeConfig, ReuseConfig
-from ragkv.config import check_known, check_removed
+from ragkv import ReuseConfig
+from ragkv.config import DECODE_SETTINGS, check_known, check_removed
 from ragkv.errors import ConfigError
 
 _SETTABLE_TO_NONE = ("timeout", "grouping", "auxiliary_model", "calibrated_for")
@@ -82,7 +82,7 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
                 "response_format and json_schema both set the answer's form: omit one"
             )
         rest["json_schema"], parse = _format(wanted)
-    known = [each.name for kind in (DecodeConfig, ReuseConfig) for each in fields(kind)]
+    known = [*DECODE_SETTINGS, *(each.name for each in fields(ReuseConfig))]
     check_known("keyword", rest, [*known, *_OF_CHATS], _ALSO)
     return Keywords(tools, choice, parallel, parse), rest
 
@@ -106,10 +106,8 @@ def _format(wanted: Any) -> tuple[dict[str, Any] | None, Callable[[str], Any] | 
             return {**schema, **({"strict": True} if rest.get("strict") else {})}, None
         case {"type": "json_schema"}:
             raise ConfigError("response_format needs {'json_schema': {'name', 'schema'}}")
-        case dict() if "name" not in wanted:
-            return dict(wanted), None
     try:
-        schema = convert_to_json_schema(wanted)
+        schema = json_schema_of(wanted)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"response_format must be OpenAI's, a class or a JSON schema, not {wanted!r}"

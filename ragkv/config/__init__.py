@@ -2,7 +2,7 @@
 
 from ragkv.config.batch import BatchConfig
 from ragkv.config.checks import check_known, check_removed, check_whole
-from ragkv.config.decode import LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
+from ragkv.config.decode import DECODE_SETTINGS, LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.generation import (
     GENERATION,
     PASSED_ON,
@@ -15,6 +15,7 @@ from ragkv.config.template import checked_variables
 
 __all__ = [
     "CODECS",
+    "DECODE_SETTINGS",
     "GENERATION",
     "LEAST_TEMPERATURE",
     "MEMORY",

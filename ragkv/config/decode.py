@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ragkv.config.checks import check_bool, check_number, check_whole
@@ -51,6 +51,9 @@ class DecodeConfig:
     json_schema
         The answer is JSON that follows this schema, unless ``max_new_tokens`` cuts it short;
         ``{"type": "object"}`` is any object. Needs ``ragkv[structured]``.
+    json_schema_unless
+        Texts: an answer that begins with one of them is free of the schema. Where a prompt has
+        tools they are what calls begin with.
     generation
         More settings by their names in transformers' ``GenerationConfig``: ``repetition_penalty``,
         ``no_repeat_ngram_size``, ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
@@ -70,6 +73,7 @@ class DecodeConfig:
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] | None = None
+    json_schema_unless: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -111,3 +115,9 @@ def _is_readable(text: str) -> bool:
     with suppress(UnicodeEncodeError):
         return bool(text.encode())
     return False
+
+
+DECODE_SETTINGS = tuple(
+    each.name for each in fields(DecodeConfig) if each.name != "json_schema_unless"
+)
+"""Names of what a call can set."""

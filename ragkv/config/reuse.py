@@ -16,7 +16,7 @@ from ragkv.config.checks import (
     check_text,
     check_whole,
 )
-from ragkv.config.decode import DecodeConfig
+from ragkv.config.decode import DECODE_SETTINGS
 from ragkv.errors import ConfigError
 
 PROFILE_FORMAT = 1
@@ -197,8 +197,7 @@ class ReuseConfig:
     def override(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed; unknown names raise ConfigError."""
         check_removed(changes)
-        known, others = ([each.name for each in fields(kind)] for kind in (self, DecodeConfig))
-        check_known("reuse setting", changes, known, others)
+        check_known("reuse setting", changes, [each.name for each in fields(self)], DECODE_SETTINGS)
         return replace(self, **changes)
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from ragkv.config.schema import grammar_of
+from ragkv.decode.openings import Openings
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class SchemaConstraint(LogitsProcessor):
         The model's end-of-sequence tokens.
     begin
         Tokens of ``input_ids`` before the answer.
+    unless
+        Texts: an answer that begins with one of them is free.
 
     Raises
     ------
@@ -54,33 +57,47 @@ class SchemaConstraint(LogitsProcessor):
         vocabulary: int,
         ends: tuple[int, ...],
         begin: int,
+        unless: tuple[str, ...] = (),
     ) -> None:
         from llguidance import LLMatcher
 
         self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
         self._seen = begin
+        self._openings = Openings(tokenizer, unless)
+        self._broken = False
         self._check()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Mask ``[1, vocab]`` scores after ``input_ids`` ``[1, tokens]``."""
         self._follow(input_ids)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        allowed = np.unpackbits(bits, bitorder="little", count=scores.shape[-1])
+        if self._openings.reached:
+            return scores
+        allowed = np.zeros(scores.shape[-1], dtype=np.uint8)
+        if not self._broken:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            self._check()
+            allowed = np.unpackbits(bits, bitorder="little", count=scores.shape[-1])
+        allowed[self._openings.tokens()] = 1
         hidden = torch.from_numpy(allowed == 0).to(scores.device)
         return scores.masked_fill(hidden, float("-inf"))
 
     def is_complete(self, input_ids: torch.Tensor) -> bool:
         """Whether nothing but the end can follow."""
         self._follow(input_ids)
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._openings.reached
 
     def _follow(self, input_ids: torch.Tensor) -> None:
         new = input_ids[0, self._seen :].tolist()
         self._seen += len(new)
-        if new and not self._matcher.is_stopped():
-            self._matcher.consume_tokens(new)
-            self._check()
+        for token in new:
+            self._openings.feed(token)
+            if self._openings.reached or self._matcher.is_stopped():
+                return
+            if self._openings.possible:  # the beginning of a text, which the schema may not know
+                self._broken |= not self._matcher.validate_tokens([token])
+            if not self._broken:
+                self._matcher.consume_token(token)
+                self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -156,6 +156,7 @@ def draw(
             vocabulary=config_of(loaded.model).vocab_size,
             ends=tuple(settings.eos_token_id or ()),
             begin=begin,
+            unless=config.json_schema_unless,
         )
         processors.append(constraint)
     out = generate(

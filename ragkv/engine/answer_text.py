@@ -7,6 +7,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.config import DecodeConfig
+from ragkv.config.schema import DOCUMENT
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
@@ -15,17 +16,30 @@ from ragkv.prompt.tools.calls import MISSING, InvalidToolCall, ToolCall
 from ragkv.prompt.tools.reader import CallReader, format_of
 
 
-def with_forced_call(decode: DecodeConfig, prompt: Prompt) -> DecodeConfig:
+def with_calls(
+    decode: DecodeConfig, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
+) -> DecodeConfig:
     """Constrain the answer to the call that the prompt's ``tool_choice`` asks for.
+
+    Where it leaves that to the model, an answer follows the schema unless it is a call.
 
     Raises
     ------
     ConfigError
-        The call has a schema of its own, too.
+        A call that has to be made has a schema of its own, too.
     """
-    schema = prompt.forced_schema if isinstance(prompt, Chat) else None
-    if schema is None:
+    if not isinstance(prompt, Chat) or not prompt.reads_calls:
         return decode
+    schema = prompt.forced_schema
+    if schema is None and decode.json_schema is None:
+        return decode
+    if schema is None:
+        form = format_of(tokenizer)
+        texts = form.marks if form.openings is None else form.openings
+        if "{" in texts:  # a call may be JSON, too
+            answer = {**(decode.json_schema or {}), DOCUMENT: "json_schema"}
+            decode = replace(decode, json_schema={"anyOf": [answer, *prompt.call_schemas]})
+        return replace(decode, json_schema_unless=tuple(text for text in texts if text != "{"))
     if decode.json_schema is not None:
         raise ConfigError("tool_choice asks for a call, and json_schema for an answer: omit one")
     return replace(decode, json_schema=schema)

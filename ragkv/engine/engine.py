@@ -16,7 +16,7 @@ from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, TokenLogprobs
 from ragkv.decode.stopping import stops_of
-from ragkv.engine.answer_text import AnswerText, with_forced_call
+from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
@@ -253,7 +253,7 @@ class RagKV(Speculates, EngineState):
         further = (ignore_eos, logprobs, json_schema, generation)
         decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
         asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_forced_call(decode, asked)
+        decode = with_calls(decode, asked, self.tokenizer)
         request = self._request(asked, overrides, decode)
         with self._lifecycle:
             return self._complete(request, decode)
@@ -282,7 +282,7 @@ class RagKV(Speculates, EngineState):
         further = (ignore_eos, logprobs, json_schema, generation)
         decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
         asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_forced_call(decode, asked)
+        decode = with_calls(decode, asked, self.tokenizer)
         request = self._request(asked, overrides, decode)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),

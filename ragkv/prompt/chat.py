@@ -87,13 +87,15 @@ class Chat(Sequence[Message]):
         """The JSON schema of the one call that the answer has to be; None where it is free."""
         if not self.has_to_call:
             return None
-        wanted = [
-            tool["function"]
-            for tool in self.tools
-            if self.tool_choice in ("any", tool["function"]["name"])
-        ]
-        calls = [_schema_of(function) for function in wanted]
+        calls = self.call_schemas
         return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+    @property
+    def call_schemas(self) -> list[dict[str, Any]]:
+        """The JSON schemas of the calls that may be made."""
+        functions = [tool["function"] for tool in self.tools]
+        named = [each for each in functions if each["name"] == self.tool_choice]
+        return [_schema_of(function) for function in named or functions]
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -51,6 +51,8 @@ async def chat_completions(request: Request, engine: Engine) -> Response:
     service = service_of(request)
     body = parse(ChatFields, await read_json(request, service.settings))
     prompt, schema = body.chat, body.response_format.schema_of_answers
+    if prompt.has_to_call:  # the answer is the call
+        schema = None
     if schema is not None:  # kept, so that it does not take the event loop's time
         await service.in_thread(check_schema, "response_format", schema)
     most = body.max_completion_tokens or body.max_tokens or service.settings.answer_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 from tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
@@ -187,3 +188,79 @@ def test_a_second_call_that_is_cut_off(make_kv, make_say):
     assert [call.name for call in answer.tool_calls] == ["search"]
     assert [call.name for call in answer.invalid_tool_calls] == ["search"]
     assert answer.openai_finish_reason == "length"
+
+
+# ---- tools beside a schema of answers
+
+PLACE = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 3}, "floor": {"enum": [1, 2]}},
+    "required": ["name", "floor"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, said) for name, said, text in TWICE if not text and name != "llama3"),
+        ("hermes", f"{HERMES}\n{HERMES}"),
+        ("gemma", GEMMA + GEMMA),
+        ("llama3", f"<|python_tag|>{LLAMA}; {LLAMA}"),
+    ],
+)
+def test_a_call_in_place_of_an_answer_by_a_schema(make_kv, make_say, name, said, streaming):
+    kv = make_kv(name)
+    make_say(kv, said.removeprefix("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"))
+    answer = finished(
+        kv, Chat(ASKED, [SEARCH, LOOK]), streaming, json_schema=PLACE, max_new_tokens=300
+    )
+    assert [call.name for call in answer.tool_calls][:1] == ["search"]
+    assert len(answer.tool_calls) == 2
+    assert answer.text == ""
+
+
+def test_a_call_of_llama_in_place_of_an_answer(make_kv, make_say):
+    """It is JSON as the answer would be, and so is told by its members."""
+    kv, chat = make_kv("llama3"), Chat(ASKED, [SEARCH, LOOK])
+    make_say(kv, LLAMA.replace("parameters", "arguments"))
+    (call,) = kv.generate(chat, json_schema=PLACE, max_new_tokens=60).tool_calls
+    assert (call.name, call.arguments) == ("search", {"page": 5})
+    make_say(kv, '{"name": "loo", "floor": 2}')
+    answer = kv.generate(chat, json_schema=PLACE, max_new_tokens=60)
+    assert (json.loads(answer.text), answer.tool_calls) == ({"name": "loo", "floor": 2}, ())
+    form = {"$ref": "#/$defs/P", "$defs": {"P": PLACE}}
+    assert kv.generate(chat, json_schema=form, max_new_tokens=60).text
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [*((name, "auto") for name in sorted(MARKS)), ("hermes", "none")]
+)
+@pytest.mark.parametrize("said", ["It is upstairs.", ""])
+def test_an_answer_by_a_schema_beside_tools(make_kv, make_say, name, said, choice):
+    """Where the model makes no call."""
+    kv = make_kv(name)
+    make_say(kv, said)
+    chat = Chat(ASKED, [SEARCH], choice)
+    answer = kv.generate(chat, json_schema=PLACE, max_new_tokens=60)
+    assert answer.finish_reason == "stop"
+    assert json.loads(answer.text).keys() == {"name", "floor"}
+    assert (answer.tool_calls, answer.invalid_tool_calls) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "begin"),
+    [
+        ("hermes", "<start", "<tool_call>"),
+        ("mistral", "[1, 2", "[TOOL_CALLS]"),
+        ("gemma", "<tool_call>", "<start_function_call>"),
+    ],
+)
+def test_a_call_that_has_begun_goes_on(make_kv, make_say, name, said, begin):
+    """No other text has its first characters."""
+    kv = make_kv(name)
+    make_say(kv, said)
+    chat = Chat(ASKED, [SEARCH])
+    answer = kv.generate(chat, json_schema=PLACE, max_new_tokens=60)
+    assert kv.tokenizer.decode(answer.token_ids).startswith(begin)

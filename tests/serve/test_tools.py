@@ -150,6 +150,23 @@ def test_a_response_format(client_and_engine, streaming):
     assert 1 <= json.loads(text)["page"] <= 9
 
 
+def test_a_response_format_beside_tools(client_and_engine, make_say):
+    """An answer is a call or in that form; a call that has to be made is one."""
+    client, kv = client_and_engine
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    make_say(kv, CALL, "On page 5.", '{"name": "search", "arguments": {"page": 5}}')
+    called, answered, forced = (
+        ended(client, streaming=False, tools=[SEARCH], response_format=form, tool_choice=choice)
+        for choice in ("auto", "auto", "required")
+    )
+    assert [answer.finish_reason for answer in (called, answered, forced)] == [
+        *("tool_calls", "stop", "tool_calls")
+    ]
+    assert json.loads(answered.message.content).keys() == {"page"}
+    for answer in (called, forced):
+        assert json.loads(answer.message.tool_calls[0].function.arguments) == {"page": 5}
+
+
 def test_any_object(client_and_engine):
     client, _ = client_and_engine
     answer = ask_for(client, response_format={"type": "json_object"}, max_tokens=5)

@@ -68,6 +68,8 @@ class ToolFormat:
         Returns the text and the calls of a whole answer; it never raises.
     inner_marks
         Texts within and behind calls that may be the names of special tokens.
+    openings
+        What an answer that is a call begins with; None for the marks.
     first
         Formats with a lower number are asked first whether a template suits.
     """
@@ -77,6 +79,7 @@ class ToolFormat:
     marks: tuple[str, ...]
     parse: Callable[[str], tuple[str, list[AnyCall]]]
     inner_marks: tuple[str, ...] = ()
+    openings: tuple[str, ...] | None = None
     first: int = 1
 
 

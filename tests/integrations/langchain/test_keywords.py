@@ -229,6 +229,19 @@ def test_an_agents_response_format(chat, strategy):
     assert isinstance(state["structured_response"], Person)
 
 
+def test_an_agent_of_tools_and_a_response_format(chat, make_say):
+    """A step is a call or an answer in that form."""
+    llm, kv = chat
+    make_say(kv, CALL, '{"name": "Tom", "age": 3}')
+    agent = create_agent(llm, [add], response_format=ProviderStrategy(Person))
+    state = agent.invoke({"messages": [("human", "How old?")]})
+    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
+    assert state["structured_response"] == Person(name="Tom", age=3)
+    make_say(kv, FORCED)
+    bound = llm.bind_tools([add], tool_choice="any", response_format=Person)
+    assert [call["name"] for call in bound.invoke("x").tool_calls] == ["add"]
+
+
 # ---- lengths, log-probabilities, None, and names
 
 

@@ -39,5 +39,6 @@ FORMAT = ToolFormat(
     ("<|channel|>", "<|start|>"),
     parse,
     ("<|message|>", "<|call|>", "<|end|>", "<|return|>", "<|constrain|>"),
+    openings=("<|channel|>commentary to=functions.",),
     first=0,
 )

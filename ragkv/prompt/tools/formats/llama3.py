@@ -23,11 +23,17 @@ def parse(text: str) -> tuple[str, list[AnyCall]]:
         except (ValueError, RecursionError):
             calls.append(call_of(rest))
             break
-        if not tag and not calls and not (isinstance(found, dict) and "name" in found):
+        if not tag and not calls and not _is_call(found):
             return text, []  # an answer that is JSON
         calls.append(call_from(found, rest[:end]))
         rest = rest[end:].lstrip("; \n\t")
     return (before if tag else ""), calls
+
+
+def _is_call(found: object) -> bool:
+    return (
+        isinstance(found, dict) and "name" in found and bool({"parameters", "arguments"} & {*found})
+    )
 
 
 FORMAT = ToolFormat(
