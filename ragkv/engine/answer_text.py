@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +13,7 @@ from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt
-from ragkv.prompt.tools.calls import MISSING, InvalidToolCall, ToolCall
+from ragkv.prompt.tools.calls import MISSING, AnyCall, InvalidToolCall, ToolCall
 from ragkv.prompt.tools.reader import CallReader, format_of
 
 
@@ -45,6 +46,13 @@ def with_calls(
     return replace(decode, json_schema=schema)
 
 
+def _written(call: AnyCall) -> str:
+    """Return a call that is none as text."""
+    if isinstance(call, InvalidToolCall):
+        return call.text
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+
+
 class AnswerText:
     """Text of an answer without special tokens, stop texts and tool calls.
 
@@ -54,7 +62,8 @@ class AnswerText:
         All of it, once it is finished.
     tool_calls, invalid_tool_calls
         What the answer calls, where the prompt has tools. What has no tool's name
-        yet is text, and nothing where the answer had to be a call.
+        yet, or that of a tool that is not allowed, is text, and nothing where the answer had to be
+        a call.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class AnswerText:
     ) -> None:
         self._calls: CallReader | None = None
         self._one_call = isinstance(prompt, Chat) and not prompt.parallel_tool_calls
+        self._may_call = prompt.may_call if isinstance(prompt, Chat) else bool
         marks: tuple[str, ...] = ()
         if isinstance(prompt, Chat) and prompt.reads_calls:
             form = None if prompt.has_to_call else format_of(tokenizer)
@@ -91,15 +101,18 @@ class AnswerText:
             return rest
         self.text, found = self._calls.finish()
         cut_off = cut_off or self._calls.format is None
-        unread = [call for call in found if isinstance(call, InvalidToolCall)]
-        unread = [call for call in unread if not call.name or (cut_off and call.error == MISSING)]
+        unread = [call for call in found if not self._is_call(call, cut_off=cut_off)]
         calls = [call for call in found if call not in unread][: 1 if self._one_call else None]
         if self._calls.format is not None:
-            self.text = "\n".join(filter(None, [self.text, *(call.text for call in unread)]))
+            self.text = "\n".join(filter(None, [self.text, *map(_written, unread)]))
         self.tool_calls = tuple(call for call in calls if isinstance(call, ToolCall))
         invalid = (call for call in calls if isinstance(call, InvalidToolCall))
         self.invalid_tool_calls = tuple(invalid)
         return rest + self.text[self._emitted :]
+
+    def _is_call(self, call: AnyCall, *, cut_off: bool) -> bool:
+        is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
+        return bool(call.name) and not is_missing and self._may_call(call.name)
 
     @property
     def is_complete(self) -> bool:

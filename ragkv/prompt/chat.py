@@ -13,6 +13,7 @@ from ragkv.errors import ConfigError
 from ragkv.prompt.messages import Message, normal_messages
 
 CHOICES = ("auto", "none", "any")
+_WORDS = ("auto", "none", "required")
 
 
 class Chat(Sequence[Message]):
@@ -34,8 +35,9 @@ class Chat(Sequence[Message]):
         ``"auto"``: the model decides. ``"none"``: calls are not read, the definitions stay in the
         prompt. ``"any"``, or the name of a tool: the answer is one call, by constrained decoding,
         which needs ``ragkv[structured]``. Also as other libraries write it: None and False
-        (``"auto"``), ``"required"`` and True (``"any"``), OpenAI's objects (a function, and
-        ``allowed_tools``, which leaves the other tools out), and ``{"type", "name"}``.
+        (``"auto"``), ``"required"`` and True (``"any"``), ``{"type", "name"}``, and OpenAI's
+        objects: a function, and ``allowed_tools``, which may be called alone, while the
+        definitions of the others stay in the prompt.
     parallel_tool_calls
         False: an answer has one call at most; generation ends behind it.
     chat_template_kwargs
@@ -60,14 +62,17 @@ class Chat(Sequence[Message]):
         self._messages = normal_messages(messages)
         self.chat_template_kwargs = checked_variables(chat_template_kwargs)
         self.tools = tuple(_checked(tool) for tool in tools)
+        self.allowed_tools: frozenset[str] | None = None
         if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
-            tool_choice, self.tools = _allowed(tool_choice, self.tools)
+            tool_choice, self.allowed_tools = _allowed(tool_choice, self.tools)
         self.tool_choice = choice = _word_of(tool_choice)
         self.parallel_tool_calls = parallel_tool_calls
         names = [tool["function"]["name"] for tool in self.tools]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"tools: two have the name {min(twice)!r}")
         if choice not in {*CHOICES, *names}:
             raise ConfigError(
-                f"tool_choice must be one of {', '.join([*CHOICES, *names])}, not {tool_choice!r}"
+                f"tool_choice must be one of {', '.join([*_WORDS, *names])}, not {tool_choice!r}"
             )
         if choice == "any" and not names:
             raise ConfigError(f"tool_choice {tool_choice!r} needs a tool")
@@ -76,6 +81,10 @@ class Chat(Sequence[Message]):
     def reads_calls(self) -> bool:
         """Whether calls are read out of the answer."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    def may_call(self, name: str) -> bool:
+        """Whether the tool is one of those that are allowed."""
+        return self.allowed_tools is None or name in self.allowed_tools
 
     @property
     def has_to_call(self) -> bool:
@@ -94,6 +103,7 @@ class Chat(Sequence[Message]):
     def call_schemas(self) -> list[dict[str, Any]]:
         """The JSON schemas of the calls that may be made."""
         functions = [tool["function"] for tool in self.tools]
+        functions = [each for each in functions if self.may_call(each["name"])]
         named = [each for each in functions if each["name"] == self.tool_choice]
         return [_schema_of(function) for function in named or functions]
 
@@ -123,14 +133,14 @@ def _word_of(tool_choice: object) -> str:
         case {"type": ("auto" | "none" | "any") as word}:
             return str(word)
     raise ConfigError(
-        f"tool_choice must be 'auto', 'none', 'any' or a tool's name, not {tool_choice!r}"
+        f"tool_choice must be 'auto', 'none', 'required' or a tool's name, not {tool_choice!r}"
     )
 
 
 def _allowed(
     tool_choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> tuple[object, tuple[Mapping[str, Any], ...]]:
-    """Return the mode of OpenAI's ``allowed_tools``, and the tools that it names."""
+) -> tuple[object, frozenset[str]]:
+    """Return the mode of OpenAI's ``allowed_tools``, and the names of its tools."""
     match tool_choice.get("allowed_tools", tool_choice):
         case {"mode": ("auto" | "required") as mode, "tools": [*listed]}:
             names = [_word_of(each) for each in listed]
@@ -139,10 +149,12 @@ def _allowed(
                 "allowed_tools must have a mode, 'auto' or 'required', and tools, not "
                 f"{tool_choice!r}"
             )
-    known = {tool["function"]["name"]: tool for tool in tools}
+    known = {tool["function"]["name"] for tool in tools}
+    if not names:
+        raise ConfigError("allowed_tools must have a tool")
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"allowed_tools names {', '.join(unknown)}, which is none of the tools")
-    return mode, tuple(tool for name, tool in known.items() if name in names)
+    return mode, frozenset(names)
 
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +180,8 @@ def _checked(tool: object) -> Mapping[str, Any]:
             "a tool must be {'type': 'function', 'function': {'name', 'description', "
             f"'parameters'}}, not {tool!r}"
         )
+    if not function["name"].strip():
+        raise ConfigError(f"a tool must have a name, not {function['name']!r}")
     return {"type": "function", **tool}  # type: ignore[dict-item]
 
 

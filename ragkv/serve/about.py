@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from ragkv.engine.engine import RagKV
 from ragkv.serve.body import Json, read_json
-from ragkv.serve.engine_calls import token_ids
-from ragkv.serve.fields import Fields, Variables, parse, plain_messages
+from ragkv.serve.engine_calls import text_of_ids, token_ids
+from ragkv.serve.fields import Fields, TokenId, Variables, parse, plain_messages
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, Service, service_of
@@ -23,13 +23,23 @@ _STARTED = int(time.time())
 
 
 class TokenizeFields(Fields):
-    """The body of ``/tokenize``."""
+    """The body of ``/tokenize``, as vLLM has it."""
 
     model: str = "default"
     prompt: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: Literal[True] = True
+    return_token_strs: bool = False
     messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
     chat_template_kwargs: Variables = Field(default_factory=dict)
+
+
+class DetokenizeFields(Fields):
+    """The body of ``/detokenize``."""
+
+    model: str = "default"
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class SinkFields(Fields):
@@ -113,8 +123,21 @@ async def tokenize(request: Request, engine: Engine) -> Response:
     if body.messages is not None:
         prompt = plain_messages(body.messages, body.tools, body.chat_template_kwargs)
     service.check_prompt(prompt)
-    ids = await service.in_thread(token_ids, engine, prompt)
-    return Json({"tokens": ids, "count": len(ids)})
+    special = body.add_special_tokens
+    ids = await service.in_thread(token_ids, engine, prompt, add_special_tokens=special)
+    found = {"tokens": ids, "count": len(ids), "max_model_len": engine.loaded.positions}
+    if body.return_token_strs:
+        found["token_strs"] = engine.tokenizer.convert_ids_to_tokens(ids)
+    return Json(found)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, engine: Engine) -> Response:
+    """Return the text of tokens, special ones included."""
+    service = service_of(request)
+    body = parse(DetokenizeFields, await read_json(request, service.settings))
+    service.require_model(body.model)
+    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens, "tokens")})
 
 
 @router.post("/v1/sink")

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import RagKVError
@@ -18,7 +19,15 @@ from ragkv.serve import about, answering, chunks
 from ragkv.serve.body import Json
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.refusal import RefusedError, refusal_of
+from ragkv.serve.request_id import RequestIds
 from ragkv.serve.service import Service, service_of
+
+
+class _App(FastAPI):
+    """Puts ids around everything: errors of the server's own are answered outside of middleware."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return RequestIds(super().build_middleware_stack())
 
 
 def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
@@ -40,7 +49,7 @@ def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
         A namespace that is served has no engine.
     """
     # the pages that describe an API load scripts from elsewhere
-    app = FastAPI(title="ragkv", lifespan=_lifespan, openapi_url=None)
+    app = _App(title="ragkv", lifespan=_lifespan, openapi_url=None)
     app.state.service = Service(settings, engines)
     for module in (answering, chunks, about):
         app.include_router(module.router)

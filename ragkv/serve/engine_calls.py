@@ -8,7 +8,7 @@ from typing import Any
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
-from ragkv.prompt.render import Prompt, render
+from ragkv.prompt.render import Prompt, Rendered, render
 from ragkv.prompt.tokens import tokenize
 from ragkv.report.account import ReuseReport
 from ragkv.select import method_of
@@ -51,8 +51,13 @@ def overrides_of(engine: RagKV, fields: ReuseFields) -> dict[str, Any]:
     return given
 
 
-def text_of_ids(engine: RagKV, ids: Sequence[int]) -> str:
+def text_of_ids(engine: RagKV, ids: Sequence[int], param: str = "prompt") -> str:
     """Return the text of token ids, special tokens included: the engine reads text alone.
+
+    Parameters
+    ----------
+    param
+        The field that has them.
 
     Raises
     ------
@@ -63,12 +68,12 @@ def text_of_ids(engine: RagKV, ids: Sequence[int]) -> str:
     if positions is not None and len(ids) > positions:
         raise RefusedError(
             *(400, f"A prompt of {len(ids)} tokens exceeds the model's {positions} positions."),
-            param="prompt",
+            param=param,
             code="context_length_exceeded",
         )
     if any(token >= known for token in ids):
         raise RefusedError(
-            400, f"Token ids must be less than {known}.", param="prompt", code="invalid_value"
+            400, f"Token ids must be less than {known}.", param=param, code="invalid_value"
         )
     return text_of(engine, ids)
 
@@ -82,10 +87,22 @@ def text_of(engine: RagKV, ids: Sequence[int]) -> str:
     )
 
 
-def token_ids(engine: RagKV, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt as the engine reads it."""
+def token_ids(
+    engine: RagKV, prompt: Prompt, *, add_special_tokens: bool | None = None
+) -> list[int]:
+    """Return the tokens of a prompt as the engine reads it.
+
+    Parameters
+    ----------
+    add_special_tokens
+        False: without those that the tokenizer adds to a text; True: with them, though a chat
+        template has written some.
+    """
     tokenizer = engine.tokenizer
-    return [int(token) for token in tokenize(render(prompt, tokenizer), tokenizer).ids]
+    rendered = render(prompt, tokenizer)
+    if add_special_tokens is False or (add_special_tokens and not isinstance(prompt, str)):
+        rendered = Rendered(rendered.text, add_special_tokens)
+    return [int(token) for token in tokenize(rendered, tokenizer).ids]
 
 
 def warm_up(engine: RagKV) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from ragkv.config import checked_variables
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.messages import arguments_of, text_of
-from ragkv.serve.refusal import RefusedError
+from ragkv.serve.messages import check_results, plain_message, without_nulls
+from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
 
 IGNORED = frozenset(
     {
@@ -55,11 +59,6 @@ TokenId = Annotated[int, Field(ge=0, le=2**31)]
 
 Variables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
 """Variables of the chat template."""
-
-_OF_CLIENTS = ("schema", "parameters", "arguments", "metadata", "chat_template_kwargs")
-"""Fields whose value is a client's own JSON, in which null is a value."""
-_DEEPEST = 8
-"""Objects and lists within one another in which fields of the API are."""
 
 
 class Fields(BaseModel):
@@ -117,6 +116,12 @@ class AnswerFields(Fields):
     stream_options: StreamOptions = StreamOptions()
     ragkv: AnswerReuse = AnswerReuse()
 
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise not_without("stream_options", "stream")
+        return self
+
 
 class CalledFunction(Fields):
     """A function that an earlier answer called."""
@@ -151,7 +156,7 @@ class Message(Fields):
     @classmethod
     def _known_role(cls, role: object) -> object:
         if role == "function":
-            raise _unsupported("messages", f"messages with the role {role!r}")
+            raise unsupported("messages", f"messages with the role {role!r}")
         return "system" if role == "developer" else role  # its newer name
 
     @field_validator("content", mode="before")
@@ -186,18 +191,40 @@ class NamedTool(Fields):
     function: NamedFunction
 
 
-class AllowedToolsMode(Fields):
-    """Whether one of these tools has to be called."""
+class AllowedTools(Fields):
+    """Some of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(fail_fast=True)]
 
 
-class AllowedTools(Fields):
+class SomeTools(Fields):
     """``"tool_choice"`` among some of the tools."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: AllowedToolsMode
+    allowed_tools: AllowedTools
+
+
+_KINDS_OF_CHOICE = {"function": "a tool", "allowed_tools": "some tools"}
+
+
+def _kind_of_choice(given: object) -> str:
+    if isinstance(given, Fields):
+        return "some tools" if isinstance(given, SomeTools) else "a tool"
+    if not isinstance(given, Mapping):
+        return "a word"
+    kind = given.get("type", "function")
+    if kind not in _KINDS_OF_CHOICE:
+        raise unsupported("tool_choice", f"a tool_choice of the type {kind!r}")
+    return _KINDS_OF_CHOICE[kind]
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("a word")]
+    | Annotated[NamedTool, Tag("a tool")]
+    | Annotated[SomeTools, Tag("some tools")],
+    Discriminator(_kind_of_choice),
+]
 
 
 class NamedSchema(Fields):
@@ -215,6 +242,14 @@ class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise missing("response_format.json_schema")
+        if self.json_schema is not None and "json_schema" not in self.json_schema.model_fields_set:
+            raise missing("response_format.json_schema.schema")
+        return self
+
     @property
     def schema_of_answers(self) -> dict[str, Any] | None:
         """The JSON schema that answers follow."""
@@ -231,7 +266,7 @@ class ChatFields(AnswerFields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat(type="text")
     chat_template_kwargs: Variables = {}
@@ -239,7 +274,16 @@ class ChatFields(AnswerFields):
     @field_validator("messages", mode="before")
     @classmethod
     def _plain(cls, messages: object) -> object:
-        return [_plain(each) for each in messages] if isinstance(messages, list) else messages
+        return (
+            [plain_message(each) for each in messages] if isinstance(messages, list) else messages
+        )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise not_without("top_logprobs", "logprobs")
+        check_results(self.messages)
+        return self
 
     @property
     def chat(self) -> Chat:
@@ -282,11 +326,11 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     RefusedError
         400, naming the field that is unknown, unsupported or wrong.
     """
-    fields = _without_nulls(dict(given))
+    fields = without_nulls(dict(given))
     if issubclass(kind, AnswerFields):
         for name, values in NEUTRAL.items():
             if name in fields and fields.pop(name) not in values:
-                raise _unsupported(name, name)
+                raise unsupported(name, name)
         fields = {name: value for name, value in fields.items() if name not in IGNORED}
     try:
         return kind.model_validate(fields)
@@ -331,50 +375,6 @@ def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedEr
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     message = message.removeprefix("Value error, ")
     return RefusedError(400, f"{where}: {message}.", param=where, code=code)
-
-
-def _unsupported(param: str, what: str) -> RefusedError:
-    message = f"This server does not support {what}."
-    return RefusedError(400, message, param=param, code="unsupported_parameter")
-
-
-_NOT_READ = (
-    *("refusal", "annotations", "audio", "function_call", "parsed", "reasoning"),
-    *("id", "index", "type", "status", "object", "created_at", "createdAt", "timestamp", "usage"),
-    *("finish_reason", "stop_reason", "logprobs", "token_ids", "tool_name", "metadata"),
-    *("reasoning_details", "thinking_blocks", "provider_specific_fields", "extra_content"),
-    *("cache_control", "response_metadata", "additional_kwargs"),
-)
-"""Fields of messages that clients keep of earlier answers, and that change no prompt."""
-
-
-def _plain(message: object) -> object:
-    """Return a message without what was empty in an earlier answer, or is for clients alone."""
-    if not isinstance(message, Mapping):
-        return message
-    for name in ("function_call", "audio"):
-        if message.get(name):
-            raise _unsupported("messages", f"messages with {name}")
-    read = {name: value for name, value in message.items() if name not in _NOT_READ}
-    thought = message.get("reasoning_content", message.get("reasoning"))
-    read.pop("reasoning_content", None)
-    return {**read, "reasoning_content": thought} if isinstance(thought, str) else read
-
-
-def _without_nulls(value: Any, depth: int = _DEEPEST) -> Any:
-    """Drop the fields that are null, wherever the API has fields."""
-    if depth and isinstance(value, dict):
-        return {
-            name: each if name in _OF_CLIENTS else _without_nulls(each, depth - 1)
-            for name, each in value.items()
-            if each is not None
-        }
-    if depth and isinstance(value, list):
-        return [
-            _without_nulls(each, depth - 1) if isinstance(each, dict | list) else each
-            for each in value
-        ]
-    return value
 
 
 def plain_messages(

@@ -15,6 +15,7 @@ from ragkv.errors import (
     StoreError,
     StoreFullError,
 )
+from ragkv.serve.request_id import request_id
 
 _log = logging.getLogger(__name__)
 
@@ -84,5 +85,23 @@ def refusal_of(error: BaseException) -> RefusedError:
             refusal = RefusedError(503, "The store cannot be used.", code="store_unavailable")
         case _:
             refusal = RefusedError(500, "The server failed; its log says how.")
-    _log.error("a request failed", exc_info=error)
+    _log.error("the request %s failed", request_id(), exc_info=error)
     return refusal
+
+
+def not_without(param: str, other: str) -> RefusedError:
+    """Return the refusal of a field that needs another one."""
+    message = f"{param!r} is only allowed when {other!r} is enabled."
+    return RefusedError(400, message, param=param, code="invalid_value")
+
+
+def missing(param: str) -> RefusedError:
+    """Return the refusal of a body without this field."""
+    code = "missing_required_parameter"
+    return RefusedError(400, f"Missing required parameter: {param!r}.", param=param, code=code)
+
+
+def unsupported(param: str, what: str) -> RefusedError:
+    """Return the refusal of what this server does not do."""
+    message = f"This server does not support {what}."
+    return RefusedError(400, message, param=param, code="unsupported_parameter")

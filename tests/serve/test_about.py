@@ -75,7 +75,8 @@ def test_version(client, kv):
 def test_tokenize(client, kv):
     prompt = "A text to be cut."
     found = client.post("/tokenize", json={"prompt": prompt}).json()
-    assert found == {"tokens": kv.tokenizer(prompt)["input_ids"], "count": len(found["tokens"])}
+    count = {"count": len(found["tokens"]), "max_model_len": 4096}
+    assert found == {"tokens": kv.tokenizer(prompt)["input_ids"], **count}
     found = client.post("/tokenize", json={"messages": ask(CHUNKS)}).json()
     assert found["tokens"] == kv.prefill(ask(CHUNKS)).token_ids
     for body in ({}, {"prompt": "a", "messages": ask(CHUNKS)}, {"prompt": 5}, {"text": "a"}):

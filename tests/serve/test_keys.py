@@ -38,6 +38,7 @@ PATHS = [
         for path in ("/v1/models", "/v1/models/default", "/version", "/v1/chunks?text=x")
     ],
     *[("POST", path) for path in (CHAT, "/v1/completions", "/tokenize", "/v1/chunks", "/v1/sink")],
+    ("POST", "/detokenize"),
     *[("POST", "/v1/chunks/prefetch"), ("GET", "/v1/chunks/5"), ("DELETE", "/v1/chunks")],
 ]
 

@@ -85,7 +85,7 @@ def _generation(decode: DecodeConfig) -> dict[str, Any]:
 def _chat(chat: Chat) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": list(map(_message, chat))}
     if chat.tools:
-        body |= {"tools": list(chat.tools), "tool_choice": _choice(chat.tool_choice)}
+        body |= {"tools": list(chat.tools), "tool_choice": _choice(chat)}
         if not chat.parallel_tool_calls:
             body["parallel_tool_calls"] = False
     if chat.chat_template_kwargs:
@@ -108,12 +108,14 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": written} if written else dict(message)
 
 
-def _choice(tool_choice: str) -> object:
-    if tool_choice in ("auto", "none"):
-        return tool_choice
-    if tool_choice == "any":
-        return "required"
-    return {"type": "function", "function": {"name": tool_choice}}
+def _choice(chat: Chat) -> object:
+    word = {"any": "required"}.get(chat.tool_choice, chat.tool_choice)
+    if word not in ("auto", "none", "required"):
+        return {"type": "function", "function": {"name": word}}
+    if word == "none" or chat.allowed_tools is None:
+        return word
+    tools = [{"type": "function", "function": {"name": name}} for name in chat.allowed_tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": word, "tools": tools}}
 
 
 def reuse_fields(own: ReuseConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
