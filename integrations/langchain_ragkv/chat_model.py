@@ -97,7 +97,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     """More of transformers' settings, such as ``repetition_penalty``: see ragkv's DecodeConfig."""
     logprobs: bool | None = None
     """Whether ``response_metadata["logprobs"]`` has the tokens' log-probabilities, in OpenAI's
-    form. Not with ``base_url``."""
+    form."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Of how many most probable tokens, beside each."""
     timeout: float | None = Field(default=None, gt=0)

@@ -43,12 +43,10 @@ def metadata(completion: Completion, kv: RagKV | RemoteRagKV) -> dict[str, Any]:
     del report["positions"]
     for use in report["chunks"]:
         del use["text"]
-    if completion.logprobs and isinstance(kv, RagKV):
-        tokens = completion.logprobs
-        found["logprobs"] = {
-            "content": [each.in_openais_form(partial(_text, kv)) for each in tokens]
-        }
-    return found
+    by_text = [dict(each) for each in completion.text_logprobs]
+    if isinstance(kv, RagKV):
+        by_text = [each.in_openais_form(partial(_text, kv)) for each in completion.logprobs]
+    return found | ({"logprobs": {"content": by_text}} if by_text else {})
 
 
 def _text(kv: RagKV, token: int) -> str:

@@ -6,11 +6,11 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from transformers.cache_utils import Cache
@@ -56,8 +56,9 @@ class Completion:
     finish_reason
         ``"stop"``: the model's end, a stop token or a stop text; ``"length"``: as many tokens as
         were allowed; ``"cancelled"``.
-    logprobs
-        Of each token, where they were asked for.
+    logprobs, text_logprobs
+        Of each token, where they were asked for: by its id; a server's, by its text in OpenAI's
+        form.
     tool_calls, invalid_tool_calls
         Calls of a :class:`ragkv.Chat`'s tools; they are not part of ``text``.
     """
@@ -69,6 +70,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
+    text_logprobs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def openai_finish_reason(self) -> str:

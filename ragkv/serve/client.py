@@ -178,6 +178,7 @@ class RemoteRagKV:
         json_schema: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
         prompt_lookup_num_tokens: int | None = None,
+        logprobs: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         **overrides: Any,
@@ -185,8 +186,8 @@ class RemoteRagKV:
         """Answer a prompt piece by piece: a text, or chat messages.
 
         The settings are those of :class:`ragkv.DecodeConfig`, without
-        ``prompt_lookup_num_tokens`` and ``logprobs``, and of
-        ``generation`` those that a server takes: ``repetition_penalty`` and ``min_p``; ``timeout``
+        ``prompt_lookup_num_tokens``, and of ``generation`` those that a server takes:
+        ``repetition_penalty`` and ``min_p``; ``logprobs`` are for chat messages alone. ``timeout``
         takes the client's place, ``chat_template_kwargs`` are variables of the chat template, and
         ``overrides`` fields of :class:`ragkv.ReuseConfig`.
 
@@ -199,6 +200,7 @@ class RemoteRagKV:
             *(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids),
             prompt_lookup_num_tokens,
             ignore_eos=ignore_eos,
+            logprobs=logprobs,
             json_schema=json_schema,
             generation=generation,
         )

@@ -44,13 +44,18 @@ def body_of(
     ConfigError
         A setting is the server's to make, or a variable of the chat template is no JSON.
     """
-    for name in ("prompt_lookup_num_tokens", "logprobs"):
-        if getattr(decode, name) is not None:
-            raise ConfigError(f"{name} cannot be set for an answer of a server: omit it")
+    if decode.prompt_lookup_num_tokens is not None:
+        raise ConfigError(
+            "prompt_lookup_num_tokens cannot be set for an answer of a server: omit it"
+        )
     if isinstance(prompt, str):
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
+        if decode.logprobs is not None:
+            raise ConfigError("logprobs of a server are for chat messages alone: omit it")
     else:
         body = _chat(prompt) | {"max_completion_tokens": decode.max_new_tokens}
+        if decode.logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": decode.logprobs}
     if decode.json_schema is not None:
         named = {"name": "answer", "schema": dict(decode.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -160,6 +165,7 @@ class Events:
         self._finish_reason: Any = "stop"
         self._report: object = None
         self._calls: list[dict[str, str]] = []
+        self._logprobs: list[Mapping[str, Any]] = []
         self.token_ids: list[int] = []
 
     def feed(self, event: Mapping[str, Any]) -> str:
@@ -169,6 +175,7 @@ class Events:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             piece += choice.get("text") or delta.get("content") or ""
+            self._logprobs += (choice.get("logprobs") or {}).get("content") or ()
             for call in delta.get("tool_calls") or ():  # each comes whole
                 self._calls.append({**call["function"], "call_id": call["id"]})
             self.token_ids += choice.get("token_ids") or ()
@@ -205,4 +212,5 @@ class Events:
             finish_reason="stop" if self._finish_reason == "tool_calls" else self._finish_reason,
             tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)),
             invalid_tool_calls=tuple(call for call in calls if isinstance(call, InvalidToolCall)),
+            text_logprobs=tuple(self._logprobs),
         )

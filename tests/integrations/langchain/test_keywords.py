@@ -253,8 +253,8 @@ def test_max_completion_tokens(chat):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_log_probabilities(make_engine, streaming):
-    llm = ChatRagKV(kv=make_engine(), max_completion_tokens=4)
+def test_log_probabilities(chat, streaming):
+    llm = ChatRagKV(kv=chat[0].kv, max_completion_tokens=4)
     assert "logprobs" not in llm.invoke("x").response_metadata
     for bound in (
         llm.bind(logprobs=True, top_logprobs=2),

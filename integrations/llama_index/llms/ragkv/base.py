@@ -44,7 +44,7 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import RagKV, ReuseConfig, ReuseReport
-from ragkv.config import checked_variables
+from ragkv.config import check_known, checked_variables
 from ragkv.serve.client import RemoteRagKV
 
 
@@ -163,8 +163,11 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         api_key: str | SecretStr | None = None,
         timeout: float | None = None,
         max_retries: int | None = None,
+        **unknown: Any,
     ) -> None:
         del tokenizer_outputs_to_remove
+        known = RagKVLLM.__init__.__annotations__.keys() - {"return", "unknown"}
+        check_known("argument", unknown, known)
         device_map = one_device(device, device_map)
         own = reuse if kv is None else kv.reuse
         overrides = given_values(recompute_ratio=recompute_ratio, method=method, sink=sink)
