@@ -101,7 +101,7 @@ def _format(wanted: Any) -> tuple[dict[str, Any] | None, Callable[[str], Any] | 
         case {"type": "text"}:
             return None, None
         case {"type": "json_object"}:
-            return {"type": "object"}, None
+            return dict(wanted.get("schema") or {"type": "object"}), None
         case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
             return {**schema, **({"strict": True} if rest.get("strict") else {})}, None
         case {"type": "json_schema"}:

@@ -58,6 +58,18 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return convert_to_json_schema(schema)
 
 
+def check_is_object(schema: dict[str, Any], method: str) -> None:
+    """Check a schema of what can be an object alone.
+
+    Raises
+    ------
+    ConfigError
+        It is one of lists, or of other values.
+    """
+    if schema.get("type", "object") != "object":
+        raise ConfigError(f"{method} gives objects: use json_schema for type {schema['type']!r}")
+
+
 Bind = Callable[..., Runnable[LanguageModelInput, Any]]
 ANY_OBJECT = {"type": "object"}
 
@@ -84,7 +96,10 @@ def following(
         raise ConfigError(
             f"method must be json_schema, function_calling or json_mode, not {method!r}"
         )
-    wanted = ANY_OBJECT if schema is None or method == "json_mode" else json_schema_of(schema)
+    wanted = ANY_OBJECT if schema is None else json_schema_of(schema)
+    if method == "json_mode":
+        check_is_object(wanted, method)
+        wanted = ANY_OBJECT
     llm = bind(
         json_schema={**wanted, "strict": True} if strict else wanted,
         ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},

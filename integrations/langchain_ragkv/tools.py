@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ragkv import Completion
@@ -18,10 +19,38 @@ def definitions(tools: Sequence[Any], *, strict: bool | None = None) -> list[dic
 
     ``strict`` becomes a part of those that do not say it themselves, unless it is None.
     """
-    found = [convert_to_openai_tool(tool) for tool in tools]
+    found = [_definition(tool) for tool in tools]
     if strict is None:
         return found
     return [{**tool, "function": {"strict": strict, **tool["function"]}} for tool in found]
+
+
+def _definition(tool: Any) -> dict[str, Any]:
+    """Return one definition; parameters that refer to themselves are as pydantic writes them.
+
+    LangChain writes references out, and leaves nothing where one comes back to itself.
+    """
+    found = convert_to_openai_tool(tool)
+    given = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    whole: Any = given.model_json_schema() if hasattr(given, "model_json_schema") else given
+    if isinstance(whole, dict) and _is_recursive(whole.get("$defs", {})):
+        described = {"title", "description"}
+        found["function"]["parameters"] = {
+            name: value for name, value in whole.items() if name not in described
+        }
+    return found
+
+
+def _is_recursive(definitions: dict[str, Any]) -> bool:
+    reached = {
+        name: {other for other in definitions if f'"#/$defs/{other}"' in json.dumps(schema)}
+        for name, schema in definitions.items()
+    }
+    for _ in definitions:
+        reached = {
+            name: direct.union(*(reached[o] for o in direct)) for name, direct in reached.items()
+        }
+    return any(name in direct for name, direct in reached.items())
 
 
 def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]]:

@@ -50,7 +50,10 @@ class DecodeConfig:
         model's own scores, before temperature. ``None`` records nothing.
     json_schema
         The answer is JSON that follows this schema, unless ``max_new_tokens`` cuts it short;
-        ``{"type": "object"}`` is any object. Needs ``ragkv[structured]``.
+        ``{"type": "object"}`` is any object. Objects with ``properties`` have no others, unless
+        the schema says something of others. Keywords that cannot be enforced are left out and
+        logged once each; with ``"strict": true`` in the schema they are an error. Needs
+        ``ragkv[structured]``.
     json_schema_unless
         Texts: an answer that begins with one of them is free of the schema. Where a prompt has
         tools they are what calls begin with.

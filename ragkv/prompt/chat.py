@@ -159,8 +159,6 @@ def _allowed(
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("parameters") or {"properties": {}}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"the parameters of {function['name']!r} must be a JSON schema")
     own = {DOCUMENT: f"tool {function['name']!r}", "strict": function.get("strict") is True}
     return {
         "type": "object",
@@ -182,6 +180,8 @@ def _checked(tool: object) -> Mapping[str, Any]:
         )
     if not function["name"].strip():
         raise ConfigError(f"a tool must have a name, not {function['name']!r}")
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        raise ConfigError(f"the parameters of {function['name']!r} must be a JSON schema, a dict")
     return {"type": "function", **tool}  # type: ignore[dict-item]
 
 

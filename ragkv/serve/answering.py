@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
+from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt
 from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
@@ -20,7 +21,7 @@ from ragkv.serve.events import EventStream
 from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse, prompts_in
 from ragkv.serve.forms import ChatForm, Form, TextForm
 from ragkv.serve.refusal import RefusedError
-from ragkv.serve.service import Engine, service_of
+from ragkv.serve.service import Engine, Service, service_of
 from ragkv.serve.writer import AnswerWriter
 
 router = APIRouter()
@@ -51,13 +52,22 @@ async def chat_completions(request: Request, engine: Engine) -> Response:
     service = service_of(request)
     body = parse(ChatFields, await read_json(request, service.settings))
     prompt, schema = body.chat, body.response_format.schema_of_answers
-    if prompt.has_to_call:  # the answer is the call
+    await _check(service, "response_format", schema)
+    if prompt.has_to_call:  # a call, which has its own schema
         schema = None
-    if schema is not None:  # kept, so that it does not take the event loop's time
-        await service.in_thread(check_schema, "response_format", schema)
+        await _check(service, "tools", prompt.forced_schema)
     most = body.max_completion_tokens or body.max_tokens or service.settings.answer_tokens
     logprobs = body.top_logprobs if body.logprobs else None
     return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm(), schema))
+
+
+async def _check(service: Service, param: str, schema: dict[str, Any] | None) -> None:
+    """Check a schema, in a thread; what is found is kept for the answer."""
+    try:
+        if schema is not None:
+            await service.in_thread(check_schema, param, schema)
+    except ConfigError as error:
+        raise RefusedError(400, str(error), param=param, code="invalid_value") from error
 
 
 @router.post("/v1/completions")

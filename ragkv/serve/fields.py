@@ -233,14 +233,15 @@ class NamedSchema(Fields):
     name: str = ""
     description: str = ""
     json_schema: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
-    strict: bool = True
+    strict: bool = False
 
 
 class ResponseFormat(Fields):
-    """``"response_format"``."""
+    """``"response_format"``; a JSON object may have its schema beside it, as other servers take."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    schema_of_object: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
 
     @model_validator(mode="after")
     def _has_a_schema(self) -> Self:
@@ -255,7 +256,9 @@ class ResponseFormat(Fields):
         """The JSON schema that answers follow."""
         if self.type == "text":
             return None
-        return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
+        if self.json_schema is None:
+            return self.schema_of_object
+        return {**self.json_schema.json_schema, "strict": self.json_schema.strict}
 
 
 class ChatFields(AnswerFields):

@@ -11,13 +11,15 @@ from llguidance import LLMatcher, LLTokenizer
 from ragkv.config.schema import resolved
 
 _BYTES = LLTokenizer("byte")
+_MOST = 3
 
 
 def lets_through(schema: dict[str, Any], value: Any, *, closed: bool = True) -> bool:
-    """Whether a value may be written, with the keys of its outer object in any order."""
+    """Whether a value may be written, with up to three keys of its outer object in any order."""
     grammar = resolved(schema, closed=closed).grammar
-    orders = permutations(value.items()) if isinstance(value, dict) else [value]
-    return any(_writes(grammar, dict(x) if isinstance(value, dict) else x) for x in orders)
+    if not isinstance(value, dict) or len(value) > _MOST:
+        return _writes(grammar, value)
+    return any(_writes(grammar, dict(order)) for order in permutations(value.items()))
 
 
 def _writes(grammar: str, value: Any) -> bool:

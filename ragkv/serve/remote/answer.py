@@ -57,7 +57,8 @@ def body_of(
         if decode.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": decode.logprobs}
     if decode.json_schema is not None:
-        named = {"name": "answer", "schema": dict(decode.json_schema)}
+        schema = dict(decode.json_schema)
+        named = {"name": "answer", "schema": schema, "strict": schema.get("strict") is True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
     body |= {name: getattr(decode, name) for name in _ALWAYS}
     body |= {name: value for name in _WHERE_GIVEN if (value := getattr(decode, name))}

@@ -43,7 +43,7 @@ class ToolCalling(FunctionCallingLLM):
             tool_choice = "any"
         return {
             "messages": messages,
-            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "tools": [definition(tool) for tool in tools],
             "tool_choice": tool_choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
@@ -73,6 +73,16 @@ class ToolCalling(FunctionCallingLLM):
             )
             for call in calls
         ]
+
+
+def definition(tool: BaseTool) -> dict[str, Any]:
+    """Return a tool as OpenAI's definition, with what its class says of other parameters."""
+    found = tool.metadata.to_openai_tool(skip_length_check=True)
+    if tool.metadata.fn_schema is not None:
+        whole = tool.metadata.fn_schema.model_json_schema()
+        if "additionalProperties" in whole:
+            found["function"]["parameters"]["additionalProperties"] = whole["additionalProperties"]
+    return found
 
 
 def tool_blocks(message: ChatMessage) -> list[ToolCallBlock]:
