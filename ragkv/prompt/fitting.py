@@ -45,7 +45,9 @@ class Refusals:
         Tool calls and their results.
     several_calls
         More than one call in a message.
-    long_ids
+    texts_of_calls
+        Calls alone: it writes results, and leaves out what they are of.
+    ids
         Ids of calls that are not nine letters and digits.
     questions_after_results
         A user's message right after a tool's result.
@@ -58,7 +60,8 @@ class Refusals:
     first_answers: bool = False
     calls: bool = False
     several_calls: bool = False
-    long_ids: bool = False
+    texts_of_calls: bool = False
+    ids: bool = False
     questions_after_results: bool = False
 
 
@@ -93,11 +96,11 @@ def fitted(
     """
     refused = refusals_of(tokenizer, tools=tools)
     out = [dict(message) for message in messages]
-    if refused.calls:
-        out = as_text(out)
+    if refused.calls or refused.texts_of_calls:
+        out = as_text(out, results=refused.calls)
     if refused.several_calls:
         out = list(_one_by_one(out))
-    if refused.long_ids:
+    if refused.ids:
         out = list(map(_with_short_ids, out))
     if refused.questions_after_results:
         out = list(_answered(out))
@@ -168,7 +171,9 @@ def _result(call_id: str, text: str) -> dict[str, Any]:
 _SYSTEM, _SYSTEM_2 = _says("system", "ragkvS1"), _says("system", "ragkvS2")
 _USER, _USER_2, _NO_USER = (_says("user", text) for text in ("ragkvU1", "ragkvU2", ""))
 _ANSWER, _ANSWER_2, _NO_ANSWER = (_says("assistant", text) for text in ("ragkvA1", "ragkvA2", ""))
-_LONG, _SHORT, _OTHER = "call_0123456789", "a1b2c3d4e", "f5a6b7c8d"
+_NINE, _OTHER = "a1b2c3d4e", "f5a6b7c8d"
+_ANY = ("call_0123456789", "c1")
+"""Ids as clients make them."""
 
 
 def _probed(render: Callable[[Messages], str], *, reads_calls: bool) -> Refusals:
@@ -194,21 +199,21 @@ def _probed(render: Callable[[Messages], str], *, reads_calls: bool) -> Refusals
 
 
 def _probed_calls(takes: Callable[..., bool]) -> dict[str, bool]:
-    def takes_call(call_id: str, *more: dict[str, Any]) -> bool:
-        return takes(_USER, _calls(**{call_id: {}}), _result(call_id, "ragkvR1"), *more)
+    def takes_call(call_id: str, *more: dict[str, Any], **arguments: str) -> bool:
+        return takes(_USER, _calls(**{call_id: arguments}), _result(call_id, "ragkvR1"), *more)
 
-    long_ids = takes_call(_LONG)
-    if not long_ids and not takes_call(_SHORT):
+    if not takes_call(_NINE):
         return {"calls": True}
     one, other = {"text": "ragkvC1"}, {"text": "ragkvC2"}
-    results = _result(_SHORT, "ragkvR1"), _result(_OTHER, "ragkvR2")
-    apart = _calls(**{_SHORT: one}), results[0], _calls(**{_OTHER: other}), results[1]
-    together = _calls(**{_SHORT: one, _OTHER: other}), *results
+    results = _result(_NINE, "ragkvR1"), _result(_OTHER, "ragkvR2")
+    apart = _calls(**{_NINE: one}), results[0], _calls(**{_OTHER: other}), results[1]
+    together = _calls(**{_NINE: one, _OTHER: other}), *results
     return {
-        "long_ids": not long_ids,
+        "ids": not all(map(takes_call, _ANY)),
+        "texts_of_calls": not takes_call(_NINE, **one),
         "several_calls": takes(_USER, *apart) and not takes(_USER, *together),
-        "questions_after_results": takes_call(_SHORT, _NO_ANSWER, _USER_2)
-        and not takes_call(_SHORT, _USER_2),
+        "questions_after_results": takes_call(_NINE, _NO_ANSWER, _USER_2)
+        and not takes_call(_NINE, _USER_2),
     }
 
 

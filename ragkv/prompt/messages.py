@@ -81,7 +81,9 @@ def short_id(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
 
 
-def _normal(message: object, at: int) -> dict[str, Any]:
+def _normal(message: Any, at: int) -> dict[str, Any]:
+    if hasattr(message, "model_dump"):  # OpenAI's package has answers as such objects
+        message = message.model_dump()
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ConfigError(_FORM)
     out = {name: value for name, value in message.items() if value is not None}

@@ -20,7 +20,8 @@ _NOT_READ = (
     *("id", "index", "type", "status", "object", "created_at", "createdAt", "timestamp", "usage"),
     *("finish_reason", "stop_reason", "logprobs", "token_ids", "tool_name", "metadata"),
     *("reasoning_details", "thinking_blocks", "provider_specific_fields", "extra_content"),
-    *("cache_control", "response_metadata", "additional_kwargs"),
+    *("cache_control", "response_metadata", "additional_kwargs", "thinking", "thought_signature"),
+    *("model", "created", "citations", "sources", "timings", "service_tier"),
 )
 """Fields of messages that clients keep of earlier answers, and that change no prompt."""
 

@@ -46,7 +46,7 @@ TOOL = FunctionTool.from_defaults(look)
 DEFINITION = TOOL.metadata.to_openai_tool()
 
 
-OTHERS = ("qwen3", "gemma3", "parts", "first_system")
+OTHERS = ("qwen3", "gemma3", "parts", "first_system", "mistral_small", "lfm2")
 """Kinds that differ in nothing that tools need; ``tests/prompt`` has them."""
 
 

@@ -194,6 +194,7 @@ def test_openais_own_messages():
         "function_call": {"name": "f", "arguments": "{}"},
     }
     first, second = normal_messages([message.model_dump(), older])
+    assert normal_messages([message, older]) == (first, second)
     assert first == {
         "role": "assistant",
         "content": "",

@@ -74,6 +74,26 @@ KINDS: dict[str, str] = {
         '[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
         "{% else %}{{ raise_exception('only user and assistant roles') }}{% endif %}{% endfor %}"
     ),
+    # ids of at least nine characters, and results and calls that are no turns
+    "mistral_small": (
+        "{% if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]"
+        "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}{% set ns = namespace(index=0) %}"
+        "{% for m in rest %}{% if m.role != 'tool' and not m.tool_calls %}"
+        "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+        "{% set ns.index = ns.index + 1 %}{% endif %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+        "{% elif m.tool_calls is defined %}[TOOL_CALLS] [{% for c in m.tool_calls %}"
+        "{% if c.id | length < 9 %}{{ raise_exception('ids') }}{% endif %}"
+        '{{ c.function | tojson }}, "id": "{{ c.id[-9:] }}"{% endfor %}]'
+        "{% elif m.role == 'tool' %}{% if m.tool_call_id | length < 9 %}{{ raise_exception('ids') }}"
+        "{% endif %}[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id[-9:] }}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    ),
+    # results, and no calls
+    "lfm2": (
+        "{% if tools %}List of tools: {{ tools | tojson }}{% endif %}{% for m in messages %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    ),
     # no tools, no system role, turns
     "gemma2": "{{ bos_token }}" + _NO_SYSTEM + _GEMMA,
     # the system message within the first of the user

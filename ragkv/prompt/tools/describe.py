@@ -40,13 +40,13 @@ def with_definitions(
     return [{"role": "system", "content": told}, *messages]
 
 
-def as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with calls written into their text, and results as the user's."""
-    return [_as_text(message) for message in messages]
+def as_text(messages: Iterable[Mapping[str, Any]], *, results: bool) -> list[dict[str, Any]]:
+    """Return messages with calls written into their text, and maybe results as the user's."""
+    return [_as_text(message, results=results) for message in messages]
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
+def _as_text(message: Mapping[str, Any], *, results: bool) -> dict[str, Any]:
+    if message["role"] == "tool" and results:
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}
     if "tool_calls" not in message:
