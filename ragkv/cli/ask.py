@@ -15,6 +15,7 @@ from ragkv.cli.options import (
     ModelName,
     Namespace,
     Ratio,
+    SinkFrom,
     StorePath,
     TopK,
 )
@@ -36,13 +37,14 @@ def ask(
     namespace: Namespace = "default",
     codec: Codec = "raw",
     encrypt: Encrypted = False,
+    sink_from: SinkFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Retrieve from PATH and answer; chunks that `precompute` stored are reused."""
-    from ragkv.cli.texts import read_texts
+    from ragkv.cli.texts import read_system_prompt, read_texts
 
     reuse = reuse_config(method, recompute_ratio)
-    texts = read_texts(path)
+    texts, system_prompt = read_texts(path), read_system_prompt(sink_from)
     with open_engine(
         model,
         device=device,
@@ -52,10 +54,11 @@ def ask(
         codec=codec,
         encrypt=encrypt,
         reuse=reuse,
+        system_prompt=system_prompt,
     ) as kv:
         found = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         kv.prefetch(found)
-        stream = kv.stream(messages(question, found), max_new_tokens=max_new_tokens)
+        stream = kv.stream(messages(question, found, system_prompt), max_new_tokens=max_new_tokens)
         for piece in stream:
             if not as_json:
                 out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)

@@ -19,6 +19,7 @@ from ragkv.cli.options import (
     ModelName,
     Namespace,
     Ratio,
+    SinkFrom,
     StorePath,
     TopK,
     check_folders,
@@ -44,17 +45,18 @@ def explain(
     namespace: Namespace = "default",
     codec: Codec = "raw",
     encrypt: Encrypted = False,
+    sink_from: SinkFrom = None,
 ) -> None:
     """Answer as `ask` does and write a page that shows where every prompt token came from.
 
     Retrieved chunks that are not stored yet are stored first.
     """
-    from ragkv.cli.texts import read_texts
+    from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.errors import ConfigError
 
     check_folders(out_path)
     reuse = reuse_config(method, recompute_ratio)
-    texts = read_texts(path)
+    texts, system_prompt = read_texts(path), read_system_prompt(sink_from)
     with open_engine(
         model,
         device=device,
@@ -64,11 +66,14 @@ def explain(
         codec=codec,
         encrypt=encrypt,
         reuse=reuse,
+        system_prompt=system_prompt,
     ) as kv:
         chunks = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)
-            answer = kv.generate(messages(question, chunks), max_new_tokens=max_new_tokens)
+            answer = kv.generate(
+                messages(question, chunks, system_prompt), max_new_tokens=max_new_tokens
+            )
         page = answer.report.to_html(question=question, model=kv.model_name, answer=answer.text)
     try:
         out_path.write_text(page, encoding="utf-8", newline="")

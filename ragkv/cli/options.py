@@ -34,6 +34,14 @@ Codec = Annotated[
 Encrypted = Annotated[
     bool, typer.Option("--encrypt", help="The store is encrypted; RAGKV_STORE_KEY has the key.")
 ]
+SinkFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--sink-from",
+        help="Text file: the system prompt of all prompts. Chunks are encoded behind it.",
+        show_default="what the chat template puts before the first user text",
+    ),
+]
 ChunkTokens = Annotated[int, typer.Option(min=16, help="Longest chunk, in the model's tokens.")]
 Method = Annotated[str | None, typer.Option(help="How tokens to recompute are chosen.")]
 

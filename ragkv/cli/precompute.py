@@ -17,6 +17,7 @@ from ragkv.cli.options import (
     ModelName,
     Namespace,
     Paths,
+    SinkFrom,
     StorePath,
 )
 from ragkv.cli.session import open_engine
@@ -37,6 +38,7 @@ def precompute(
     sink: Annotated[
         str, typer.Option(help="Text that every prompt begins with; auto: the chat template's.")
     ] = "auto",
+    sink_from: SinkFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the cache of every chunk under PATHS; stored chunks are skipped.
@@ -44,9 +46,11 @@ def precompute(
     Of a file that was changed, the chunks that it no longer has are removed: those of the same
     model and size.
     """
-    from ragkv.cli.texts import read_texts, split_texts
+    from ragkv.cli.texts import read_system_prompt, read_texts, split_texts
 
-    texts = read_texts(paths)
+    if sink_from is not None and sink != "auto":
+        raise ConfigError("--sink and --sink-from: give one of them")
+    texts, system_prompt = read_texts(paths), read_system_prompt(sink_from)
     if store == MEMORY:
         raise ConfigError(
             f"a store in memory ends with the command: give precompute a folder, not {MEMORY}"
@@ -59,7 +63,9 @@ def precompute(
         namespace=namespace,
         codec=codec,
         encrypt=encrypt,
+        system_prompt=system_prompt,
     ) as kv:
+        sink = kv.reuse.sink if system_prompt else sink
         files = split_texts(texts, kv.tokenizer, chunk_tokens)
         chunks = [chunk for found in files.values() for chunk in found]
         err.print(f"{len(chunks)} chunks of at most {chunk_tokens} tokens.", highlight=False)

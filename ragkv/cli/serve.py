@@ -20,6 +20,7 @@ from ragkv.cli.options import (
     ModelName,
     Namespace,
     Ratio,
+    SinkFrom,
     StorePath,
 )
 from ragkv.cli.session import open_engine, reuse_config
@@ -74,6 +75,7 @@ def serve(
     method: Method = None,
     codec: Codec = "raw",
     encrypt: Encrypted = False,
+    sink_from: SinkFrom = None,
     device: Device = None,
     dtype: DType = None,
     reports: Reports = True,
@@ -82,6 +84,7 @@ def serve(
     ] = False,
 ) -> None:
     """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused."""
+    from ragkv.cli.texts import read_system_prompt
     from ragkv.config import PREFIX_BYTES, VERSION_BYTES, BatchConfig, StoreConfig
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
@@ -89,6 +92,7 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise MissingDependencyError(f"serve needs {package}: pip install 'ragkv[serve]'")
+    system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,
         port=port,
@@ -123,12 +127,13 @@ def serve(
             device=device,
             dtype=dtype,
             batch=BatchConfig(max_running=max_running),
+            system_prompt=system_prompt,
         )
         engines = {first: stack.enter_context(kv)}
         if not kv.supported:
             err.print(f"Chunks are not reused: {kv.unsupported_reason}", highlight=False)
         for each in others:
-            engine = type(kv)(kv.loaded, store=where, namespace=each, reuse=reuse)
+            engine = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
             engines[each] = stack.enter_context(engine)
         _run(settings, engines)
 

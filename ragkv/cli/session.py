@@ -37,8 +37,14 @@ def open_engine(
     on_unsupported: Literal["raise", "full"] = "raise",
     device: str | None = None,
     dtype: str | None = None,
+    system_prompt: str | None = None,
 ) -> RagKV:
     """Load the model behind a status line that says what takes the time.
+
+    Parameters
+    ----------
+    system_prompt
+        Text that all prompts begin with, as their system message: chunks are encoded behind it.
 
     Raises
     ------
@@ -63,8 +69,18 @@ def open_engine(
             dtype=dtype,
             batch=batch,
         )
+    if system_prompt is not None:
+        kv.reuse = kv.reuse.override(sink=sink_behind(kv, system_prompt))
     err.print(f"Loaded {kv.model_name} in {time.perf_counter() - start:.1f} s.", highlight=False)
     return kv
+
+
+def sink_behind(kv: RagKV, system_prompt: str) -> str:
+    """Return what stands before the user's text in prompts with this system message."""
+    if not kv.tokenizer.chat_template:
+        return system_prompt
+    literal = system_prompt.replace("{", "{{").replace("}", "}}")
+    return kv.sink_from([{"role": "system", "content": literal}])
 
 
 def _quiet() -> None:
@@ -97,14 +113,17 @@ def retrieve(
         return Embedder().top(question, chunks, top_k)
 
 
-def messages(question: str, chunks: Sequence[str]) -> list[dict[str, str]]:
+def messages(
+    question: str, chunks: Sequence[str], system_prompt: str | None = None
+) -> list[dict[str, str]]:
     """Return the prompt as chat messages.
 
-    The context comes first: the head of the prompt is then the sink "auto", that of
+    The context comes first behind the system prompt: the head of the prompt is then the sink of
     `ragkv precompute`.
     """
     text = "\n\n".join([*chunks, f"Answer from the text above. Question: {question}"])
-    return [{"role": "user", "content": text}]
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return [*system, {"role": "user", "content": text}]
 
 
 def account(report: ReuseReport) -> str:

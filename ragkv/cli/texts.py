@@ -41,6 +41,24 @@ def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
     return texts
 
 
+def read_system_prompt(path: Path | None) -> str | None:
+    """Return the text of a file, without white space around it; None without a file.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, is no UTF-8 text, or is empty.
+    """
+    if path is None:
+        return None
+    if not path.is_file():
+        raise ConfigError(f"--sink-from: there is no file {path}")
+    text = _read(path).removeprefix("\ufeff").strip()
+    if not text:
+        raise ConfigError(f"--sink-from: {path} has no text")
+    return text
+
+
 def split_texts(
     texts: Mapping[Path, str], tokenizer: PreTrainedTokenizerBase, chunk_tokens: int
 ) -> dict[Path, list[str]]:

@@ -1,0 +1,124 @@
+"""``--sink-from``: an operator's system prompt, which chunks are encoded behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from served import CHAT, CHUNKS
+from templates import KINDS, tokenizer_of
+from tiny import tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+from ragkv import RagKV
+from ragkv.cli import serve as serving
+from ragkv.cli.main import app
+from ragkv.cli.session import messages, sink_behind
+from ragkv.prompt.render import render
+from ragkv.serve.app import make_app
+
+SYSTEM = (
+    'You are a clerk. Answer as JSON: {"answer": {"text": "…"}}, and never {else}.\n\nBe short.'
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def system(tmp_path) -> Path:
+    file = tmp_path / "system.txt"
+    file.write_text(f"\ufeff{SYSTEM}\r\n\r\n", encoding="utf-8", newline="")
+    return file
+
+
+def run(*args: object):
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_precompute_and_ask_share_it(model, system, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(CHUNKS), encoding="utf-8")
+    shared = ["--model", model, "--store", tmp_path / "s", "--chunk-tokens", 100]
+    behind = ["--sink-from", system]
+    assert run("precompute", text, *shared, *behind).exit_code == 0
+    asked = ["ask", "What?", "--path", text, *shared, "--max-new-tokens", 1, "--json"]
+    ours, others = (json.loads(run(*asked, *rest).stdout) for rest in (behind, []))
+    assert ours["report"]["reused_tokens"] > 100
+    assert not ours["report"]["misses"]
+    assert ours["report"]["sink_tokens"] > others["report"]["sink_tokens"]
+    assert not others["report"]["reused_tokens"], "encoded behind another sink"
+    page = run("explain", *asked[1:-1], *behind, "--out", tmp_path / "page.html")
+    assert page.exit_code == 0, page.output
+
+
+def test_the_server_s_chunks_are_behind_it(model, system, tmp_path, monkeypatch):
+    keys = tmp_path / "keys"
+    keys.write_text("alpha=sk-a\nbeta=sk-b\n", encoding="utf-8")
+    reports = []
+
+    def answer(settings, engines) -> None:
+        with TestClient(make_app(settings, engines)) as client:
+            for key in ("sk-a", "sk-b"):
+                client.headers = {"Authorization": f"Bearer {key}"}
+                client.post("/v1/chunks", json={"texts": CHUNKS})
+                for prompt in (messages("What?", CHUNKS, SYSTEM), messages("What?", CHUNKS)):
+                    body = {"messages": prompt, "max_tokens": 1, "ragkv": {"report": True}}
+                    reports.append(client.post(CHAT, json=body).json()["ragkv"])
+
+    monkeypatch.setattr(serving, "_run", answer)
+    where = ["--model", model, "--store", tmp_path / "s", "--api-key-file", keys]
+    done = run("serve", *where, "--sink-from", system)
+    assert done.exit_code == 0, done.output
+    assert len(reports) == 4
+    for ours, others in (reports[:2], reports[2:]):
+        assert ours["reused_tokens"] > 100
+        assert not ours["warnings"]
+        assert ours["sink_tokens"] > others["sink_tokens"]
+        assert any("head" in each for each in others["warnings"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_begin_with_it(kind):
+    tokenizer = tokenizer_of(kind)
+    with RagKV(tiny_model(), tokenizer, store=":memory:") as kv:
+        sink = sink_behind(kv, SYSTEM)
+        text = render(messages("What?", CHUNKS, SYSTEM), tokenizer).text
+    assert text.startswith(sink + CHUNKS[0])
+    assert SYSTEM in sink
+
+
+def test_without_a_chat_template_it_is_the_text():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = None
+    with RagKV(tiny_model(), tokenizer, store=":memory:") as kv:
+        assert sink_behind(kv, SYSTEM) == SYSTEM
+
+
+@pytest.mark.parametrize("command", ["serve", "precompute", "ask", "explain"])
+@pytest.mark.parametrize(
+    ("written", "said"), [(None, "there is no file"), (b" \n", "no text"), (b"\xff\xfe", "UTF-8")]
+)
+def test_what_is_no_text_is_refused_before_the_model_is_loaded(command, written, said, tmp_path):
+    file, text = tmp_path / "system.txt", tmp_path / "a.txt"
+    text.write_text("A text.", encoding="utf-8")
+    if written is not None:
+        file.write_bytes(written)
+    given = {"precompute": [text], "serve": []}.get(command, ["What?", "--path", text])
+    done = run(command, *given, "--model", "no/such-model", "--sink-from", file)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_a_sink_is_given_once(system):
+    done = run("precompute", system, "--sink", "Read:", "--sink-from", system)
+    assert done.exit_code == 2
+    assert "give one of them" in done.stderr
