@@ -161,7 +161,7 @@ def subset_attention(model: PreTrainedModel, one: Pass | JointPass | None = None
             require_used(one.attended, len(one.windows), _ATTENDED)
     except RuntimeError as error:
         if one is not None and not one.attended and type(error) is RuntimeError:
-            raise UnsupportedModelError(f"{_ATTENDED}: none, but {error}") from error
+            raise UnsupportedModelError(f"{_ATTENDED}: none, but RuntimeError: {error}") from error
         raise
     finally:
         config._attn_implementation = before

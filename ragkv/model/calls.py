@@ -13,9 +13,8 @@ from transformers.cache_utils import Cache
 
 from ragkv.errors import UnsupportedModelError
 
-_NAMES = ("cache", "past_key_values")
-"""Since transformers 5.24, and before."""
-_KNOWN = (*_NAMES, "cache_params")
+_NAMES = ("cache", "past_key_values", "cache_params")
+"""Since transformers 5.24, and before; of recurrent models before."""
 
 
 def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
@@ -38,7 +37,7 @@ def _name(kind: Any) -> str:
 
 def cache_in(values: Mapping[str, Any]) -> Any:
     """Return the cache among a model's outputs, or a call's keyword arguments; None for none."""
-    return next((values[name] for name in _KNOWN if name in list(values)), None)
+    return next((values[name] for name in _NAMES if name in list(values)), None)
 
 
 def require_used(done: int, wanted: int, what: str) -> None:

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
 from ragkv.model.rotary import RopeKind
+from ragkv.model.samples import checksum_of
 
 _WITHOUT_INFLUENCE = frozenset(
     {
@@ -185,16 +186,18 @@ def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
 def state_of(model: PreTrainedModel) -> tuple[object, ...]:
     """Return a state that changes when weights or active adapters are changed in place.
 
-    Takes about a millisecond. Writes through a parameter's ``data`` are not detected.
+    Takes about a millisecond. Writes through a parameter's ``data`` are noticed by samples of each
+    weight (:mod:`ragkv.model.samples`): not those to a few rows of a large one.
     """
     hidden = (tensor for _, tensor in _hidden(model))
     rotary = backbone_of(model).rotary_emb
     tables = () if _is_switched(config_of(model)) else rotary.buffers()
+    weights = (*model.parameters(), *hidden, *tables)
     parts = tuple(
         (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
-        for part in (*model.parameters(), *hidden, *tables)
+        for part in weights
     )
-    return *parts, id(rotary), *_adapters(model)
+    return *parts, checksum_of(model, weights, parts), id(rotary), *_adapters(model)
 
 
 def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -25,6 +25,7 @@ from transformers import (
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError, PromptTooLongError, UnsupportedModelError
+from ragkv.model.calls import cache_argument
 
 QUESTION = "\n\nWhat does the text say?"
 TOLERANCE = 5e-5
@@ -193,7 +194,8 @@ def test_recurrent_models_give_the_state_that_they_keep() -> None:
         ids = torch.tensor([out.token_ids])
         with torch.no_grad():
             full = engine.model(ids).logits[0, -1]
-            more = engine.model(ids[:, :1], cache_params=out.cache, use_cache=True).logits[0, -1]
+            over = cache_argument(engine.model, out.cache)
+            more = engine.model(ids[:, :1], use_cache=True, **over).logits[0, -1]
             both = engine.model(torch.cat([ids, ids[:, :1]], dim=1)).logits[0, -1]
         torch.testing.assert_close(out.logits, full, atol=1e-5, rtol=0)
         torch.testing.assert_close(more, both, atol=1e-5, rtol=0)
