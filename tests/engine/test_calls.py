@@ -24,6 +24,7 @@ ASKED = [{"role": "user", "content": "Where?"}]
 HERMES = '<tool_call>{"name": "search", "arguments": {"page": 5}}</tool_call>'
 LLAMA = '{"name": "search", "parameters": {"page": 5}}'
 GEMMA = "<start_function_call>call:search{page:5}<end_function_call>"
+HARMONY = '<|channel|>commentary to=functions.search<|message|>{"page": 5}<|call|>'
 MARKS = {
     "hermes": "<tool_call>",
     "llama3": "<|python_tag|>",
@@ -59,10 +60,13 @@ def make_kv():
     """Return ``make(format)``: an engine whose chat template writes calls so."""
     engines = []
 
-    def make(name: str = "hermes") -> RagKV:
-        tokenizer = copy.deepcopy(tiny_tokenizer())
+    def make(name: str = "hermes", special: tuple[str, ...] = ()) -> RagKV:
+        tokenizer, model = copy.deepcopy(tiny_tokenizer()), tiny_model()
         tokenizer.chat_template = f"{CHAT_TEMPLATE}{{# tools {MARKS[name]} #}}"
-        engines.append(RagKV(tiny_model(), tokenizer, store=":memory:"))
+        if special:
+            tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+            model.resize_token_embeddings(len(tokenizer))
+        engines.append(RagKV(model, tokenizer, store=":memory:"))
         return engines[-1]
 
     yield make
@@ -264,3 +268,33 @@ def test_a_call_that_has_begun_goes_on(make_kv, make_say, name, said, begin):
     chat = Chat(ASKED, [SEARCH])
     answer = kv.generate(chat, json_schema=PLACE, max_new_tokens=60)
     assert kv.tokenizer.decode(answer.token_ids).startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("name", "special", "said"),
+    [
+        ("hermes", ("<tool_call>", "</tool_call>"), f"{HERMES}\n{HERMES}"),
+        ("llama3", ("<|python_tag|>",), f"<|python_tag|>{LLAMA}; {LLAMA}"),
+        ("mistral", ("[TOOL_CALLS]", "[ARGS]"), TWICE[4][1]),
+        ("gemma", ("<start_function_call>", "<end_function_call>", "<escape>"), GEMMA + GEMMA),
+        ("gpt_oss", ("<|channel|>", "<|start|>", "<|message|>", "<|call|>"), HARMONY + HARMONY),
+    ],
+)
+def test_marks_that_are_special_tokens(make_kv, make_say, name, special, said):
+    kv = make_kv(name, special)
+    make_say(kv, said)
+    for schema in (None, PLACE):
+        one, both = (
+            kv.generate(
+                Chat(ASKED, [SEARCH, LOOK], parallel_tool_calls=parallel),
+                json_schema=schema,
+                max_new_tokens=300,
+            )
+            for parallel in (False, True)
+        )
+        assert [dict(call.arguments) for call in one.tool_calls] == [{"page": 5}]
+        assert len(both.tool_calls) == 2
+        assert one.text == both.text == ""
+    make_say(kv, "It is upstairs.")
+    answer = kv.generate(Chat(ASKED, [SEARCH]), json_schema=PLACE, max_new_tokens=60)
+    assert json.loads(answer.text).keys() == {"name", "floor"}

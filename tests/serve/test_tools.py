@@ -125,6 +125,17 @@ def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, argu
     assert found == wanted
 
 
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_allowed_tools(client_and_engine, make_say, mode):
+    client, kv = client_and_engine
+    other = {"type": "function", "function": {"name": "other"}}
+    make_say(kv, {"required": '{"name": "search", "arguments": {"page": 5}}', "auto": CALL}[mode])
+    listed = [{"type": "function", "function": {"name": "search"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+    answer = ended(client, streaming=False, tools=[other, SEARCH], tool_choice=choice)
+    assert [call.function.name for call in answer.message.tool_calls] == ["search"]
+
+
 def test_the_client_asks_for_one_call(client_and_engine, make_say):
     client, kv = client_and_engine
     make_say(kv, CALL + CALL)
@@ -180,6 +191,10 @@ def test_any_object(client_and_engine):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [SEARCH], "tool_choice": "jump"}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
+        (
+            {"tools": [SEARCH], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice",
+        ),
         ({"tools": 5}, "tools"),
         ({"tools": [SEARCH], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),

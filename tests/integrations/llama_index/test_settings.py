@@ -99,3 +99,13 @@ def test_the_device_and_the_window(tmp_path, make_engine):
     assert llm.metadata.context_window == 4096 != DEFAULT_CONTEXT_WINDOW
     assert RagKVLLM(kv=make_engine(), context_window=512).metadata.context_window == 512
     llm.kv.close()
+
+
+def test_unknown_names_are_refused_with_the_nearest(make_engine):
+    for name in ("recompute_ration", "ratio"):
+        with pytest.raises(ConfigError, match=r"did you mean recompute_ratio\?"):
+            RagKVLLM(**{name: 0.1})
+        with pytest.raises(ConfigError, match=r"did you mean recompute_ratio\?"):
+            RagKVLLM(kv=make_engine()).complete(PROMPT, **{name: 0.1})
+    with pytest.raises(ConfigError, match=r"did you mean max_new_tokens\?"):
+        RagKVLLM(max_tokens=5)
