@@ -126,3 +126,21 @@ def test_a_schema_that_is_too_deep():
         schema = {"type": "array", "items": schema}
     with pytest.raises(ConfigError, match="cannot be followed"):
         check_schema("json_schema", schema)
+
+
+def test_a_schema_that_is_too_large():
+    """Small as it is written, and 2**30 parts once its references are followed."""
+    chain = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(30)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**chain, "a30": {"type": "object"}}}
+    with pytest.raises(ConfigError, match="too large"):
+        check_schema("json_schema", schema)
+
+
+def test_a_large_union_of_classes():
+    made = {
+        f"C{n}": {"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]}
+        for n in range(300)
+    }
+    schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in made], "$defs": made}
+    assert ignored(schema) == []
+    assert lets_through(schema, {"kind": 299})

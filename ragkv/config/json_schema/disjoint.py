@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 from ragkv.config.json_schema.parts import TYPES, UNKNOWN, Schema, SchemaParts, unions_of
 
 _DEEPEST = 6
+_MOST_BRANCHES = 40
 _NAMES: dict[type, str] = {
     type(None): "null",
     bool: "boolean",
@@ -27,14 +29,30 @@ _SAYS_MORE = frozenset(
 """Keywords that may say something of properties that a part does not name."""
 
 
-def are_disjoint(one: Any, other: Any, parts: SchemaParts, *, closed: bool, depth: int = 0) -> bool:
-    """Return whether it is certain that no value follows both schemas.
+def all_disjoint(branches: list[Any], parts: SchemaParts, *, closed: bool) -> bool:
+    """Return whether it is certain that a value follows one of the branches at most.
 
     Parameters
     ----------
     closed
         Whether objects that say nothing of other properties have none.
     """
+    sides = [parts.of(branch) for branch in branches]
+    if all(_types(side) == {"object"} for side in sides):
+        required = ({n for part in side for n in _strings(part.get("required"))} for side in sides)
+        for name in set.intersection(*required) if sides else ():
+            given = [_constants(parts.of(_property(name, side, closed=closed))) for side in sides]
+            values = [each for each in given if each is not None]
+            if len(values) == len(sides) and sum(map(len, values)) == len(set().union(*values)):
+                return True
+    if len(branches) > _MOST_BRANCHES:
+        return False
+    pairs = combinations(branches, 2)
+    return all(are_disjoint(*pair, parts, closed=closed) for pair in pairs)
+
+
+def are_disjoint(one: Any, other: Any, parts: SchemaParts, *, closed: bool, depth: int = 0) -> bool:
+    """Return whether it is certain that no value follows both schemas."""
     if depth > _DEEPEST:
         return False
     sides = parts.of(one), parts.of(other)

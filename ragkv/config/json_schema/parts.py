@@ -29,6 +29,9 @@ CONSTRAINTS = frozenset(
 )
 """Keywords that make values invalid; all others are annotations."""
 
+MOST_PARTS = 200_000
+"""Schemas that are read of one document; each counts as often as it is referred to."""
+
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 FALSE: Schema = {"enum": []}
 _OWN = CONSTRAINTS - {"$ref", "allOf", *UNEVALUATED}
@@ -45,6 +48,7 @@ class SchemaParts:
 
     def __init__(self, document: Schema) -> None:
         self._references = References(document)
+        self._left = MOST_PARTS
 
     def of(self, schema: Any) -> list[Schema]:
         """Return a schema's parts in the order of the document, without ``$ref`` and ``allOf``.
@@ -71,6 +75,9 @@ class SchemaParts:
         return found
 
     def _parts(self, schema: Any, inside: tuple[int, ...]) -> Iterator[Schema]:
+        self._left -= 1
+        if self._left < 0:
+            raise ConfigError("the schema is too large, once its references are written out")
         if isinstance(schema, bool):
             yield from () if schema else (FALSE,)
             return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 from ragkv.config.json_schema import keywords
 from ragkv.config.json_schema.closing import NamedProperties, named_by, named_in
-from ragkv.config.json_schema.disjoint import are_disjoint
+from ragkv.config.json_schema.disjoint import all_disjoint
 from ragkv.config.json_schema.parts import FALSE, UNKNOWN, Schema, SchemaParts, Union, unions_of
 from ragkv.config.json_schema.references import DOCUMENT
 
@@ -222,10 +221,7 @@ class Resolver:
     def _union(self, union: Union, place: str, around: Around | None) -> dict[str, Any]:
         if union.keyword == "oneOf":
             branches = [self._branch(each, union.discriminator) for each in union.branches]
-            if not all(
-                are_disjoint(*pair, self.parts, closed=self.closed)
-                for pair in combinations(branches, 2)
-            ):
+            if not all_disjoint(branches, self.parts, closed=self.closed):
                 self.ignore(place, "oneOf")
         return {
             "anyOf": [
