@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from types import UnionType
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
@@ -15,8 +24,8 @@ from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import PydanticUserError, TypeAdapter
-from typing_extensions import is_typeddict
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict, is_typeddict
 
 from ragkv.errors import ConfigError
 
@@ -52,10 +61,27 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
             model.model_json_schema() if hasattr(model, "model_json_schema") else model.schema()
         )
         return made
-    with suppress(PydanticUserError):  # typing's TypedDict, before Python 3.12
-        if is_typeddict(schema):
-            return TypeAdapter(schema).json_schema()
+    if is_typeddict(schema):
+        return TypeAdapter(_with_typed_dicts(schema)).json_schema()
     return convert_to_json_schema(schema)
+
+
+def _with_typed_dicts(hint: Any) -> Any:
+    """Return a type with typing_extensions' TypedDicts: pydantic wants them before Python 3.12."""
+    if is_typeddict(hint):
+        if type(hint).__module__ != "typing":
+            return hint
+        fields = {}
+        for name, inner in get_type_hints(hint, include_extras=True).items():
+            said = get_origin(inner)  # postponed annotations hide it from __required_keys__
+            bare = get_args(inner)[0] if said in {Required, NotRequired} else inner
+            must = said is not NotRequired and (said is Required or name in hint.__required_keys__)
+            fields[name] = (Required if must else NotRequired)[_with_typed_dicts(bare)]
+        return TypedDict(hint.__name__, fields)  # type: ignore[operator]
+    origin, inner = get_origin(hint), tuple(map(_with_typed_dicts, get_args(hint)))
+    if origin in {None, Literal} or inner == get_args(hint):
+        return hint
+    return Union[inner] if origin is UnionType else origin[inner]  # noqa: UP007  at run time
 
 
 def check_is_object(schema: dict[str, Any], method: str) -> None:

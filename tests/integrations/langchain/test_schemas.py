@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, Optional, Required, TypedDict
 
 import pytest
 import typing_extensions
@@ -104,6 +104,27 @@ def test_open_objects_stay_open(llm, schema):
     held = held_to(llm.with_structured_output(schema))
     assert lets_through(held, {"ok": True, "more": [1]})
     assert not lets_through(held, {"ok": 1})
+
+
+class OldInner(TypedDict):  # as on every Python, from typing itself
+    counts: dict[str, int]
+    next: Annotated[dict[str, Any] | None, "what follows"]
+
+
+class Old(TypedDict):
+    x: NotRequired[Annotated[int, ..., "a number"]]
+    inner: NotRequired[Optional[OldInner]]  # noqa: UP045
+    rows: Required[list[OldInner]]
+
+
+def test_typed_dicts_of_typing(llm):
+    held = held_to(llm.with_structured_output(Old))
+    row = {"counts": {"a": 1}, "next": None}
+    assert lets_through(held, {"rows": [row, {"counts": {}, "next": {"any": [1]}}]})
+    assert lets_through(held, {"x": 1, "inner": None, "rows": []})
+    assert lets_through(held, {"inner": row, "rows": []})
+    for wrong in ({}, {"rows": [{}]}, {"rows": [], "z": 1}, {"rows": [], "inner": {**row, "z": 1}}):
+        assert not lets_through(held, wrong)
 
 
 def test_typed_dicts(llm):
