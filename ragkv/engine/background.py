@@ -13,7 +13,6 @@ from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
-from ragkv.engine.rewritten import rewriting_of
 from ragkv.engine.turns import Turns
 from ragkv.engine.versions import Versions
 from ragkv.model.pool import Pool
@@ -21,8 +20,6 @@ from ragkv.model.pool import Pool
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
 """Named chunks that are remembered: the last ones."""
-
-_REWRITTEN = "No chunk was found in the prompt. Of the {count} that were named, {cause}."
 
 Given = TypeVarTuple("Given")
 
@@ -54,8 +51,6 @@ class Background:
         self._writable = writable
         self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
-        self._last_named: Sequence[str] = ()
-        self._warned = False
         self._lock = threading.Lock()
         self._thread = Pool(1, "ragkv")
         self._idle = Pool(1, "ragkv-idle", drops=True)
@@ -82,7 +77,6 @@ class Background:
         self._corpus.usable_fingerprint()
         named = [text.strip() for text in texts]
         with self._lock:
-            self._last_named = named
             for text in named:
                 self._named.pop(text, None)
                 self._named[text] = None
@@ -100,21 +94,9 @@ class Background:
             with self._lock:
                 self._named.pop(text, None)
 
-    def rewritten_warnings(self, plan: Plan) -> tuple[str, ...]:
-        """Return a warning where no chunk was found, but the last named ones are there rewritten.
-
-        It is logged once.
-        """
-        with self._lock:
-            named, self._last_named = self._last_named, ()
-        cause = None if plan.located.known != () else rewriting_of(named, plan.located.text)
-        if cause is None:
-            return ()
-        message = _REWRITTEN.format(count=len(named), cause=cause)
-        if not self._warned:
-            self._warned = True
-            _log.warning(message)
-        return (message,)
+    def stores(self, request: Request) -> bool:
+        """Whether chunks that a prompt missed are encoded and stored after its answer."""
+        return request.config.on_miss == "store" and self._writable
 
     def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
@@ -128,8 +110,11 @@ class Background:
         sink_of = partial(self._corpus.sink_for, config, request.method)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
-        missed = [*located.to_encode, *(text for text in self.named if text in located.text)]
-        stores = config.on_miss == "store" and self._writable
+        known = {span.text for span in located.known or ()}
+        named = dict.fromkeys((*self.named, *request.retrieved))
+        new = [text for text in named if text in located.text and text not in known]
+        missed = [*located.to_encode, *new]
+        stores = self.stores(request)
         if missed and stores:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
@@ -140,6 +125,8 @@ class Background:
             self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
         if self._versions.want(request, plan):
             self._submit(self._versions.compute_wanted, thread=self._idle)
+        if self._corpus.landmarks.is_behind:
+            self._submit(self._corpus.landmarks.update)
         self.measure_costs()
 
     def measure_costs(self) -> None:

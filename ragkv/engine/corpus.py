@@ -17,6 +17,8 @@ from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of
+from ragkv.engine.landmarks import Landmarks
+from ragkv.engine.not_stored import NotStored
 from ragkv.engine.request import check_document, check_seconds
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
@@ -77,6 +79,8 @@ class Corpus:
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
+        self.landmarks = Landmarks(self._finder.__contains__)
+        self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
         self.costs: Callable[[int, int], float] | None = None
@@ -159,9 +163,11 @@ class Corpus:
                 _log.warning("cannot read the store's changes: %s", error)
                 return
             self._seen = newest
+            self.not_stored.note(removed, "deleted")
             for text in removed:
                 self._finder.discard(text)
             self._finder.add(added)
+            self.landmarks.add(added)
 
     def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
         """Return the chunk's entry, or the reason of the miss."""
@@ -215,6 +221,7 @@ class Corpus:
         with self._finder_lock:  # or a put right after the deletion would be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
+            self.not_stored.note([text] * bool(removed), "deleted")
         return removed > 0
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
@@ -306,7 +313,7 @@ class Corpus:
             nonlocal tokens, written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
-                with copies.on_side_stream():
+                with copies.on_side_stream(), self.not_stored.noting_full(chunks):
                     written += self.store.put(entry, sink.fingerprint, Terms(document, until))
                 tokens += len(entry)
                 bar.update()
@@ -344,6 +351,9 @@ class Corpus:
         positions = self.loaded.positions or sys.maxsize
         kept = [each for each in chunks if len(sink.ids) + len(each[1]) < positions]
         if len(kept) < len(chunks):
+            self.not_stored.note(
+                {text for text, _ in chunks} - {text for text, _ in kept}, "too_long"
+            )
             _log.warning(
                 "%d chunks are longer than the model's %d positions and were left out: split them",
                 len(chunks) - len(kept),

@@ -19,6 +19,7 @@ from ragkv.decode.stopping import stops_of
 from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
+from ragkv.engine.named import NamedChunks
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import (
     Request,
@@ -33,6 +34,7 @@ from ragkv.engine.settings import check_settings
 from ragkv.engine.speculations import Speculates, Speculations
 from ragkv.engine.state import EngineState
 from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
+from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.load import load_model, pretrained
@@ -115,6 +117,7 @@ class RagKV(Speculates, EngineState):
             self._store.close()
             raise
         self._lifecycle = Lifecycle()
+        self._named = NamedChunks()
         self._speculations = Speculations(self._pipeline, self._lifecycle, self._reuse)
         self._lock.join()
 
@@ -181,16 +184,21 @@ class RagKV(Speculates, EngineState):
         with self._lifecycle:
             return owner.forget_document(check_document(document))
 
-    def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
+    def prefetch(
+        self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
+    ) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
 
-        Those that are not stored are encoded after the next answer whose prompt
-        contains them, unless ``on_miss`` is ``"skip"``.
+        Those that are not stored are encoded after the next answer whose prompt contains them,
+        unless ``on_miss`` is ``"skip"``. The next answer's report says of each why it was not
+        reused; not so without ``for_next_answer``, for a call that names them (``retrieved``).
         """
         with self._lifecycle:
+            named = [text.strip() for text in check_texts(texts)]
+            if for_next_answer:
+                self._named.add(named)
             if self._reuse is not None:
-                sink_of = partial(self._reuse.corpus.sink_for, *self._configured(overrides))
-                self._reuse.background.fetch(check_texts(texts), sink_of)
+                self._reuse.load(named, *self._configured(overrides))
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
@@ -216,8 +224,8 @@ class RagKV(Speculates, EngineState):
     ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        asked = prompt_of(prompt, chat_template_kwargs)
-        request = Request(asked, *self._configured(overrides), clock)
+        asked, named = prompt_of(prompt, chat_template_kwargs), tuple(self._named.take())
+        request = Request(asked, *self._configured(overrides), clock, named=named)
         with self._lifecycle:
             plan, logits, cache = self._pipeline.prefill(request)
             report = self._report(request, plan, time.perf_counter())
@@ -241,20 +249,20 @@ class RagKV(Speculates, EngineState):
         json_schema: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        retrieved: Sequence[str] = (),
         **overrides: Any,
     ) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
 
         The settings are those of :class:`ragkv.config.DecodeConfig`; ``chat_template_kwargs`` are
-        variables of the chat template, and ``overrides`` fields of ReuseConfig, for this call
-        alone. Several threads may call at once: their answers are drawn together.
+        variables of the chat template, ``overrides`` fields of ReuseConfig for this call. Each of
+        the ``retrieved`` chunks is in the report. Threads may call at once, and draw together.
         """
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        further = (ignore_eos, logprobs, json_schema, generation)
-        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
+        further = (prompt_lookup_num_tokens, ignore_eos, logprobs, json_schema, generation)
         asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(decode, asked, self.tokenizer)
-        request = self._request(asked, overrides, decode)
+        decode = with_calls(DecodeConfig(*drawing, *further), asked, self.tokenizer)
+        request = self._request(asked, overrides, decode, retrieved)
         with self._lifecycle:
             return self._complete(request, decode)
 
@@ -275,15 +283,15 @@ class RagKV(Speculates, EngineState):
         json_schema: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        retrieved: Sequence[str] = (),
         **overrides: Any,
     ) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
         drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        further = (ignore_eos, logprobs, json_schema, generation)
-        decode = DecodeConfig(*drawing, prompt_lookup_num_tokens, *further)
+        further = (prompt_lookup_num_tokens, ignore_eos, logprobs, json_schema, generation)
         asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(decode, asked, self.tokenizer)
-        request = self._request(asked, overrides, decode)
+        decode = with_calls(DecodeConfig(*drawing, *further), asked, self.tokenizer)
+        request = self._request(asked, overrides, decode, retrieved)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
@@ -316,9 +324,9 @@ class RagKV(Speculates, EngineState):
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
     ) -> ReuseReport:
-        warnings = () if self._reuse is None else self._reuse.warnings_of(request, plan)
-        about: dict[str, Any] = {"dtype": self._loaded.dtype, "warnings": warnings}
-        return report_of(request, plan, first_token_at, drawn=drawn, **about)
+        account = unsupported if self._reuse is None else self._reuse.account
+        told, dtype = account(request, plan, self._named), self._loaded.dtype
+        return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=told)
 
     def _follow_up(self, request: Request, plan: Plan, answer: str = "") -> None:
         if self._reuse is not None:
@@ -327,10 +335,7 @@ class RagKV(Speculates, EngineState):
     # ---- the model's lock
 
     def turn(self) -> AbstractContextManager[object]:
-        """Hold the model's lock in the block, for calls of your own.
-
-        Concurrent calls are correct without it, but both are slower.
-        """
+        """Hold the model's lock in the block: calls of your own are slower without, not wrong."""
         with self._lifecycle:
             return self._lock
 
@@ -356,10 +361,18 @@ class RagKV(Speculates, EngineState):
             check_calibration(config, self._loaded.name, self._reuse.corpus.fingerprint)
         return config, method
 
-    def _request(self, prompt: Prompt, overrides: dict[str, Any], decode: DecodeConfig) -> Request:
+    def _request(
+        self,
+        prompt: Prompt,
+        overrides: dict[str, Any],
+        decode: DecodeConfig,
+        retrieved: Sequence[str],
+    ) -> Request:
         clock = Clock()
         config, method = self._configured(overrides)
-        return Request(prompt, config, method, clock, decode.max_new_tokens)
+        texts = tuple(text.strip() for text in check_texts(retrieved))
+        named, most = tuple(self._named.take()), decode.max_new_tokens
+        return Request(prompt, config, method, clock, most, retrieved=texts, named=named)
 
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.

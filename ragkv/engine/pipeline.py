@@ -28,7 +28,6 @@ from ragkv.engine.versions import Versions
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import Miss
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.choose import Choice, choose
@@ -40,12 +39,16 @@ from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 from ragkv.store.tiers.rates import preloading_depth
 
 _log = logging.getLogger(__name__)
-_HEAD_CHARS = 80
+_SHOWN_TOKENS = 8
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
-    "tokens agree): answers are closer to full prefill if sink= (or sink_from=) is given the "
-    "prompt template's head."
+    "tokens agree): answers are closer to full prefill if {mend}."
+)
+_GIVE_SINK = "sink= (or sink_from=) is given the prompt template's head"
+_OTHER_SINK = (
+    "the sink that was given is this prompt's head. Behind what agrees, the sink has {sink!r} and "
+    "the prompt {prompt!r}"
 )
 Result = TypeVar("Result")
 
@@ -103,7 +106,7 @@ class Pipeline(FullPrefill):
                         plan = self._with_room(partial(self._plan, request, located))
                         return recompute(plan, turn)
                 except CorruptEntryError as error:
-                    corrupt[error.text] = error.reason
+                    corrupt |= {**dict(located.missed), error.text: error.reason}
                     located = self._find_and_load(request, corrupt)
 
     def _plan(self, request: Request, located: Located) -> Plan:
@@ -154,18 +157,17 @@ class Pipeline(FullPrefill):
                     entries.append((found.entry, span.start, span.end))
                 elif span.end > begin:
                     missed.append((span.text, found.reason))
-        misses = [_miss(text, reason) for text, reason in missed]
-        if self._conversations.is_beyond(prompt.tokens):
-            misses += [_miss(entry.text, "positions") for entry, _, _ in entries]
-            entries = []
         located = replace(
             located,
             entries=tuple(entries),
-            misses=tuple(misses),
+            missed=tuple(missed),
             # an expired chunk is renewed by precompute() alone
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
+        if self._conversations.is_beyond(prompt.tokens):
+            unused = tuple((entry.text, "positions") for entry, _, _ in entries)
+            located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
             located = self._versions.place(request, located)
         return replace(located, load_seconds=self._load_seconds(located))
@@ -191,11 +193,11 @@ class Pipeline(FullPrefill):
             if continued is not None and _has_rival(request, located):
                 plain = lay_out(tokens, head, located.entries)
                 layout = layout if plain.exact + LEAST_TOKENS <= continued.length else plain
-            misses = _unaligned(layout, located)
+            missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
             if not layout.exact and not layout.placed:
-                return Spliced(located, layout, misses=misses)
+                return Spliced(located, layout, missed=missed)
             cache = splice(
                 layout,
                 sink.rows,
@@ -203,7 +205,9 @@ class Pipeline(FullPrefill):
                 spare_rows(request.answer_tokens),
                 step=partial(request.clock.step, "splice"),
             )
-            return Spliced(located, layout, cache, misses, self._head_warnings(layout, head))
+            return Spliced(
+                located, layout, cache, missed, self._head_warnings(request, layout, head)
+            )
 
     def _select(self, request: Request, spliced: Spliced) -> Plan:
         """Choose the tokens to recompute."""
@@ -285,19 +289,21 @@ class Pipeline(FullPrefill):
                 raise
         return make()
 
-    def _head_warnings(self, layout: Layout, sink_ids: IntArray) -> tuple[str, ...]:
+    def _head_warnings(
+        self, request: Request, layout: Layout, sink_ids: IntArray
+    ) -> tuple[str, ...]:
         """Return a warning where the prompt's head is not the sink; log it once."""
         if layout.sink == len(sink_ids):
             return ()
-        message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink_ids))
+        at = slice(layout.sink, layout.sink + _SHOWN_TOKENS)
+        decode, mend = self.loaded.tokenizer.decode, _GIVE_SINK
+        if request.config.sink != "auto":
+            mend = _OTHER_SINK.format(sink=decode(sink_ids[at]), prompt=decode(layout.ids[at]))
+        message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink_ids), mend=mend)
         if not self._warned:
             self._warned = True
             _log.warning(message)
         return (message,)
-
-
-def _miss(text: str, reason: str) -> Miss:
-    return Miss(text[:_HEAD_CHARS], reason)
 
 
 def _has_rival(request: Request, located: Located) -> bool:
@@ -313,7 +319,7 @@ def _has_rival(request: Request, located: Located) -> bool:
     return request.config.recompute_ratio != 1 and end + LEAST_TOKENS > continued.length
 
 
-def _unaligned(layout: Layout, located: Located) -> tuple[Miss, ...]:
+def _unaligned(layout: Layout, located: Located) -> tuple[tuple[str, str], ...]:
     """Count the entries of which no token is the prompt's; encoding them again does not help."""
     used: set[int] = {id(piece.entry) for piece in layout.placed}
     in_sink = located.tokens.offsets[: layout.sink, 1].max(initial=0)
@@ -323,7 +329,7 @@ def _unaligned(layout: Layout, located: Located) -> tuple[Miss, ...]:
         return id(entry) not in used and end > in_sink and start >= continued
 
     return tuple(
-        _miss(entry.text, "unaligned")
+        (entry.text, "unaligned")
         for entry, start, end in located.entries
         if is_unused(entry, start, end)
     )

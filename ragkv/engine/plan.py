@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from ragkv.splice.layout import Layout, Origin, lay_out
 from ragkv.store.prefixes.node import PrefixMatch
 from ragkv.store.versions.version import PlacedVersion
 
+Account = tuple[tuple[Miss, ...], tuple[str, ...]]
+"""The chunks that were not reused, and the warnings on them."""
+
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
@@ -44,8 +47,8 @@ class Located:
         The sink that they were encoded behind; None where no chunk was searched for.
     known
         The known chunks in the prompt, usable or not; None where none was searched for.
-    misses
-        The known chunks without a usable entry.
+    missed
+        The known chunks without a usable entry, each with the reason.
     to_encode, to_load
         Their texts: those to encode after the answer, and those to load into memory.
     continued
@@ -59,7 +62,7 @@ class Located:
     entries: tuple[LocatedEntry, ...] = ()
     sink: Sink | None = None
     known: tuple[Span, ...] | None = None
-    misses: tuple[Miss, ...] = ()
+    missed: tuple[tuple[str, str], ...] = ()
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
     continued: PrefixMatch | None = None
@@ -83,14 +86,14 @@ class Located:
 class Spliced:
     """The prompt's layout, and its cache with the entries in place.
 
-    ``cache`` is None where nothing can be reused: the prompt is prefilled in full. ``misses``
-    are the entries of which no token is the prompt's.
+    ``cache`` is None where nothing can be reused: the prompt is prefilled in full. ``missed``
+    are the chunks of whose entries no token is the prompt's.
     """
 
     located: Located
     layout: Layout
     cache: SplicedCache | None = None
-    misses: tuple[Miss, ...] = ()
+    missed: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -161,9 +164,12 @@ def report_of(
     *,
     dtype: torch.dtype,
     drawn: Drawn | None = None,
-    warnings: Iterable[str] = (),
+    account: Account = ((), ()),
 ) -> ReuseReport:
-    """Account for every token and every second, up to the first token or to ``drawn``'s last."""
+    """Account for every token and every second, up to the first token or to ``drawn``'s last.
+
+    ``account`` are the chunks that were not reused, and the warnings.
+    """
     origin = plan.origin
     counts = np.bincount(origin, minlength=len(Origin)).tolist()
     sink, reused, recomputed, fresh, conversation, prefix = counts
@@ -185,9 +191,9 @@ def report_of(
         ttft_s=ttft,
         steps={**steps, "first_token": ttft - sum(steps.values())},
         chunks=_uses(plan, origin),
-        misses=(*plan.located.misses, *plan.spliced.misses),
+        misses=account[0],
         positions=origin.tobytes(),
-        warnings=(*plan.spliced.warnings, *warnings),
+        warnings=(*plan.spliced.warnings, *account[1]),
         dtype=str(dtype).removeprefix("torch."),
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,

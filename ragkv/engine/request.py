@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
+from ragkv.engine.named import NamedList
 from ragkv.engine.requests import GivesWay
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
@@ -30,6 +31,8 @@ class Request:
         Tokens that may be generated after the prompt.
     speculation
         Gives way to real requests; None for a real one.
+    retrieved, named
+        The chunks that were retrieved for it: given with the call, and named before it.
     """
 
     prompt: Prompt
@@ -38,6 +41,8 @@ class Request:
     clock: Clock
     answer_tokens: int = 0
     speculation: GivesWay | None = None
+    retrieved: tuple[str, ...] = ()
+    named: tuple[NamedList, ...] = ()
 
 
 def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:

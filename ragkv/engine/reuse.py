@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -14,10 +14,12 @@ from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.history import history_warnings
+from ragkv.engine.named import NamedChunks
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Plan
+from ragkv.engine.plan import Account, Plan
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
+from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
@@ -40,6 +42,7 @@ class Reuse:
     background: Background
     conversations: Conversations
     versions: Versions
+    teller: Teller = field(default_factory=Teller)
 
     @classmethod
     def over(cls, loaded: ReusableModel, store: Store, settings: StoreConfig) -> Self:
@@ -94,6 +97,10 @@ class Reuse:
         made = self.versions.encode_behind(neighbours, corpora[0][1])
         return replace(reports[0], versions=made)
 
+    def load(self, named: Sequence[str], config: ReuseConfig, method: Method) -> None:
+        """Start loading chunks that the next prompts will contain."""
+        self.background.fetch(named, partial(self.corpus.sink_for, config, method))
+
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the conversations, whose prompts may have contained it."""
         return self._drop_former_after(self.corpus.forget(text))
@@ -102,9 +109,13 @@ class Reuse:
         """Delete a document's own chunks, and the conversations; return how many chunks."""
         return self._drop_former_after(self.corpus.store.forget_document(document))
 
-    def warnings_of(self, request: Request, plan: Plan) -> tuple[str, ...]:
-        """Return what the user could change, so that more of the prompt is reused."""
-        return (*self.background.rewritten_warnings(plan), *history_warnings(request, plan))
+    def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
+        """Return the chunks that were not reused, and what the user could change."""
+        stores = self.background.stores(request)
+        texts, missed = Unused(request, plan, self.corpus, named, stores=stores).misses()
+        warnings = self.teller.tell(texts, missed)
+        history = history_warnings(request, plan, stores=stores)
+        return tuple(miss for _, miss in missed), (*warnings, *history)
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:

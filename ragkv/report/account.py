@@ -8,22 +8,38 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from ragkv.errors import ConfigError
+from ragkv.report.reasons import REASONS, STORED_NEXT
+from ragkv.report.summary import summary
 from ragkv.report.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A known chunk in the prompt that could not be reused.
+    """A chunk that was not reused, or not whole: known in the prompt, or named as retrieved.
 
-    ``chunk`` is the head of its text (at most 80 characters), ``reason`` one of
-    ``absent``, ``fingerprint``, ``tokens``, ``checksum``, ``format``, ``codec``, ``unreadable``,
-    ``expired``, ``slower``, ``positions``, ``unaligned``. ``slower`` is no fault: loading the
-    chunk would have taken longer than computing it; nor is ``unaligned``: in this prompt all
-    of its characters are in tokens with others around it.
+    Attributes
+    ----------
+    chunk
+        The head of its text, at most 80 characters.
+    reason
+        One of :data:`ragkv.report.reasons.REASONS`.
+    detail
+        What is known beyond it, such as what differs in a fingerprint.
+    stored_next
+        Whether it is encoded after this answer, so that later prompts reuse it.
     """
 
     chunk: str
     reason: str
+    detail: str = ""
+    stored_next: bool = False
+
+    @property
+    def mend(self) -> str:
+        """What to do about it."""
+        known = REASONS.get(self.reason)
+        mend = "" if known is None else known.mend
+        return f"{mend} {STORED_NEXT}".strip() if self.stored_next else mend
 
 
 Source = Literal["entry", "version", "conversation", "prefix"]
@@ -101,8 +117,11 @@ class ReuseReport:
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         conversation, 5 prefix (bytes of length ``prompt_tokens``).
     warnings
-        Warnings for the user, logged once per engine: such as a prompt whose
-        head is not the sink.
+        What the user can mend, such as a prompt whose head is not the sink; each kind is logged
+        once per engine.
+    misses
+        Chunks that were not reused, or not whole, each with its reason: those that the prompt
+        has, and those that a retriever named.
     trace
         The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
         without a part in equality.
@@ -138,6 +157,10 @@ class ReuseReport:
     focused_from: int | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
+    def __str__(self) -> str:
+        """Return a summary of at most ten lines."""
+        return summary(self)
+
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed, by whatever kind of reuse."""
@@ -160,6 +183,7 @@ class ReuseReport:
         del out["trace"]
         out["total_s"] = self.total_s
         out["positions"] = "".join(map(str, self.positions))
+        out["misses"] = tuple({**asdict(miss), "mend": miss.mend} for miss in self.misses)
         return out
 
     @classmethod

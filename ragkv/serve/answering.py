@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -108,7 +109,8 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
     writer = AnswerWriter(asked.form, fields, service, engine, count)
     try:
         if fields.ragkv.retrieved:
-            await service.in_thread(engine.prefetch, fields.ragkv.retrieved, **overrides)
+            load = partial(engine.prefetch, for_next_answer=False, **overrides)
+            await service.in_thread(load, fields.ragkv.retrieved)
         _start(answers, engine, asked, overrides)
         if fields.stream:
             # what is wrong with the prompt has a status of its own: that of a stream is sent
@@ -146,6 +148,7 @@ def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, A
                 logprobs=asked.logprobs,
                 json_schema=asked.schema,
                 generation=generation,
+                retrieved=fields.ragkv.retrieved,
                 **overrides,
             )
             answers.add(stream)

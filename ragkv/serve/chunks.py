@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -67,7 +68,8 @@ async def prefetch(request: Request, engine: Engine) -> Response:
     service.check_chunks(body.texts, "texts")
     service.check_chunks([body.ragkv.sink or ""], "ragkv.sink")
     overrides = overrides_of(engine, body.ragkv)
-    await service.in_thread(engine.prefetch, body.texts, **overrides)
+    load = partial(engine.prefetch, for_next_answer=False, **overrides)
+    await service.in_thread(load, body.texts)
     return Json({"prefetching": len(body.texts)}, status_code=202)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import httpx
 
 from ragkv.config import DecodeConfig, ReuseConfig
+from ragkv.engine.named import NamedChunks
 from ragkv.errors import ConfigError, ServerError
 from ragkv.prompt.chat import prompt_of
 from ragkv.report.account import PrecomputeReport
@@ -18,6 +19,7 @@ from ragkv.serve.remote.answer import (
     Events,
     Prompt,
     body_of,
+    contains,
     path_of,
     reuse_fields,
     tokens_of,
@@ -102,6 +104,7 @@ class RemoteRagKV:
             raise ConfigError(f"max_retries must be 0 or more, not {max_retries!r}")
         self._connection = Connection(self.base_url, key, timeout, max_retries, transport)
         self._chunks = Chunks(self._connection)
+        self._named = NamedChunks()
         self._asking = threading.Lock()
         self._version: Mapping[str, Any] | None = None
 
@@ -150,6 +153,7 @@ class RemoteRagKV:
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved: the server starts loading them."""
         self._chunks.prefetch(texts, reuse_fields(self.reuse, overrides))
+        self._named.add(text.strip() for text in texts)
 
     def wait(self) -> None:
         """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""
@@ -181,6 +185,7 @@ class RemoteRagKV:
         logprobs: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        retrieved: Sequence[str] = (),
         **overrides: Any,
     ) -> RemoteStream:
         """Answer a prompt piece by piece: a text, or chat messages.
@@ -189,7 +194,8 @@ class RemoteRagKV:
         ``prompt_lookup_num_tokens``, and of ``generation`` those that a server takes:
         ``repetition_penalty`` and ``min_p``; ``logprobs`` are for chat messages alone. ``timeout``
         takes the client's place, ``chat_template_kwargs`` are variables of the chat template, and
-        ``overrides`` fields of :class:`ragkv.ReuseConfig`.
+        ``overrides`` fields of :class:`ragkv.ReuseConfig`. The report accounts
+        for each of the ``retrieved`` chunks, and those that :meth:`prefetch` named.
 
         Raises
         ------
@@ -207,6 +213,9 @@ class RemoteRagKV:
         reuse = reuse_fields(self.reuse, overrides)
         asked = prompt_of(prompt, chat_template_kwargs)
         body = body_of(asked, decode, reuse, self._model or "default")
+        named = self._named.claim(self._named.take(), partial(contains, asked))
+        if texts := list(dict.fromkeys((*retrieved, *named))):
+            body["ragkv"]["retrieved"] = texts
         limit = self._connection.timeout if timeout is None else timeout
         answer = partial(_answer, self._connection, path_of(asked), body, limit)
         return RemoteStream(self._connection.submit, answer)

@@ -295,6 +295,16 @@ class Store(ABC):
         del text, fingerprint, nbytes
         return None
 
+    def was_evicted(self, text: str) -> bool:
+        """Whether this process evicted the chunk, lately, and it is not stored again."""
+        del text
+        return False
+
+    def fingerprints(self, text: str) -> list[Fingerprint]:
+        """Return what the chunk is stored for; never raise."""
+        del text
+        return []
+
     def make_room(self) -> bool:
         """Empty the tier on the model's device; return whether it had anything.
 
@@ -362,6 +372,12 @@ class StoreOver(Store):
 
     def set_costs(self, costs: Callable[[int, int], float]) -> None:  # noqa: D102
         self.below.set_costs(costs)
+
+    def was_evicted(self, text: str) -> bool:  # noqa: D102
+        return self.below.was_evicted(text)
+
+    def fingerprints(self, text: str) -> list[Fingerprint]:  # noqa: D102
+        return self.below.fingerprints(text)
 
     def make_room(self) -> bool:  # noqa: D102
         return self.below.make_room()

@@ -236,6 +236,16 @@ class ChunkStore(Store):
         row = self._catalog.row(digest_of_text(text))
         return None if row is None else row.expires_at
 
+    def fingerprints(self, text: str) -> list[Fingerprint]:
+        """Read the headers of the chunk's entries."""
+        found = list[Fingerprint]()
+        with suppress(OSError, ValueError, RefusedEntryError):
+            for key in self.backend.scan(entries_of(digest_of_text(text))):
+                blob = self.backend.get(key.name)
+                if blob is not None:
+                    found.append(read_header(memoryview(blob))[0].fingerprint)
+        return found
+
     def documents(self, text: str) -> list[str]:
         """Return the documents in the catalog, sorted."""
         return sorted(self._catalog.documents_of(digest_of_text(text)))

@@ -74,7 +74,9 @@ def test_chunks_that_a_pipeline_rewrites_are_noticed(
         report = engine.generate(prompt, max_new_tokens=1).report
         assert report.reused_tokens == 0
         assert "were named, " in report.warnings[0]
-    assert caplog.text.count("were named, ") == 1
+        engine.prefetch(chunks)
+        assert engine.generate(prompt + "!", max_new_tokens=1).report.misses == report.misses
+    assert caplog.text.count("were named, ") == 2  # once for each of the two reasons
 
 
 def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(

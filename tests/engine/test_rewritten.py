@@ -1,31 +1,72 @@
-"""A report names what was done to chunks between retrieval and prompt."""
+"""How a chunk's text stands in a prompt is told from both alone."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
-from ragkv.engine.rewritten import rewriting_of
+import ragkv
+from ragkv.engine.rewritten import Rewritten
+from ragkv.report.reasons import REASONS
 
 BODY = (
     "The quick brown fox jumps over the lazy dog near the river bank.\n"
     "Nobody has ever seen it come back to where it started from."
 )
 CHUNK = f"source: a.md\nread at: 12:00\n\n{BODY}"
+CODE = 'def path():\n    print("C:\\new\\table", "it\'s")\n    return "\\n".join(lines)  # \u00e9 \U0001f600'
 
 
 @pytest.mark.parametrize(
     ("prompt", "cause"),
     [
-        (f"Read:\n{[CHUNK]}\nWhy?", "simple_summarize"),
-        (f'{{"content": "{CHUNK}"}}'.replace("\n", "\\n"), "as JSON"),
-        (f"Read: {' '.join(CHUNK.split())} Why?", "blanks were changed"),
-        (f"Read:\nsource: a.md\nread at: 12:30\n\n{BODY}\n\nWhy?", "TimeWeightedPostprocessor"),
-        (f"Read:\n{BODY}\n\nWhy?", "excluded_llm_metadata_keys"),
-        (f"Read:\n{BODY.splitlines()[1]}\nWhy?", "SentenceEmbeddingOptimizer"),
-        (f"Read:\nSource: a.md Content: {CHUNK}\nWhy?", None),
+        (f"Read:\n{[CHUNK]}\nWhy?", "list"),
+        (f'{{"content": "{CHUNK}"}}'.replace("\n", "\\n"), "json"),
+        (f"Read: {' '.join(CHUNK.split())} Why?", "whitespace"),
+        (f"Read:\nsource: a.md\nread at: 12:30\n\n{BODY}\n\nWhy?", "metadata"),
+        (f"Read:\n{BODY}\n\nWhy?", "metadata"),
+        (f"Read:\n{BODY.splitlines()[1]}\nWhy?", "shortened"),
         ("Something else.", None),
+        ("", None),
     ],
 )
 def test_the_cause_is_named(prompt, cause):
-    found = rewriting_of([CHUNK], prompt)
-    assert found is None if cause is None else cause in found
+    assert Rewritten(prompt).reason_of(CHUNK) == cause
+
+
+@pytest.mark.parametrize(
+    ("written", "cause"),
+    [
+        (str([CODE]), "list"),
+        (json.dumps(CODE), "json"),
+        (json.dumps([CODE], ensure_ascii=False), "json"),
+        (json.dumps(json.dumps({"code": CODE})), "json"),
+        (CODE.replace("    ", "  "), "indentation"),
+        (CODE.replace("    ", "\t"), "indentation"),
+    ],
+)
+def test_code_with_escapes_of_its_own(written, cause):
+    assert Rewritten(f"Read this:\n\n{written}\n\nWhy?").reason_of(CODE) == cause
+
+
+@pytest.mark.parametrize("text", ["", " \n ", "\u200b", "Short", "\\", "&amp;"])
+def test_texts_without_letters_are_nowhere(text):
+    assert Rewritten("Words \\ and more & words.").reason_of(text) is None
+
+
+def test_the_page_on_reasons_has_the_reasons_of_the_code():
+    page = Path(__file__).parents[2].joinpath("docs", "reasons.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| It (.*?)\. \| (.*) \|$", page, re.MULTILINE)
+    found = {name: (meaning, mend.replace("\\|", "|")) for name, meaning, mend in rows}
+    assert found == {name: (each.meaning, each.mend) for name, each in REASONS.items()}
+
+
+def test_each_reason_of_the_code_is_among_them():
+    used = set[str]()
+    said = re.compile(r'(?:Found\(None,|RefusedEntryError\(|CorruptEntryError\(\w+,) "(\w+)"')
+    for path in Path(ragkv.__file__).parent.rglob("*.py"):
+        used |= set(said.findall(path.read_text(encoding="utf-8")))
+    assert {"expired", "unreadable"} <= used <= REASONS.keys()

@@ -114,6 +114,18 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": written} if written else dict(message)
 
 
+def contains(prompt: Prompt, text: str) -> bool:
+    """Return whether a prompt has a chunk verbatim."""
+    if isinstance(prompt, str):
+        return text in prompt
+    contents = (message.get("content") or "" for message in prompt)
+    return any(
+        text in (part if isinstance(part, str) else str(part.get("text")))
+        for content in contents
+        for part in ([content] if isinstance(content, str) else content)
+    )
+
+
 def _choice(chat: Chat) -> object:
     word = {"any": "required"}.get(chat.tool_choice, chat.tool_choice)
     if word not in ("auto", "none", "required"):

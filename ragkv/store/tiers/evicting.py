@@ -14,6 +14,7 @@ from ragkv.store.entry.format import encode
 from ragkv.store.tiers.policies import make_policy
 
 _PATIENCE = 4
+_REMEMBERED = 1 << 16
 
 
 class EvictingStore(StoreOver):
@@ -47,6 +48,7 @@ class EvictingStore(StoreOver):
         self._policy = make_policy(policy)
         self._lock = threading.Lock()
         self._making_room = threading.Lock()
+        self._evicted: dict[str, None] = {}
         self._seen = 0
         self._written = 0
         self._per_token: float | None = None
@@ -97,6 +99,11 @@ class EvictingStore(StoreOver):
             self._policy.remove(text)
         return self.below.delete(text)
 
+    def was_evicted(self, text: str) -> bool:
+        """Whether it was evicted here, and is not stored."""
+        with self._lock:
+            return text in self._evicted and text not in self._policy
+
     def set_costs(self, costs: Callable[[int, int], float]) -> None:
         """Weigh chunks, and the tiers' entries, by these costs."""
         with self._lock:
@@ -136,6 +143,9 @@ class EvictingStore(StoreOver):
                 return None, 0
             tokens = self._policy.size(victim)
             self._policy.evict(victim)
+            self._evicted[victim] = None
+            if len(self._evicted) > _REMEMBERED:
+                del self._evicted[next(iter(self._evicted))]
             return victim, tokens
 
     def _learn(self, per_token: float) -> None:

@@ -93,6 +93,7 @@ class MemoryStore(Store):
         self._kept: dict[_Key, ChunkKV] = {}
         self._chunks: OrderedDict[str, _Chunk] = OrderedDict()  # by change number, ascending
         self._deleted: OrderedDict[str, int] = OrderedDict()  # text -> change number, ascending
+        self._evicted: OrderedDict[str, None] = OrderedDict()
         self._change = 0
         self._hits = 0
 
@@ -145,6 +146,7 @@ class MemoryStore(Store):
         with self._lock:
             if not self._admitted(key, nbytes):
                 self._remove(key)
+                self._note_evicted(entry.text)
                 return None
         try:
             entry = (_pinned(entry) if self._pinned else None) or _owned(entry, self.device)
@@ -195,6 +197,16 @@ class MemoryStore(Store):
         with self._lock:
             chunk = self._chunks.get(text)
             return [] if chunk is None else sorted(chunk.documents)
+
+    def was_evicted(self, text: str) -> bool:
+        """Whether it was evicted, or too large, and is not here."""
+        with self._lock:
+            return text in self._evicted and text not in self._chunks
+
+    def fingerprints(self, text: str) -> list[Fingerprint]:
+        """Return those of its entries."""
+        with self._lock:
+            return list(self._chunks[text].fingerprints) if text in self._chunks else []
 
     def delete(self, text: str) -> int:
         """Remove the chunk's entries."""
@@ -287,7 +299,13 @@ class MemoryStore(Store):
         evicted = Evicted(self._kept[key], key[1], self._chunks[key[0]].expires_at)
         self._policy.evict(key)
         self._remove(key)
+        self._note_evicted(key[0])
         return evicted
+
+    def _note_evicted(self, text: str) -> None:
+        self._evicted[text] = None
+        while len(self._evicted) > _DELETIONS_KEPT:
+            self._evicted.popitem(last=False)
 
     def _delete(self, text: str) -> int:
         chunk = self._chunks.get(text)

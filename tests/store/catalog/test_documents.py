@@ -319,7 +319,7 @@ def test_precompute_what_expires(
     clock.now += 60
     kv.prefetch([first, second])
     answer = kv.prefill(prompt, recompute_ratio=1)
-    assert [miss.reason for miss in answer.report.misses] == ["expired"]
+    assert [miss.reason for miss in answer.report.misses] == ["expired", "ratio"]
     assert answer.logits.sub(wanted).abs().max() < 1e-3
     kv.wait()
     assert not kv.contains(first)  # nothing but precompute() brings it back

@@ -1,0 +1,70 @@
+"""Why chunks are not stored, as far as this process knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from ragkv.errors import StoreFullError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.base import Store
+
+MOST_NOTED = 4096
+"""Texts whose reason is remembered: the last."""
+
+_DIFFERENT = {
+    "weights": "other weights",
+    "tokenizer": "another tokenizer",
+    "attention": "another model configuration",
+    "dtype": "another dtype",
+    "sink": "another sink",
+    "codec": "another codec",
+}
+
+
+class NotStored:
+    """Remembers what was deleted, and what a store did not take."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._reasons: dict[str, str] = {}  # the last at the end
+
+    def note(self, texts: Iterable[str], reason: str) -> None:
+        """Remember the reason of texts, one of the report's."""
+        with self._lock:
+            for text in texts:
+                self._reasons.pop(text, None)
+                self._reasons[text] = reason
+            while len(self._reasons) > MOST_NOTED:
+                del self._reasons[next(iter(self._reasons))]
+
+    @contextmanager
+    def noting_full(self, chunks: Iterable[tuple[str, object]]) -> Iterator[None]:
+        """Note the chunks, which are being written, where the store turns out to be full."""
+        try:
+            yield
+        except StoreFullError:
+            self.note((text for text, _ in chunks), "budget")
+            raise
+
+    def reason_of(self, text: str) -> str:
+        """Return why a chunk is not stored; empty where nothing is known."""
+        if self._store.was_evicted(text):
+            return "evicted"
+        return self._reasons.get(text, "")
+
+    def differences(self, text: str, wanted: Fingerprint) -> str:
+        """Return what a chunk is stored for and the model is not, such as ``another sink``."""
+        if self._store.remote:  # each entry would be fetched
+            return ""
+        found = [
+            [name for name, value in asdict(other).items() if value != getattr(wanted, name)]
+            for other in self._store.fingerprints(text)
+        ]
+        nearest = min(filter(None, found), key=len, default=[])
+        if "dtype" in nearest:  # and so the weights' bytes
+            nearest = [name for name in nearest if name != "weights"]
+        return ", ".join(_DIFFERENT[name] for name in nearest)

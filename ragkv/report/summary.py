@@ -1,0 +1,87 @@
+"""A report in a few lines, and its misses in sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ragkv.report.reasons import REASONS
+
+if TYPE_CHECKING:
+    from ragkv.report.account import Miss, ReuseReport
+
+MOST_LINES = 10
+"""Lines of a summary."""
+
+
+def summary(report: ReuseReport) -> str:
+    """Return where tokens and time went, and what was not reused and why."""
+    sources = {
+        "sink": report.sink_tokens,
+        "from the conversation": report.conversation_tokens,
+        "from a former prompt": report.prefix_tokens,
+        "reused": report.reused_tokens,
+        "recomputed": report.recomputed_tokens,
+        "not cached": report.fresh_tokens,
+    }
+    tokens = ", ".join(f"{number:,} {name}" for name, number in sources.items() if number)
+    steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.steps.items())
+    asked = report.recompute_ratio
+    asked = asked if isinstance(asked, str) else f"{asked:.0%}"
+    used = sum(use.reused > 0 for use in report.chunks)
+    lines = [
+        f"Prompt: {report.prompt_tokens:,} tokens: {tokens}",
+        f"Chunks: {used} reused, {len(report.misses)} not reused or not whole",
+        f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
+        f"First token: after {report.ttft_s:.3f} s ({steps})",
+    ]
+    if report.completion_tokens > 1:
+        lines.append(
+            f"Answer: {report.completion_tokens} tokens after {report.total_s:.3f} s, "
+            f"{report.ms_per_token:.0f} ms each"
+        )
+    notes = list(sentences(report.misses))
+    reasons = [f"({miss.reason})" for miss in report.misses]
+    notes += [
+        f"Warning: {said}"
+        for said in report.warnings
+        if not any(reason in said for reason in reasons)
+    ]
+    room = MOST_LINES - len(lines)
+    if len(notes) > room:
+        notes[room - 1 :] = [f"… and {len(notes) - room + 1} more notes, in to_dict()"]
+    return "\n".join(lines + notes)
+
+
+def sentences(misses: Iterable[Miss], of: str = "") -> Iterator[str]:
+    """Yield one sentence for each reason: how many chunks, what happened, what to do.
+
+    Parameters
+    ----------
+    of
+        Of how many chunks, such as ``"Of 3 chunks, "``; it begins the sentence.
+    """
+    for (reason, detail, _), count, mend in _grouped(misses):
+        known = REASONS.get(reason)
+        meaning = "cannot be used" if known is None else known.meaning
+        chunks = "" if of else " chunk" if count == 1 else " chunks"
+        verb, subject = ("was", "it") if count == 1 else ("were", "each")
+        about = f" ({detail})" if detail else ""
+        yield (
+            f"{of}{count}{chunks} {verb} not reused ({reason}): {subject} {meaning}{about}. {mend}"
+        ).rstrip()
+
+
+def short(misses: Iterable[Miss]) -> str:
+    """Return the misses by reason, such as ``2 list, 1 absent``."""
+    counts = Counter(miss.reason for miss in misses)
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+
+
+def _grouped(misses: Iterable[Miss]) -> Iterator[tuple[tuple[str, str, bool], int, str]]:
+    groups: dict[tuple[str, str, bool], list[Miss]] = {}
+    for miss in misses:
+        groups.setdefault((miss.reason, miss.detail, miss.stored_next), []).append(miss)
+    for key, group in groups.items():
+        yield key, len(group), group[0].mend
