@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ragkv.engine.rewritten import WINDOW, Rewritten, bare, places_of
+from ragkv.engine.rewritten import WINDOW, Rewritten, places_of
 from ragkv.prompt.rolling import Hashes, head_hashes
 
 MOST_AT_ONCE = 2000
 """New chunks that are indexed while an answer is accounted for; more are in the background."""
+
+MOST_FOUND = 32
+"""Chunks that are found at most: neighbours of one that is there may be alike."""
 
 _PLACES = 3
 
@@ -49,9 +52,9 @@ class Landmarks:
         with self._lock:
             if not self._new:
                 return
-            pairs = [(text, bare(text)) for text in dict.fromkeys(self._new)]
-            pairs = [(text, letters) for text, letters in pairs if len(letters) >= WINDOW]
-            windows = [window for _, letters in pairs for window in places_of(letters)]
+            pairs = [(text, places_of(text)) for text in dict.fromkeys(self._new)]
+            pairs = [(text, windows) for text, windows in pairs if windows]
+            windows = [window for _, mine in pairs for window in mine]
             hashes = np.concatenate(
                 [self._hashes, head_hashes(windows, WINDOW).reshape(-1, _PLACES)]
             )
@@ -64,12 +67,13 @@ class Landmarks:
             self._new = []
 
     def find(self, rewritten: Rewritten) -> list[str]:
-        """Return the stored chunks that have a window of letters in the prompt."""
+        """Return the stored chunks that have most of their windows in the prompt."""
         if self.is_behind:
             return []
         self.update()
         with self._lock:
-            found = np.isin(self._sorted, rewritten.windows, assume_unique=False)
-            places = np.unique(self._order[found] // _PLACES).tolist()
-            texts = [self._texts[at] for at in places]
+            there = rewritten.has(self._sorted)
+            places, counts = np.unique(self._order[there] // _PLACES, return_counts=True)
+            likely = places[counts > 1][:MOST_FOUND].tolist()
+            texts = [self._texts[at] for at in likely]
         return [text for text in texts if self._is_stored(text)]

@@ -6,7 +6,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
 
@@ -21,7 +21,16 @@ WINDOW = 32
 _LEAST_SHARE = 0.2
 """Least share of a chunk that tells so: less may be a head that many chunks have."""
 
+_SHORTEST = 8
+"""Letters of a piece that may stand in a prompt by itself."""
+
+_SLICE, _EDGE = 96, 8
+"""Characters that a window of letters is taken from, and those that are left aside."""
+
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_HEAD_LINES = re.compile(r"(?:[^\n:]{1,40}: [^\n]*\n)+\n*(?=.{40})", re.DOTALL)
+"""Metadata before a text, as frameworks write it."""
+
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _VALUE = re.compile(r":\s*\\*\"$")
 _STRAIGHT = str.maketrans(
@@ -92,9 +101,13 @@ class Rewritten:
         self._form = cache(lambda form: form(prompt))
 
     @cached_property
-    def windows(self) -> Hashes:
+    def _windows(self) -> Hashes:
         """Hashes of all of its windows of :data:`WINDOW` letters, sorted."""
         return _windows(self._form(bare))
+
+    def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """``[hashes]``: which windows of :data:`WINDOW` letters are there."""
+        return _are_in(hashes, self._windows)
 
     @cached_property
     def _windows_as_written(self) -> Hashes:
@@ -118,20 +131,28 @@ class Rewritten:
 
     def may_have(self, text: str) -> bool:
         """Whether a chunk's first, middle or last letters are there."""
-        letters = bare(text)
-        if len(letters) < WINDOW:
+        windows = places_of(text)
+        if not windows:
+            letters = bare(text)
             return bool(letters) and letters in self._form(bare)
-        return bool(_are_in(head_hashes(places_of(letters), WINDOW), self.windows).any())
+        return bool(self.has(head_hashes(windows, WINDOW)).any())
 
     def _reason_of_part(self, text: str, letters: str) -> str | None:
         hashes = window_hashes(code_points(letters), WINDOW)
-        there = _are_in(hashes, self.windows)
-        runs = list(_runs(there))
+        there = self.has(hashes)
+        runs = self._with_short_ones(letters, list(_runs(there)))
         if sum(end - start for start, end in runs) < max(WINDOW, _LEAST_SHARE * len(letters)):
             return None
         as_written = window_hashes(code_points(_plain(text)), WINDOW)
         if _are_in(as_written, self._windows_as_written).sum() < there.sum():
             return self._kind_of_string(text)
+        return self._kind_of_part(text, letters, runs)
+
+    def _kind_of_part(self, text: str, letters: str, runs: Sequence[tuple[int, int]]) -> str:
+        """Say what was done to a chunk of which some runs of letters are there."""
+        head = _HEAD_LINES.match(text)
+        if head and bare(text[head.end() :]) in self._form(bare):
+            return "metadata"
         start, end = runs[-1]
         if (start, end) == (0, len(letters)):
             return "pieces"  # all of its windows are there, and it is not
@@ -141,6 +162,20 @@ class Rewritten:
         if len(runs) > 1 or (_may_end(letters, start) and _may_end(letters, end)):
             return "shortened"
         return "cut"
+
+    def _with_short_ones(self, letters: str, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Add stretches between runs that are there, and too short for a window."""
+        out: list[tuple[int, int]] = []
+        for start, end in [*runs, (len(letters), len(letters))]:
+            before = out[-1][1] if out else 0
+            gap = letters[before:start]
+            is_there = _SHORTEST <= len(gap) < WINDOW and gap in self._form(bare)
+            joins = before == start or is_there
+            if joins and out:
+                out[-1] = out[-1][0], end
+            elif start < end:
+                out.append((before if joins else start, end))
+        return out
 
     def _kind_of_string(self, text: str) -> str:
         """Say whether Python or JSON wrote the string that the chunk stands in."""
@@ -157,10 +192,15 @@ class Rewritten:
         return "json" if '\\"' in self.prompt else "list"
 
 
-def places_of(letters: str) -> list[str]:
-    """Return the first, the middle and the last window of letters, at least :data:`WINDOW`."""
-    last = len(letters) - WINDOW
-    return [letters[at : at + WINDOW] for at in (0, last // 2, last)]
+def places_of(text: str) -> list[str]:
+    """Return a window of letters at a text's beginning, middle and end; none of a short one's."""
+    middle = len(text) // 2
+    parts = [bare(part) for part in (text[:_SLICE], text[middle : middle + _SLICE], text[-_SLICE:])]
+    if min(map(len, parts)) < WINDOW + _EDGE:
+        parts = [bare(text)] * 3
+    # at the edges of a slice an escape may be cut
+    windows = [parts[0][:WINDOW], parts[1][_EDGE:][:WINDOW], parts[2][-WINDOW:]]
+    return windows if min(map(len, windows)) == WINDOW else []
 
 
 def _windows(letters: str) -> Hashes:

@@ -77,8 +77,9 @@ class Unused:
             reason = None if text in missed else self._reason_of(text)
             if reason is not None:
                 found.append((text, self._missed(text, reason)))
-        if located.known is not None and len(self._rewritten.prompt) >= _LEAST_UNEXPLAINED:
-            found += self._not_named({*texts, *missed})
+        looks = located.known is not None and not texts
+        if looks and len(self._rewritten.prompt) >= _LEAST_UNEXPLAINED:
+            found += self._not_named(missed)
         return texts, found
 
     def _retrieved(self) -> list[str]:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Found, Store, StoreOver, Terms
+from ragkv.store.base import Found, Store, Terms
 from ragkv.store.entry.format import encode
+from ragkv.store.over import StoreOver
 from ragkv.store.tiers.policies import make_policy
 
 _PATIENCE = 4

@@ -14,9 +14,10 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.pool import Pool
-from ragkv.store.base import Changes, Found, Store, StoreOver, Terms, TierUse
+from ragkv.store.base import Changes, Found, Store, Terms, TierUse
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
+from ragkv.store.over import StoreOver
 from ragkv.store.tiers.memory import MemoryStore
 from ragkv.store.tiers.rates import Rate
 

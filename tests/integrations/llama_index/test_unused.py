@@ -1,0 +1,215 @@
+"""LlamaIndex: chunks that were retrieved and not reused are in the answer's metadata."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVRetriever, RagKVTransform
+from tiny import some_chunks
+
+from ragkv import StoreConfig
+from ragkv.report.reasons import REASONS
+
+TEXTS = [f"{text}\n  and so on, {at} times." for at, text in enumerate(some_chunks(3))]
+QUESTION = "What is a target?"
+
+
+class Fixed(BaseRetriever):
+    """Finds all nodes, the later ones with lower scores."""
+
+    def __init__(self, nodes):
+        super().__init__()
+        self._nodes = nodes
+
+    def _retrieve(self, query_bundle):
+        return [NodeWithScore(node=node, score=1 / (1 + at)) for at, node in enumerate(self._nodes)]
+
+
+class Changed(BaseNodePostprocessor):
+    """Changes the first node's text."""
+
+    change: object
+
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        first = TextNode(text=self.change(nodes[0].node.text))
+        return [NodeWithScore(node=first, score=1.0), *nodes[1:]]
+
+
+class Answers:
+    """A model, its nodes, and the metadata of its answers."""
+
+    def __init__(self, kv, **metadata):
+        self.llm = RagKVLLM(kv=kv, max_new_tokens=2, context_window=4000)
+        self.nodes = [TextNode(text=text, metadata=metadata) for text in TEXTS]
+        self.retriever = RagKVRetriever(Fixed(self.nodes), self.llm)
+
+    def ingested(self):
+        RagKVTransform(llm=self.llm)(self.nodes)
+        return self
+
+    def query(self, mode="compact", **settings):
+        synthesizer = get_response_synthesizer(llm=self.llm, response_mode=mode)
+        engine = RetrieverQueryEngine(
+            **{"retriever": self.retriever, "response_synthesizer": synthesizer, **settings}
+        )
+        engine.query(QUESTION)
+        return self.reasons
+
+    @property
+    def reasons(self):
+        misses = self.llm.last_report.misses
+        assert all(miss.mend.startswith(REASONS[miss.reason].mend) for miss in misses)
+        return [miss.reason for miss in misses]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"page": 3}, {"file": "a.md", "page": 3}])
+def test_simple_summarize_writes_a_list(make_engine, metadata, caplog):
+    answers = Answers(make_engine(), **metadata).ingested()
+    assert answers.query("simple_summarize") == ["list"] * 3
+    assert "`compact` instead of `simple_summarize`" in caplog.text
+    named_by_none = {"retriever": Fixed(answers.nodes)}
+    assert answers.query("simple_summarize", **named_by_none) == ["list"] * 3
+    assert answers.query("compact") == []
+
+
+@pytest.mark.parametrize(
+    ("size", "metadata", "expected"),
+    [
+        (512, {"page": 3}, {"metadata"}),
+        (512, {"file": "a.md", "page": 3}, {"metadata"}),
+        (50, {"page": 3}, {"pieces"}),
+        (50, {}, {"pieces"}),
+        (512, {}, set()),
+    ],
+)
+def test_the_citation_query_engine(make_engine, size, metadata, expected):
+    answers = Answers(make_engine(), **metadata).ingested()
+    engine = CitationQueryEngine.from_args(
+        None,
+        llm=answers.llm,
+        retriever=answers.retriever,
+        citation_chunk_size=size,
+        citation_chunk_overlap=0,
+    )
+    engine.query(QUESTION)
+    assert set(answers.reasons) == expected
+    assert len(answers.reasons) == 3 * bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("whitespace", lambda text: " ".join(text.split())),
+        ("indentation", lambda text: text.replace("\n", "\n    ")),
+        ("case", str.lower),
+        ("cut", lambda text: text[: len(text) // 2]),
+        ("shortened", lambda text: text[: text.index(".", 60) + 1]),
+        ("left_out", lambda _: "Something else."),
+    ],
+)
+@pytest.mark.parametrize("way", ["sync", "async", "stream"])
+def test_a_postprocessor_that_changes_texts(make_engine, reason, change, way):
+    kv = make_engine()
+    answers = Answers(kv)
+    sentences = "It is the first sentence of a chunk, and quite a long one. " * 2
+    answers.nodes[0] = TextNode(text=f"{sentences}\n{TEXTS[0]}")
+    answers.retriever = RagKVRetriever(Fixed(answers.nodes), answers.llm)
+    answers.ingested()
+    engine = RetrieverQueryEngine.from_args(
+        answers.retriever,
+        llm=answers.llm,
+        node_postprocessors=[Changed(change=change)],
+        streaming=way == "stream",
+    )
+    if way == "async":
+        asyncio.run(engine.aquery(QUESTION))
+    else:
+        response = engine.query(QUESTION)
+        if way == "stream":
+            assert list(response.response_gen) is not None
+    assert answers.reasons == [reason]
+
+
+def test_nodes_that_are_dropped(make_engine):
+    answers = Answers(make_engine()).ingested()
+    cutoff = [SimilarityPostprocessor(similarity_cutoff=0.5)]
+    assert answers.query(node_postprocessors=cutoff) == ["left_out"]
+    last = [*cutoff, RagKVPostprocessor(answers.llm)]
+    assert answers.query(node_postprocessors=last, retriever=Fixed(answers.nodes)) == []
+    template = PromptTemplate("Question: {query_str}")
+    synthesizer = get_response_synthesizer(llm=answers.llm, text_qa_template=template)
+    assert answers.query(response_synthesizer=synthesizer) == ["left_out"] * 3
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Return the reports of all calls, in order."""
+    found, keep = [], RagKVLLM._keep
+    monkeypatch.setattr(RagKVLLM, "_keep", lambda llm, each: found.append(each) or keep(llm, each))
+    return found
+
+
+def test_each_call_of_refine_accounts_for_its_own(make_engine, reports):
+    answers = Answers(make_engine()).ingested()
+    answers.query("refine")
+    found = [[miss.reason for miss in each.misses] for each in reports]
+    assert found == [["left_out"] * 2, [], []]
+
+
+def test_what_the_prompt_helper_cuts(make_engine, reports):
+    answers = Answers(make_engine())
+    answers.nodes = [TextNode(text="\n".join(some_chunks(12)[at::3])) for at in range(3)]
+    answers.llm.context_window = 900
+    answers.retriever = RagKVRetriever(Fixed(answers.nodes), answers.llm)
+    answers.ingested().query("compact")
+    assert len(reports) > 1
+    found = {miss.reason for each in reports for miss in each.misses}
+    assert "cut" in found
+
+
+def test_nodes_that_are_not_stored(make_engine):
+    kv = make_engine()
+    answers = Answers(kv)
+    assert answers.query() == ["absent"] * 3
+    assert all(miss.stored_next for miss in answers.llm.last_report.misses)
+    kv.wait()
+    assert answers.query() == []
+    kv.forget(TEXTS[0])
+    assert answers.query(retriever=RagKVRetriever(Fixed(answers.nodes[::-1]), answers.llm)) == [
+        "deleted"
+    ]
+
+
+def test_nodes_of_another_sink_and_what_was_chosen(make_engine):
+    kv = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    RagKVTransform(llm=RagKVLLM(kv=kv, sink_from="Read:\n\n{context_str}"))(Answers(kv).nodes)
+    answers = Answers(kv)
+    assert answers.query() == ["fingerprint"] * 3
+    assert {miss.detail for miss in answers.llm.last_report.misses} == {"another sink"}
+    kv.wait()
+    for settings, reason in (({"recompute_ratio": 1.0}, "ratio"), ({"method": "full"}, "method")):
+        chosen = Answers(kv)
+        for name, value in settings.items():
+            setattr(chosen.llm, name, value)
+        assert chosen.query() == [reason] * 3
+        assert not any(f"({reason})" in said for said in chosen.llm.last_report.warnings)
+
+
+def test_the_metadata_of_a_response(make_engine):
+    answers = Answers(make_engine()).ingested()
+    answers.retriever.retrieve(QueryBundle(QUESTION))
+    response = answers.llm.complete(f"Read:\n{TEXTS}\n\nWhat?")
+    (first, *_) = response.additional_kwargs["misses"]
+    assert first["reason"] == "list"
+    assert first["mend"] == REASONS["list"].mend
+    answers.retriever.retrieve(QueryBundle(QUESTION))
+    *_, last = answers.llm.stream_complete(f"Read:\n{TEXTS}\n\nWhat else?")
+    assert [miss["reason"] for miss in last.additional_kwargs["misses"]] == ["list"] * 3
