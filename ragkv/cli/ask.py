@@ -56,7 +56,9 @@ def ask(
         reuse=reuse,
         system_prompt=system_prompt,
     ) as kv:
-        found = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
+        found = retrieve(
+            kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k, keep=not encrypt
+        )
         kv.prefetch(found)
         stream = kv.stream(messages(question, found, system_prompt), max_new_tokens=max_new_tokens)
         for piece in stream:

@@ -68,7 +68,9 @@ def explain(
         reuse=reuse,
         system_prompt=system_prompt,
     ) as kv:
-        chunks = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
+        chunks = retrieve(
+            kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k, keep=not encrypt
+        )
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)
             answer = kv.generate(

