@@ -29,7 +29,10 @@ _ROLES: dict[type[BaseMessage], str] = {
     AIMessage: "assistant",
     ToolMessage: "tool",
 }
-_NOT_TEXT_BUT_SILENT = ("reasoning", "thinking", "redacted_thinking", "tool_call", "tool_use")
+_NOT_TEXT_BUT_SILENT = (
+    *("reasoning", "thinking", "redacted_thinking", "function_call", "tool_use"),
+    *("tool_call", "tool_call_chunk", "invalid_tool_call", "server_tool_call"),
+)
 """Blocks of an earlier answer that are not part of its text."""
 
 _MARK = "\ue000{name}\ue000"

@@ -51,6 +51,8 @@ class Refusals:
         Ids of calls that are not nine letters and digits.
     questions_after_results
         A user's message right after a tool's result.
+    thoughts
+        Thoughts of a model beside a text and a call.
     """
 
     texts: bool = False
@@ -63,6 +65,7 @@ class Refusals:
     texts_of_calls: bool = False
     ids: bool = False
     questions_after_results: bool = False
+    thoughts: bool = False
 
 
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[str, bool], Refusals]] = (
@@ -98,6 +101,8 @@ def fitted(
     out = [dict(message) for message in messages]
     if refused.calls or refused.texts_of_calls:
         out = as_text(out, results=refused.calls)
+    if refused.thoughts:
+        out = list(map(_without_thoughts, out))
     if refused.several_calls:
         out = list(_one_by_one(out))
     if refused.ids:
@@ -171,6 +176,7 @@ def _result(call_id: str, text: str) -> dict[str, Any]:
 _SYSTEM, _SYSTEM_2 = _says("system", "ragkvS1"), _says("system", "ragkvS2")
 _USER, _USER_2, _NO_USER = (_says("user", text) for text in ("ragkvU1", "ragkvU2", ""))
 _ANSWER, _ANSWER_2, _NO_ANSWER = (_says("assistant", text) for text in ("ragkvA1", "ragkvA2", ""))
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _NINE, _OTHER = "a1b2c3d4e", "f5a6b7c8d"
 _ANY = ("call_0123456789", "c1")
 """Ids as clients make them."""
@@ -208,12 +214,15 @@ def _probed_calls(takes: Callable[..., bool]) -> dict[str, bool]:
     results = _result(_NINE, "ragkvR1"), _result(_OTHER, "ragkvR2")
     apart = _calls(**{_NINE: one}), results[0], _calls(**{_OTHER: other}), results[1]
     together = _calls(**{_NINE: one, _OTHER: other}), *results
+    said = {**_calls(**{_NINE: one}), "content": "ragkvA1"}
     return {
         "ids": not all(map(takes_call, _ANY)),
         "texts_of_calls": not takes_call(_NINE, **one),
         "several_calls": takes(_USER, *apart) and not takes(_USER, *together),
         "questions_after_results": takes_call(_NINE, _NO_ANSWER, _USER_2)
         and not takes_call(_NINE, _USER_2),
+        "thoughts": takes(_USER, said, results[0])
+        and not takes(_USER, {**said, "reasoning_content": "Hm."}, results[0]),
     }
 
 
@@ -237,6 +246,12 @@ def _one_by_one(messages: Messages) -> Iterator[dict[str, Any]]:
                 yield own
                 results = [each for each in results if each is not own]
         yield from results
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    if not message["content"] or "tool_calls" not in message:
+        return message
+    return {name: value for name, value in message.items() if name not in _THOUGHTS}
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_ragkv import ChatRagKV
+from langchain_ragkv.prompts import convert_messages
 from listening import listening
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.ragkv import RagKVLLM
+from llama_index.llms.ragkv.prompts import as_dicts
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from templates import KINDS, tokenizer_of
 from tiny import tiny_model
 
 from ragkv import Chat, RagKV
+from ragkv.errors import ConfigError
+from ragkv.prompt.render import render
 from ragkv.prompt.tools.reader import format_of
 from ragkv.serve.client import RemoteRagKV
 
@@ -181,3 +186,55 @@ async def test_tools_that_are_given_no_longer(engine, say):
         for call in other.get_tool_calls_from_response(response)
     ]
     assert (await other.achat([*asked, response.message, *results])).raw
+
+
+# ---- history of other models
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted(
+        {"thinking", "reasoning", "tool_call", "function_call", "tool_use", "invalid_tool_call"}
+    ),
+)
+def test_langchains_blocks_of_other_models(kind):
+    block = {"type": kind, kind: "...", "id": "toolu_01", "name": "look", "input": {}, "args": {}}
+    call = {"name": "look", "args": {"city": "Oslo"}, "id": "toolu_01"}
+    said = AIMessage([block, {"type": "text", "text": "I look."}], tool_calls=[call])
+    result = ToolMessage([{"type": "text", "text": "Far."}], tool_call_id="toolu_01")
+    messages = convert_messages([HumanMessage(ASKED), said, result])
+    assert messages[1]["content"] == "I look."
+    text = render(messages, tokenizer_of("mistral")).text
+    assert "Oslo" in text
+    assert "Far." in text
+
+
+def test_llama_indexs_messages_of_other_models():
+    function = {"name": "look", "arguments": '{"city": "Oslo"}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    given = [call, ChatCompletionMessageFunctionToolCall.model_validate({**call, "id": "call_2"})]
+    block = ToolCallBlock(
+        tool_call_id="call_3", tool_name="look", tool_kwargs=function["arguments"]
+    )
+    history = [
+        ChatMessage("Be brief.", role="developer"),
+        ChatMessage(ASKED),
+        ChatMessage("", role="chatbot", additional_kwargs={"tool_calls": given}),
+        ChatMessage("Far.", role="function", additional_kwargs={"name": "look"}),
+        ChatMessage("Far.", role="tool", additional_kwargs={"tool_call_id": "call_2"}),
+        ChatMessage(role="model", blocks=[TextBlock(text="I look."), block]),
+        ChatMessage("Far.", role="tool", additional_kwargs={"tool_call_id": "call_3"}),
+    ]
+    chat = Chat(as_dicts(history))
+    assert [each["role"] for each in chat] == [
+        *("system", "user", "assistant", "tool", "tool", "assistant", "tool")
+    ]
+    results = [each for each in chat if each["role"] == "tool"]
+    assert [(each["name"], each["tool_call_id"]) for each in results] == [
+        *(("look", "call_1"), ("look", "call_2"), ("look", "call_3"))
+    ]
+    for kind in ("functiongemma", "mistral", "gpt_oss", "gemma2"):
+        assert render(chat, tokenizer_of(kind)).text.count("Oslo") == 3
+    block.tool_kwargs = '"Oslo"'
+    with pytest.raises(ConfigError, match=r"messages\[5\].*'look'.*JSON object"):
+        Chat(as_dicts(history))

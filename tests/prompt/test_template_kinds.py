@@ -146,7 +146,7 @@ def test_what_the_kinds_refuse_is_found():
         "gemma3": {"calls", "systems", *turns},
         "llama3": {"several_calls"},
         "functiongemma": set(),
-        "gpt_oss": {"several_calls"},
+        "gpt_oss": {"several_calls", "thoughts"},
         "alternating": {"several_calls", "system", "questions_after_results", *turns},
         "parts": {"calls", "texts"},
         "first_system": {"calls", "systems"},
@@ -164,6 +164,18 @@ def test_results_point_at_their_calls(kind):
         assert text.count("response:look" if kind == "functiongemma" else "functions.look to=") == 2
     if kind == "gpt_oss":
         assert text.index("C1") < text.index("R1") < text.index("C2") < text.index("R2")
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_thoughts_are_taken(kind, field):
+    """Clients send back what a model thought before it called."""
+    called = {**calls(c="C"), field: "Hm."}
+    for text in ("A", None):
+        history = [user("Q"), {**called, "content": text}, result("c", "R")]
+        assert "R" in render(Chat(history, [TOOL]), tokenizer_of(kind)).text
+    history = [user("Q"), {**answer("A"), field: "Hm."}, user("Q2")]
+    assert "A" in render(history, tokenizer_of(kind)).text
 
 
 def test_ids_that_fit_stay():

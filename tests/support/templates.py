@@ -134,7 +134,7 @@ KINDS: dict[str, str] = {
         "{% elif m.role == 'assistant' and m.tool_calls %}{% set call = m.tool_calls[0].function %}"
         "{% if m.content and m.thinking %}{{ raise_exception('content and thinking') }}{% endif %}"
         "{% set last.name = call.name %}<|start|>assistant to=functions.{{ call.name }}<|message|>"
-        "{{ call.arguments | tojson }}<|call|>"
+        "{{ call.arguments | tojson }}<|call|>{{ m.content }}"
         "{% else %}{% set last.name = '' %}<|start|>{{ 'developer' if m.role == 'system' else m.role }}"
         "<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}<|start|>assistant"
     ),
