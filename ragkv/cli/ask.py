@@ -19,7 +19,7 @@ from ragkv.cli.options import (
     StorePath,
     TopK,
 )
-from ragkv.cli.session import From, Question, account, messages, open_engine, retrieve, reuse_config
+from ragkv.cli.session import From, Question, messages, open_engine, retrieve, reuse_config
 
 
 def ask(
@@ -69,4 +69,4 @@ def ask(
         answer = {"question": question, "answer": completion.text, "chunks": found}
         say_json({**answer, "report": completion.report.to_dict()})
         return
-    out.print(f"\n\n{account(completion.report)}", style="dim", highlight=False)
+    out.print(f"\n\n{completion.report}", style="dim", markup=False, highlight=False)

@@ -24,7 +24,7 @@ from ragkv.cli.options import (
     TopK,
     check_folders,
 )
-from ragkv.cli.session import From, Question, account, messages, open_engine, retrieve, reuse_config
+from ragkv.cli.session import From, Question, messages, open_engine, retrieve, reuse_config
 
 
 def explain(
@@ -49,7 +49,8 @@ def explain(
 ) -> None:
     """Answer as `ask` does and write a page that shows where every prompt token came from.
 
-    Retrieved chunks that are not stored yet are stored first.
+    Retrieved chunks that are not stored yet are stored first. The answer is printed, too; then the
+    same prompt is prefilled in full, once, to compare the times.
     """
     from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.errors import ConfigError
@@ -73,13 +74,17 @@ def explain(
         )
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)
-            answer = kv.generate(
-                messages(question, chunks, system_prompt), max_new_tokens=max_new_tokens
-            )
-        page = answer.report.to_html(question=question, model=kv.model_name, answer=answer.text)
+            prompt = messages(question, chunks, system_prompt)
+            answer = kv.generate(prompt, max_new_tokens=max_new_tokens)
+        out.print(answer.text.strip(), markup=False, highlight=False, soft_wrap=True)
+        with err.status("Measuring a full prefill of the same prompt …"):
+            full = kv.prefill(prompt, method="full").report.ttft_s
+        about = {"question": question, "model": kv.model_name, "answer": answer.text}
+        page = answer.report.to_html(**about, full_prefill_s=full)
     try:
         out_path.write_text(page, encoding="utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"the page cannot be written to {out_path}: {error}") from error
-    out.print(account(answer.report), style="dim", highlight=False)
+    out.print(f"\n{answer.report}", style="dim", markup=False, highlight=False)
+    out.print(f"A full prefill of the same prompt: {full:.3f} s.", style="dim", highlight=False)
     out.print(f"Wrote {out_path}.", markup=False, highlight=False, soft_wrap=True)

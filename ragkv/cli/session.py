@@ -13,7 +13,7 @@ import typer
 from ragkv.cli.console import err
 
 if TYPE_CHECKING:
-    from ragkv import RagKV, ReuseConfig, ReuseReport, StoreConfig
+    from ragkv import RagKV, ReuseConfig, StoreConfig
     from ragkv.config import BatchConfig
 
 Question = Annotated[str, typer.Argument(help="What to answer.", show_default=False)]
@@ -137,24 +137,3 @@ def messages(
     text = "\n\n".join([*chunks, f"Answer from the text above. Question: {question}"])
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     return [*system, {"role": "user", "content": text}]
-
-
-def account(report: ReuseReport) -> str:
-    """Say in one paragraph how long the answer took and where the prompt's tokens came from."""
-    steps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.steps.items())
-    missed = f"; {len(report.misses)} chunks not stored yet" if report.misses else ""
-    kept = [
-        f"{tokens} {name}, "
-        for name, tokens in (
-            ("from the conversation", report.conversation_tokens),
-            ("from a former prompt", report.prefix_tokens),
-        )
-        if tokens
-    ]
-    return (
-        f"First token after {report.ttft_s:.2f} s ({steps}), {report.completion_tokens} tokens "
-        f"after {report.total_s:.2f} s: {report.ms_per_token:.0f} ms and "
-        f"{1 / max(report.tokens_per_step, 1):.2f} steps a token. Of {report.prompt_tokens} prompt "
-        f"tokens {report.sink_tokens} sink, {''.join(kept)}{report.reused_tokens} reused, "
-        f"{report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh{missed}."
-    )

@@ -200,6 +200,7 @@ def report_of(
         preload_depth=plan.preload_depth,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
         ahead_s=plan.ahead_s,
+        exact_tokens=0 if plan.cache is None else plan.spliced.layout.exact,
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,

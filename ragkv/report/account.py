@@ -111,6 +111,10 @@ class ReuseReport:
     focused_from
         First layer that recomputed the tokens of the chunks in focus alone (Cache-Craft); None:
         all layers recomputed all of ``recomputed_tokens``.
+    exact_tokens
+        First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
+        rounds: the sink, the chunk right behind it, a former prompt's exact part. None of them
+        is recomputed below a ratio of 1.
     ahead_s
         Seconds of computing the prompt that were over before the call, by a speculation.
     positions
@@ -155,6 +159,7 @@ class ReuseReport:
     prefix_tokens: int = 0
     preload_depth: int = 0
     focused_from: int | None = None
+    exact_tokens: int = 0
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -210,7 +215,14 @@ class ReuseReport:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
 
-    def to_html(self, *, question: str = "", model: str = "", answer: str = "") -> str:
+    def to_html(
+        self,
+        *,
+        question: str = "",
+        model: str = "",
+        answer: str = "",
+        full_prefill_s: float | None = None,
+    ) -> str:
         """Return a page that shows the prompt, each token marked by where it came from.
 
         One file without scripts that refers to nothing outside; write it as UTF-8.
@@ -219,6 +231,9 @@ class ReuseReport:
         ----------
         question, model, answer
             A heading; omitted where empty.
+        full_prefill_s
+            Seconds that a full prefill of the prompt took on the same machine, such as
+            ``kv.prefill(prompt, method="full").report.ttft_s``; it stands beside the report's own.
 
         Raises
         ------
@@ -232,7 +247,8 @@ class ReuseReport:
             )
         from ragkv.report.page.page import page
 
-        return page(self, self.trace, question=question, model=model, answer=answer)
+        about = {"question": question, "model": model, "answer": answer}
+        return page(self, self.trace, **about, full_prefill_s=full_prefill_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def summary(report: ReuseReport) -> str:
         f"Prompt: {report.prompt_tokens:,} tokens: {tokens}",
         f"Chunks: {used} reused, {len(report.misses)} not reused or not whole",
         f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
-        f"First token: after {report.ttft_s:.3f} s ({steps})",
+        f"First token after {report.ttft_s:.3f} s ({steps})",
     ]
     if report.completion_tokens > 1:
         lines.append(

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
-from ragkv.cli.session import account
 from ragkv.report.account import Miss
 from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
@@ -109,7 +108,7 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     assert read.marks("v") == report.conversation_tokens > 400
     assert "from the conversation" in read.words
     assert "kept from the former turns" in read.words
-    assert f"{report.conversation_tokens} from the conversation" in account(report)
+    assert f"{report.conversation_tokens} from the conversation" in str(report)
 
 
 def test_a_character_of_several_tokens_is_one_mark(page, answered):
@@ -317,6 +316,7 @@ def test_explain_writes_a_page(model, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert f"Wrote {out}." in done.stdout
     assert "First token after" in done.stdout
+    assert "A full prefill of the same prompt: " in done.stdout
     read = Reader(out.read_text(encoding="utf-8"))
     assert "What is assigned?" in read.words
     assert "Chunk 3" in read.words
@@ -325,3 +325,45 @@ def test_explain_writes_a_page(model, tmp_path, monkeypatch):
     assert failed.exit_code == 2
     assert "there is no folder" in failed.stderr
     assert "First token after" not in failed.stdout
+
+
+# ---- beside a full prefill, and why the first chunk is kept
+
+
+@pytest.mark.parametrize("took", [0.5, 2.5, 1e-5])
+def test_a_full_prefill_stands_beside_the_own_time(answered, took):
+    words = Reader(answered.report.to_html(full_prefill_s=took)).words
+    assert f"A full prefill of this prompt: {seconds(took)}," in words
+    assert f"{took / answered.report.ttft_s:.1f} times as long: measured once" in words
+    assert "A full prefill of" not in Reader(answered.report.to_html()).words
+
+
+def test_the_first_chunk_is_said_to_be_exact(engine, answered):
+    assert "Chunk 1 is exact" in Reader(answered.report.to_html()).words
+    assert answered.report.exact_tokens > 0
+    for settings in ({"recompute_ratio": 1.0}, {"method": "full"}):
+        assert "Chunk 1 is exact" not in Reader(ascii_report(engine, **settings).to_html()).words
+    behind = engine.prefill(f"Some other text first.\n\n{CHUNKS[0]}\n\nWhat?", sink="").report
+    assert "Chunk 1 is exact" not in Reader(behind.to_html()).words
+
+
+def test_explain_prints_the_answer(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
+    text = tmp_path / "text.md"
+    text.write_text("\n\n".join(some_chunks(2)), encoding="utf-8")
+    answers = []
+    generate = RagKV.generate
+
+    def kept(*args: object, **settings: object) -> Completion:
+        answers.append(generate(*args, **settings))
+        return answers[-1]
+
+    monkeypatch.setattr(RagKV, "generate", kept)
+    done = explain(
+        *("--path", text, "--model", model, "--store", ":memory:", "--chunk-tokens", 80),
+        *("--max-new-tokens", 8, "--out", tmp_path / "page.html"),
+    )
+    assert done.exit_code == 0, done.output
+    assert answers[0].text.strip() in done.stdout
+    words = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).words
+    assert "A full prefill of this prompt" in words

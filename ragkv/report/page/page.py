@@ -40,6 +40,10 @@ _MEANING = {
     "conversation": "kept from the former turns, which this prompt continues",
     "prefix": "kept from a former prompt that begins with the same text",
 }
+_EXACT = (
+    "It stands right behind the sink, as when it was encoded. Its cached rows are those of a full "
+    "prefill, so none of it is recomputed: the whole ratio goes to the chunks behind it."
+)
 _RARE = ("conversation", "prefix")
 """Origins that the legend has only where the prompt has them."""
 _STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
@@ -48,14 +52,22 @@ _SEEN, _LABELLED = 0.002, 0.15
 """Shares of the time from which a step has a place, and a label, in the bar."""
 
 
-def page(report: ReuseReport, trace: Trace, *, question: str, model: str, answer: str) -> str:
+def page(
+    report: ReuseReport,
+    trace: Trace,
+    *,
+    question: str,
+    model: str,
+    answer: str,
+    full_prefill_s: float | None = None,
+) -> str:
     """Return the page, see :meth:`ragkv.report.account.ReuseReport.to_html`."""
     name = question or f"A prompt of {count(report.prompt_tokens, 'token')}"
     blocks = [
         _head(report, name, model, answer),
         _figures(report),
         _notes(report),
-        _times(report),
+        _times(report, full_prefill_s),
         _legend(report, trace),
         f'<section class="prompt"><h2>The prompt</h2>\n{prompt(report, trace)}\n</section>',
     ]
@@ -104,15 +116,26 @@ def _whole_answer(report: ReuseReport) -> list[tuple[str, str, str]]:
 
 def _notes(report: ReuseReport) -> str:
     notes = [("Auto", report.choice)] if report.choice else []
+    if _exact_chunks(report):
+        notes.append(("Chunk 1 is exact", _EXACT))
     notes += [("Warning", warning) for warning in report.warnings]
     notes += [
-        (f"Not reused ({miss.reason})", f"\u201c{head(miss.chunk)}\u201d") for miss in report.misses
+        (f"Not reused ({miss.reason})", f"\u201c{head(miss.chunk)}\u201d {miss.mend}")
+        for miss in report.misses
     ]
     rows = (f"<li><b>{safe(name)}</b> <bdi>{safe(text)}</bdi></li>" for name, text in notes)
     return f'<ul class="notes">{"".join(rows)}</ul>' if notes else ""
 
 
-def _times(report: ReuseReport) -> str:
+def _exact_chunks(report: ReuseReport) -> bool:
+    """Whether the first chunk's rows are kept as they are, for being exact."""
+    first = next(iter(report.chunks), None)
+    if first is None or first.source != "entry" or first.recomputed:
+        return False
+    return first.start < report.exact_tokens
+
+
+def _times(report: ReuseReport, full_prefill_s: float | None) -> str:
     total = max(sum(report.steps.values()), 1e-9)
     bar, rows = [], []
     for step, value in report.steps.items():
@@ -126,10 +149,26 @@ def _times(report: ReuseReport) -> str:
             f'<li><i class="{colour}"></i><span>{name}</span> <b>{seconds(value)}</b> '
             f"<small>{percent(share, 0)}</small></li>"
         )
+    longest = max(report.ttft_s, full_prefill_s or 0.0, 1e-9)
     return (
         f"<section><h2>Until the first token: {seconds(report.ttft_s)}</h2>\n"
-        f'<div class="stack times" aria-hidden="true">{"".join(bar)}</div>\n'
-        f'<ol class="keys">{"".join(rows)}</ol>\n</section>'
+        f'<div class="stack times" aria-hidden="true" style="width:{report.ttft_s / longest:.1%}">'
+        f"{''.join(bar)}</div>\n"
+        f'<ol class="keys">{"".join(rows)}</ol>\n{_full_prefill(report, full_prefill_s, longest)}'
+        "</section>"
+    )
+
+
+def _full_prefill(report: ReuseReport, took: float | None, longest: float) -> str:
+    """What computing the whole prompt took, beside the report's own time."""
+    if took is None:
+        return ""
+    times = f"{took / max(report.ttft_s, 1e-9):.1f}"
+    return (
+        f'<p class="full"><b>A full prefill of this prompt: {seconds(took)}</b>, {times} times as '
+        "long: measured once, on this machine, after the answer.</p>\n"
+        f'<div class="stack times" aria-hidden="true" style="width:{took / longest:.1%}">'
+        f'<span class="t5" style="flex-grow:1">full prefill {seconds(took)}</span></div>\n'
     )
 
 
