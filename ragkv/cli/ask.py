@@ -69,4 +69,6 @@ def ask(
         answer = {"question": question, "answer": completion.text, "chunks": found}
         say_json({**answer, "report": completion.report.to_dict()})
         return
-    out.print(f"\n\n{completion.report}", style="dim", markup=False, highlight=False)
+    out.print(
+        f"\n\n{completion.report}", style="dim", markup=False, highlight=False, soft_wrap=True
+    )

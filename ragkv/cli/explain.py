@@ -85,6 +85,6 @@ def explain(
         out_path.write_text(page, encoding="utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"the page cannot be written to {out_path}: {error}") from error
-    out.print(f"\n{answer.report}", style="dim", markup=False, highlight=False)
-    out.print(f"A full prefill of the same prompt: {full:.3f} s.", style="dim", highlight=False)
+    told = f"\n{answer.report}\nA full prefill of the same prompt: {full:.3f} s."
+    out.print(told, style="dim", markup=False, highlight=False, soft_wrap=True)
     out.print(f"Wrote {out_path}.", markup=False, highlight=False, soft_wrap=True)

@@ -25,6 +25,9 @@ _HEAD_CHARS = 80
 _LEAST_UNEXPLAINED = 200
 """Characters outside chunks from which on stored chunks are looked for in them."""
 
+_MANY = 200
+"""Named chunks of which each is looked for closely; of more, those that have a window there."""
+
 _EDGES = 2
 """Tokens at a text's ends that it may share with other text."""
 
@@ -63,6 +66,7 @@ class Unused:
         self._request, self._plan, self._corpus, self._named = request, plan, corpus, named
         self._stores = stores
         self._prompt = plan.located.text
+        self._looks_closely = True
 
     def misses(self) -> tuple[list[str], list[tuple[str, Miss]]]:
         """Return the chunks that were named for the prompt, and all misses by their texts."""
@@ -73,6 +77,7 @@ class Unused:
         ]
         missed = {text for text, _ in found}
         texts = self._retrieved()
+        self._looks_closely = len(texts) <= _MANY
         for text in texts:
             reason = None if text in missed else self._reason_of(text)
             if reason is not None:
@@ -111,7 +116,8 @@ class Unused:
             return "method"
         span = self._whole.get(text)
         if span is None and text not in self._prompt:
-            reason = self._rewritten.reason_of(text) or "left_out"
+            closely = self._looks_closely or self._rewritten.may_have(text)
+            reason = (self._rewritten.reason_of(text) if closely else None) or "left_out"
             is_too_long = self._corpus.not_stored.reason_of(text) == "too_long"
             return "too_long" if is_too_long and reason != "left_out" else reason
         start = self._prompt.find(text) if span is None else span.start

@@ -46,7 +46,7 @@ REASONS: dict[str, Reason] = {
     # not stored, or not for this model
     "absent": Reason(
         "has not been precomputed in this namespace",
-        "Precompute it at ingestion, in the namespace that answers.",
+        "Precompute it at ingestion, in the store and namespace that answer.",
     ),
     "fingerprint": Reason(
         "is stored for another model, dtype, codec or sink",
@@ -139,8 +139,8 @@ REASONS: dict[str, Reason] = {
     # in the prompt, and not used
     "unaligned": Reason(
         "shares all of its tokens with the text around it",
-        "Put blank lines between chunks and other text.",
-        "notice",
+        "Nothing: these are few tokens.",
+        "info",
     ),
     "overlap": Reason(
         "overlaps another chunk in the prompt, whose rows were taken",

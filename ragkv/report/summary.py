@@ -29,10 +29,9 @@ def summary(report: ReuseReport) -> str:
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.steps.items())
     asked = report.recompute_ratio
     asked = asked if isinstance(asked, str) else f"{asked:.0%}"
-    used = sum(use.reused > 0 for use in report.chunks)
     lines = [
         f"Prompt: {report.prompt_tokens:,} tokens: {tokens}",
-        f"Chunks: {used} reused, {len(report.misses)} not reused or not whole",
+        f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or not whole",
         f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
         f"First token after {report.ttft_s:.3f} s ({steps})",
     ]

@@ -50,3 +50,13 @@ def test_other_prompts_warn_of_nothing(make_engine):
     engine = make_engine()
     for prompt, method in (("A text.", "query"), (chat("Read."), "full"), (chat("Read."), "epic")):
         assert "earlier answers" not in warnings_of(engine, prompt, method=method)
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_turns_that_are_not_stored_are_not_said_to_be_remembered(make_engine, remember):
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    settings = {"remember_turns": remember, "on_miss": "skip"}
+    found = warnings_of(engine, chat(CHUNKS[0]), **settings)
+    assert "turns are not remembered" in found
+    assert "remember_turns=True" not in found

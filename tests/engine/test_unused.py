@@ -276,6 +276,14 @@ def test_a_chunk_that_another_one_overlaps(make_engine):
     assert reasons(answer(kv, [first, inner], ask([first]))) == []
 
 
+def test_very_many_named_chunks(make_engine):
+    kv = make_engine()
+    names = [f"{at}: a text that no prompt has, and that is long enough." for at in range(300)]
+    report = answer(kv, [*LINES[:2], *names], ask([LINES[0], str([LINES[1]])]))
+    assert sorted(set(reasons(report))) == ["absent", "left_out", "list"]
+    assert len(report.misses) == 302
+
+
 # ---- which prompt a list belongs to
 
 

@@ -141,3 +141,42 @@ def test_a_query_engine_drops_its_prompt_helper(make_engine, name):
     index = VectorStoreIndex([TextNode(text="Words")])
     engine = index.as_query_engine(llm=llm, prompt_helper=helper)
     assert engine._response_synthesizer._prompt_helper is not helper
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+class Store:
+    """Stands for a vector store."""
+
+    def __init__(self, documents):
+        self.documents = documents
+
+    def as_retriever(self):
+        return RunnableLambda(lambda _: self.documents)
+
+
+def test_the_readme_s_chain(name, caplog):
+    (snippet,) = (block for block in BLOCK.findall(README) if "langchain_ragkv" in block)
+    splits = [Document(f"{text}\nThe end.") for text in some_chunks(3)]
+    snippet = snippet.replace("Qwen/Qwen2.5-7B-Instruct", name)
+    made = run(snippet, splits=splits, vector_store=Store(splits))
+    llm, chain = made["llm"], made["chain"]
+    llm.max_tokens = 4
+    report = chain.invoke("What is a target?").response_metadata["ragkv"]
+    assert len(report["chunks"]) == 3
+    assert report["chunks"][0]["start"] == report["sink_tokens"] > 5
+    assert not report["misses"]
+    assert not report["warnings"]
+    assert not caplog.records
+    llm.kv.close()
+
+
+def test_the_readme_s_core(name, capsys):
+    (snippet,) = (block for block in BLOCK.findall(README) if "from ragkv import" in block)
+    chunks = some_chunks(3)
+    snippet = snippet.replace("Qwen/Qwen2.5-7B-Instruct", name)
+    made = run(snippet, chunks=chunks, prompt=ask(chunks))
+    assert made["answer"].report.reused_tokens > 0
+    assert "First token after" in capsys.readouterr().out
+    made["kv"].close()

@@ -137,22 +137,23 @@ def _exact_chunks(report: ReuseReport) -> bool:
 
 def _times(report: ReuseReport, full_prefill_s: float | None) -> str:
     total = max(sum(report.steps.values()), 1e-9)
+    longest = max(report.ttft_s, full_prefill_s or 0.0, 1e-9)
+    width = report.ttft_s / longest
     bar, rows = [], []
     for step, value in report.steps.items():
         colour = f"t{_STEPS.index(step)}" if step in _STEPS else "t0"
         name, share = safe(step.replace("_", " ")), max(0.0, value / total)
         label = f"{name} {seconds(value)}"
         if share > _SEEN:
-            shown = label if share > _LABELLED else ""
+            shown = label if share * width > _LABELLED else ""
             bar.append(f'<span class="{colour}" style="flex-grow:{share:.4f}">{shown}</span>')
         rows.append(
             f'<li><i class="{colour}"></i><span>{name}</span> <b>{seconds(value)}</b> '
             f"<small>{percent(share, 0)}</small></li>"
         )
-    longest = max(report.ttft_s, full_prefill_s or 0.0, 1e-9)
     return (
         f"<section><h2>Until the first token: {seconds(report.ttft_s)}</h2>\n"
-        f'<div class="stack times" aria-hidden="true" style="width:{report.ttft_s / longest:.1%}">'
+        f'<div class="stack times" aria-hidden="true" style="width:{width:.1%}">'
         f"{''.join(bar)}</div>\n"
         f'<ol class="keys">{"".join(rows)}</ol>\n{_full_prefill(report, full_prefill_s, longest)}'
         "</section>"
