@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
 
 class RagKVError(Exception):
     """Base of all errors raised by ragkv."""
@@ -67,3 +72,21 @@ class ServerError(RagKVError, RuntimeError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of ragkv from where ragkv itself comes from.
+
+    That is a clone, a repository, or a package index.
+    """
+    try:
+        origin = json.loads(distribution("ragkv").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    where, source = origin.get("url", ""), f"ragkv[{extra}]"
+    folder = Path(unquote(urlsplit(where).path))
+    if where.startswith("file:") and (folder / "pyproject.toml").is_file():
+        source = f"{'.' if folder == Path.cwd() else folder}[{extra}]"
+    elif "vcs_info" in origin:
+        source += f" @ {origin['vcs_info']['vcs']}+{where}"
+    return f"pip install '{source}'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import MissingDependencyError
+from ragkv.errors import MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from langchain_ragkv.chat_model import ChatRagKV
@@ -42,5 +42,5 @@ def __getattr__(name: str) -> Any:
         if package not in ("langchain_core", "langchain_huggingface"):
             raise
         raise MissingDependencyError(
-            f"{name} needs {package.replace('_', '-')}: pip install 'ragkv[langchain]'"
+            f"{name} needs {package.replace('_', '-')}: {install_command('langchain')}"
         ) from missing

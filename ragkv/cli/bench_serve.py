@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from ragkv.cli import options
 from ragkv.cli.console import err, out
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 from ragkv.measure.picture import check_picture, save_chart
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def bench_serve_command(
         from ragkv.measure.speed.load.bench import bench_serve
     except ImportError as error:
         raise MissingDependencyError(
-            "ragkv bench serve needs httpx: pip install 'ragkv[serve]'"
+            f"ragkv bench serve needs httpx: {install_command('serve')}"
         ) from error
     from ragkv.measure.speed.load.run import LoadShape
     from ragkv.measure.speed.load.workload import WorkloadPlan

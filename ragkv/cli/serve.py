@@ -24,7 +24,7 @@ from ragkv.cli.options import (
     StorePath,
 )
 from ragkv.cli.session import open_engine, reuse_config
-from ragkv.errors import MissingDependencyError
+from ragkv.errors import MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -91,7 +91,7 @@ def serve(
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
-            raise MissingDependencyError(f"serve needs {package}: pip install 'ragkv[serve]'")
+            raise MissingDependencyError(f"serve needs {package}: {install_command('serve')}")
     system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,

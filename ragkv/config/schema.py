@@ -14,7 +14,7 @@ from ragkv.config.json_schema.grammar import grammar_from, problem_of
 from ragkv.config.json_schema.parts import SchemaParts
 from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.config.json_schema.resolver import Ignored, Resolver
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 __all__ = ["DOCUMENT", "Followed", "check_schema", "grammar_of", "resolved"]
 
@@ -104,7 +104,7 @@ def check_schema(name: str, schema: object) -> None:
     if not isinstance(schema, Mapping):
         raise ConfigError(f"{name} must be a JSON schema, a dict, not {type(schema).__name__}")
     if find_spec("llguidance") is None:
-        raise MissingDependencyError(f"{name} needs llguidance: pip install 'ragkv[structured]'")
+        raise MissingDependencyError(f"{name} needs llguidance: {install_command('structured')}")
     try:
         followed = _followed(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ragkv.config.checks import check_bool, check_choice, check_number, check_text
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 MEMORY = ":memory:"
 """Store location in memory alone, with nothing on disk."""
@@ -26,7 +26,7 @@ CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 def _check_codec(codec: object) -> None:
     check_choice("codec", codec, CODECS)
     if str(codec).endswith("+zstd") and find_spec("zstandard") is None:
-        raise MissingDependencyError(f"codec {codec} needs zstandard: pip install 'ragkv[zstd]'")
+        raise MissingDependencyError(f"codec {codec} needs zstandard: {install_command('zstd')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def panels(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Fig
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            "charts need matplotlib: pip install 'ragkv[bench]'"
+            f"charts need matplotlib: {install_command('bench')}"
         ) from error
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(f"...{title[-_TITLE:]}" if len(title) > _TITLE else title, fontsize=11)

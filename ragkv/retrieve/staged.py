@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 Item = TypeVar("Item")
 
@@ -59,7 +59,7 @@ class StagedSearch(Generic[Item]):
             import faiss
         except ImportError as error:
             raise MissingDependencyError(
-                "StagedSearch needs faiss: pip install 'ragkv[retrieval]'"
+                f"StagedSearch needs faiss: {install_command('retrieval')}"
             ) from error
         if min(k, steps) < 1:
             raise ConfigError(f"k and steps must be 1 or more, not {k} and {steps}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import MissingDependencyError
+from ragkv.errors import MissingDependencyError, install_command
 from ragkv.measure.data.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _rouge_scorer() -> Any:
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise MissingDependencyError(
-            "ROUGE-L needs rouge-score: pip install 'ragkv[bench]'"
+            f"ROUGE-L needs rouge-score: {install_command('bench')}"
         ) from error
     return RougeScorer(["rougeL"], use_stemmer=False)
 

@@ -13,7 +13,7 @@ import re
 import secrets
 from typing import Any
 
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 KEY_VARIABLE = "RAGKV_STORE_KEY"
 """Environment variable of the master key: 32 bytes in base64."""
@@ -46,7 +46,7 @@ class Keys:
             from cryptography.hazmat.primitives.ciphers.aead import AESSIV
         except ImportError as error:
             raise MissingDependencyError(
-                "an encrypted store needs cryptography: pip install 'ragkv[crypt]'"
+                f"an encrypted store needs cryptography: {install_command('crypt')}"
             ) from error
         if len(master) != 32:
             raise ConfigError(f"the store's key must be 32 bytes, not {len(master)}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from ragkv.errors import MissingDependencyError, StoreError, StoreFullError
+from ragkv.errors import MissingDependencyError, StoreError, StoreFullError, install_command
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
 
 LARGEST_VALUE = (512 << 20) - 1024
@@ -55,7 +55,7 @@ class RedisBackend(Backend):
             from redis.retry import Retry
         except ImportError as error:
             raise MissingDependencyError(
-                "a store in Redis needs redis-py: pip install 'ragkv[redis]'"
+                f"a store in Redis needs redis-py: {install_command('redis')}"
             ) from error
         self._redis = redis
         self._place = _without_password(url)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
 from ragkv.store.backends.base import Backend, Bytes, Key, check_key
 
@@ -151,7 +151,7 @@ def open_s3(url: str, name: str) -> S3Backend:
         from obstore.store import S3Store
     except ImportError as error:
         raise MissingDependencyError(
-            "a store in S3 needs obstore: pip install 'ragkv[s3]'"
+            f"a store in S3 needs obstore: {install_command('s3')}"
         ) from error
     parts = urlsplit(url)
     options: Any = dict(parse_qsl(parts.query))

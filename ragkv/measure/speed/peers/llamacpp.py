@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ragkv.errors import ConfigError, MissingDependencyError, PeerError
+from ragkv.errors import ConfigError, MissingDependencyError, PeerError, install_command
 
 _SPARE = 64
 _SILENT = 0
@@ -41,7 +41,7 @@ class LlamaCpp:
             import xllamacpp
         except ImportError as error:
             raise MissingDependencyError(
-                "the peer llama.cpp needs xllamacpp: pip install 'ragkv[peers]'"
+                f"the peer llama.cpp needs xllamacpp: {install_command('peers')}"
             ) from error
         if not model.is_file():
             raise ConfigError(f"there is no GGUF file {model}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ragkv.errors import MissingDependencyError
+from ragkv.errors import MissingDependencyError, install_command
 from ragkv.store.entry.codecs.base import Codec
 
 LEVEL = 3
@@ -84,6 +84,6 @@ def load_zstandard() -> Any:
         import zstandard
     except ImportError as error:
         raise MissingDependencyError(
-            "codecs with zstd need zstandard: pip install 'ragkv[zstd]'"
+            f"codecs with zstd need zstandard: {install_command('zstd')}"
         ) from error
     return zstandard
