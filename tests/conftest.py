@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,13 @@ from ragkv import RagKV
 from ragkv.decode import loop
 from ragkv.engine import costs
 from ragkv.model.implementation import override_implementation
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name what was skipped, and why: the reason says which command brings it."""
+    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    for reason, count in Counter(skipped).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(autouse=True, scope="session")

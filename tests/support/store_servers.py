@@ -19,16 +19,17 @@ PROGRAMS = ("redis-server", "valkey-server")
 class RedisServer:
     """A server of our own, Redis or Valkey, with nothing on disk.
 
-    ``program``: which of ``PROGRAMS``; ``None`` takes the first that is installed.
+    ``program``: which of ``PROGRAMS`` is preferred, and named in ``url``. Where it is not installed
+    the other one runs: they speak the same protocol.
     """
 
-    def __init__(self, folder: Path, program: str | None = None) -> None:
-        installed = [name for name in PROGRAMS if shutil.which(name)]
-        self.program = program or next(iter(installed), PROGRAMS[0])
-        if self.program not in installed:
-            pytest.skip(f"there is no {self.program} on this machine")
+    def __init__(self, folder: Path, program: str = PROGRAMS[0]) -> None:
+        installed = sorted(filter(shutil.which, PROGRAMS), key=lambda name: name != program)
+        if not installed:
+            pytest.skip(f"there is no {PROGRAMS[0]} on this machine: apt-get install {PROGRAMS[0]}")
+        self.program = installed[0]
         self.port = free_port()
-        self.url = f"{self.program.removesuffix('-server')}://127.0.0.1:{self.port}/0"
+        self.url = f"{program.removesuffix('-server')}://127.0.0.1:{self.port}/0"
         self.folder = folder
         self.start()
 

@@ -230,5 +230,5 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(
         __import__("sys").modules, "cryptography.hazmat.primitives.ciphers.aead", None
     )
-    with pytest.raises(MissingDependencyError, match=r"ragkv\[crypt\]"):
+    with pytest.raises(MissingDependencyError, match=r"\[crypt\]"):
         encrypted.EncryptedBackend(Plain(), "default", KEY)
