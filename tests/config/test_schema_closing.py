@@ -225,6 +225,8 @@ def test_a_reference(reference):
         {"allOf": [{"$ref": "#"}], "type": "object"},
         {"allOf": {}},
         {"anyOf": 5},
+        {"patternProperties": 5, "unevaluatedProperties": False},
+        {"dependentRequired": {"a": {"$ref": "#/nowhere"}}},
         {"properties": {"a": 5}},
     ],
 )

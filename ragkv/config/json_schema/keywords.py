@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ragkv.config.json_schema.formats import FORMATS, KNOWN, LONGEST, patterns_of
 from ragkv.config.json_schema.grammar import problem_of_part
 from ragkv.config.json_schema.parts import FALSE, UNKNOWN, Schema, SchemaParts
+from ragkv.errors import ConfigError
 
 _AS_THEY_ARE = (
     *("type", "enum", "const", "required", "minimum", "maximum"),
@@ -98,10 +99,10 @@ def _arrays(part: Schema, out: dict[str, Any], place: str, writer: Writer) -> No
 def _objects(part: Schema, out: dict[str, Any], place: str, writer: Writer) -> None:
     named, matched = part.get("properties"), part.get("patternProperties")
     if named is not None:
-        out["properties"] = _members(named, place, writer)
+        out["properties"] = _members(part, "properties", place, writer)
     if matched is not None:
         if are_usable(matched):
-            out["patternProperties"] = _members(matched, place, writer)
+            out["patternProperties"] = _members(part, "patternProperties", place, writer)
         else:
             writer.ignore(place, "patternProperties")
             return
@@ -109,9 +110,10 @@ def _objects(part: Schema, out: dict[str, Any], place: str, writer: Writer) -> N
         out["additionalProperties"] = writer.schema(part["additionalProperties"], f"{place}.*")
 
 
-def _members(given: Any, place: str, writer: Writer) -> Any:
+def _members(part: Schema, keyword: str, place: str, writer: Writer) -> dict[str, Any]:
+    given = part[keyword]
     if not isinstance(given, Mapping):
-        return given  # which llguidance refuses
+        raise ConfigError(f"{keyword} must be schemas by name, not {given!r}")
     return {name: writer.schema(each, f"{place}.{name}") for name, each in given.items()}
 
 

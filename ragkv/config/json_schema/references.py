@@ -9,8 +9,8 @@ from urllib.parse import unquote, urljoin
 from ragkv.errors import ConfigError
 
 NAMED = (
-    *("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
-    "dependencies",
+    *("properties", "patternProperties", "$defs", "definitions"),
+    *("dependentRequired", "dependentSchemas", "dependencies"),
 )
 """Keywords whose members are schemas by name."""
 
