@@ -60,6 +60,7 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
     ConfigError
         A keyword is unknown, or wrong.
     """
+    given = {**given, **(given.get("extra_body") or {}), "extra_body": None}  # ChatOpenAI's
     check_removed(given)
     rest = {
         name: value

@@ -151,14 +151,14 @@ def _apply_template(chat: Chat, tokenizer: PreTrainedTokenizerBase, **given: Any
             "tokenizer.chat_template."
         )
     messages: Sequence[Message] = chat
-    takes_tools = bool(chat.tools) and writes_tools(tokenizer)
-    if takes_tools:
-        given["tools"] = shown(chat.tools)
-    elif chat.tools:
-        messages = with_definitions(chat, shown(chat.tools))
-    plain: Any = fitted(messages, tokenizer, tools=takes_tools)
     given |= {"tokenize": False, "add_generation_prompt": True, **chat.chat_template_kwargs}
     try:
+        takes_tools = bool(chat.tools) and writes_tools(tokenizer)
+        if takes_tools:
+            given["tools"] = shown(chat.tools)
+        elif chat.tools:
+            messages = with_definitions(chat, shown(chat.tools))
+        plain: Any = fitted(messages, tokenizer, tools=takes_tools)
         return str(tokenizer.apply_chat_template(plain, **given))
     except TEMPLATE_ERRORS as error:
         raise ConfigError(f"the chat template does not take these messages: {error}") from error

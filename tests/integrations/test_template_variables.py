@@ -79,7 +79,7 @@ def test_langchain(door, size):
 
     assert tokens(plain) == tokens(plain, chat_template_kwargs=None) == size()
     assert tokens(plain, **HIGH) == tokens(plain.bind(**HIGH)) == tokens(high) == size(**HIGH)
-    assert tokens(high, **LOW) == size(**LOW)
+    assert tokens(high, **LOW) == tokens(high.bind(extra_body=LOW)) == size(**LOW)
     *_, last = high.stream(ASKED)
     assert last.usage_metadata["input_tokens"] == size(**HIGH)
     assert high._identifying_params != plain._identifying_params  # LangChain's cache

@@ -207,3 +207,14 @@ def test_what_no_form_helps_is_said_in_the_templates_words():
     tokenizer.chat_template = "{{ messages[0].content + 5 }}"
     with pytest.raises(ConfigError, match=r"chat template.*str"):
         render([user("Q")], tokenizer)
+    tokenizer.chat_template = {"rag": KINDS["chatml"]}
+    with pytest.raises(ConfigError, match=r"chat template.*no default"):
+        render([user("Q")], tokenizer)
+
+
+def test_a_template_for_tools_beside_another():
+    tokenizer = copy.deepcopy(tokenizer_of("chatml"))
+    tokenizer.chat_template = {"default": KINDS["gemma2"], "tool_use": KINDS["mistral"]}
+    history = HISTORIES["two steps"]
+    assert "[AVAILABLE_TOOLS]" in render(Chat(history, [TOOL]), tokenizer).text
+    assert "<tool_call>" in render(history, tokenizer).text
