@@ -18,8 +18,8 @@ from ragkv.prompt.rolling import Hashes, code_points, head_hashes, window_hashes
 WINDOW = 32
 """Characters, blanks aside, that tell that a part of a chunk is in a prompt."""
 
-_LEAST_SHARE = 0.2
-"""Least share of a chunk that tells so: less may be a head that many chunks have."""
+_LEAST_SHARE, _LEAST_LETTERS = 0.2, 200
+"""Of a chunk, either tells so: less may be a head that many chunks have."""
 
 _SHORTEST = 8
 """Letters of a piece that may stand in a prompt by itself."""
@@ -141,7 +141,8 @@ class Rewritten:
         hashes = window_hashes(code_points(letters), WINDOW)
         there = self.has(hashes)
         runs = self._with_short_ones(letters, list(_runs(there)))
-        if sum(end - start for start, end in runs) < max(WINDOW, _LEAST_SHARE * len(letters)):
+        least = max(WINDOW, min(_LEAST_SHARE * len(letters), _LEAST_LETTERS))
+        if sum(end - start for start, end in runs) < least:
             return None
         as_written = window_hashes(code_points(_plain(text)), WINDOW)
         if _are_in(as_written, self._windows_as_written).sum() < there.sum():

@@ -242,3 +242,31 @@ def test_many_clients_get_what_they_get_alone(warm):
     together = {}
     each_in_a_thread(lambda question: together.update({question: answer(question)}), questions)
     assert together == alone
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_retrieved_chunk_is_accounted_for(client, kv, stream):
+    kv.precompute(CHUNKS[:2])
+    text = f"{CHUNKS[0]}\n\n{CHUNKS[1].upper()}\n\n{CHUNKS[2]}\n\nWhat?"
+    client.post(
+        "/v1/chunks/prefetch", json={"texts": ["Another caller's chunk, for another prompt."]}
+    )
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 1,
+        "stream": stream,
+        "ragkv": {"retrieved": [*CHUNKS[:3], "A chunk that nobody wrote."], "report": True},
+    }
+    answer = client.post(CHAT, json=body)
+    report = (
+        [e["ragkv"] for e in events(answer.text) if "ragkv" in e]
+        if stream
+        else [answer.json()["ragkv"]]
+    )
+    found = {miss["reason"]: miss for miss in report[-1]["misses"]}
+    assert set(found) == {"case", "absent", "left_out"}
+    assert found["case"]["chunk"] == CHUNKS[1][:80]
+    assert found["absent"]["stored_next"]
+    assert "the same case in both" in found["case"]["mend"]
+    other = client.post(CHAT, json={**body, "ragkv": {"report": True}, "stream": False}).json()
+    assert not any(miss["reason"] == "left_out" for miss in other["ragkv"]["misses"])

@@ -165,3 +165,20 @@ def test_a_server(make_engine):
             "Hello.\n\n" + TEXTS[0].upper(), retrieved=TEXTS[:1], max_new_tokens=2
         )
         assert [miss.reason for miss in raw.report.misses] == ["case"]
+
+
+def test_many_questions_at_once_get_their_own_documents_alone(make_engine):
+    texts = some_chunks(12)
+    pairs = {f"Question {at}?": texts[2 * at : 2 * at + 2] for at in range(6)}
+    llm = ChatRagKV(kv=make_engine(), max_tokens=2).bind(on_miss="skip")
+    found = RunnableLambda(lambda asked: [Document(f"{text}\nend") for text in pairs[asked]])
+    first = RunnableLambda(lambda found: f"{found[:1]}")
+    retriever = RagKVRetriever(retriever=found, llm=llm)
+    rag = {"context": retriever | first, "question": RunnablePassthrough()} | PROMPT | llm
+    messages = asyncio.run(rag.abatch(list(pairs))) + rag.batch(list(pairs))
+    for asked, message in zip([*pairs] * 2, messages, strict=True):
+        misses = message.response_metadata["ragkv"]["misses"]
+        chunks = [f"{text}\nend"[:80] for text in pairs[asked]]
+        assert {miss["chunk"]: miss["reason"] for miss in misses} == dict(
+            zip(chunks, ("list", "left_out"), strict=True)
+        )
