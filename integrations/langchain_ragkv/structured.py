@@ -126,9 +126,10 @@ def following(
     if method == "json_mode":
         check_is_object(wanted, method)
         wanted = ANY_OBJECT
+    traced = convert_to_json_schema(schema) if isinstance(schema, type) else wanted
     llm = bind(
         json_schema={**wanted, "strict": True} if strict else wanted,
-        ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": traced},
     )
     parser: Any = WholeJson()
     if isinstance(schema, type) and is_basemodel_subclass(schema):

@@ -283,7 +283,7 @@ def test_from_data_to_a_model_folder(tmp_path: Path, make_engine: Make) -> None:
         ({"--lr": 0}, "lr must be above 0"),
         ({"--out": "full"}, "is there already"),
         ({"--json": "nowhere/t.json"}, "there is no folder"),
-        ({"--primary": "./nothing"}, "Cannot load './nothing'"),
+        ({"--primary": "./nothing"}, "There is no folder nothing"),
     ],
 )
 def test_bad_input_is_one_line(
