@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from langchain_ragkv.pipeline import RagKVPipeline
     from langchain_ragkv.retriever import RagKVRetriever
     from langchain_ragkv.staged import RagKVStagedRetriever
+    from langchain_ragkv.vector_store import RagKVVectorStore
 
 __all__ = [
     "ChatRagKV",
@@ -20,6 +21,7 @@ __all__ = [
     "RagKVRetriever",
     "RagKVStagedRetriever",
     "RagKVTransformer",
+    "RagKVVectorStore",
 ]
 
 _MODULES = {
@@ -28,6 +30,7 @@ _MODULES = {
     "RagKVRetriever": "retriever",
     "RagKVStagedRetriever": "staged",
     "RagKVTransformer": "ingestion",
+    "RagKVVectorStore": "vector_store",
 }
 
 

@@ -178,8 +178,9 @@ class ChunkReuse(BaseModel):
         *,
         document_prompt: BasePromptTemplate[str] | None = None,
         document: str | None = None,
+        revision: str | None = None,
         expires_in: float | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
         **overrides: Any,
     ) -> PrecomputeReport:
         """Encode and store documents (or texts), once, at ingestion.
@@ -188,15 +189,18 @@ class ChunkReuse(BaseModel):
         ----------
         document_prompt
             How the chain renders a document; None is ``page_content`` alone.
-        document, expires_in
+        document, revision, expires_in
             As in :meth:`ragkv.RagKV.precompute`: the document whose chunks these are, so that
             chunks of an older version are deleted, and the seconds until they expire.
+        show_progress
+            As there; None shows the bar in a terminal alone, and one line elsewhere.
         **overrides
             Fields of :class:`ragkv.ReuseConfig`, such as ``sink``.
         """
         return self.kv.precompute(
             chunk_texts(documents, document_prompt),
             document=document,
+            revision=revision,
             expires_in=expires_in,
             show_progress=show_progress,
             **self._overrides(overrides),
@@ -241,6 +245,15 @@ class ChunkReuse(BaseModel):
             f"{type(self).__name__} has a model and a store, which cannot be pickled: make one "
             "in each process"
         )
+
+
+def engine_of(
+    llm: Any, kv: RagKV | RemoteRagKV | None
+) -> tuple[RagKV | RemoteRagKV | ChunkReuse, dict[str, Any]]:
+    """Return what precomputes, of ``llm=`` or ``kv=``, and the settings that are bound to it."""
+    if (llm is None) == (kv is None):
+        raise ConfigError("give either llm=... or kv=...")
+    return (kv, {}) if kv is not None else unwrapped(llm)
 
 
 def unwrapped(llm: Any) -> tuple[ChunkReuse, dict[str, Any]]:

@@ -11,9 +11,10 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_ragkv.engine import ChunkReuse, unwrapped
+from langchain_ragkv.engine import ChunkReuse, engine_of
 from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
+from ragkv.engine.documents import precompute_documents
 from ragkv.errors import ConfigError
 from ragkv.retrieve.neighbours import nearest
 from ragkv.serve.client import RemoteRagKV
@@ -34,11 +35,16 @@ class RagKVTransformer(BaseDocumentTransformer):
         How the chain renders a document, as in ``create_stuff_documents_chain``; None
         is ``page_content`` alone.
     show_progress
-        Show a progress bar.
+        As in :meth:`ChatRagKV.precompute`.
     embeddings, neighbours
         Encode each chunk behind so many of the most similar ones of the call, too, by this
         embedding model, the retriever's. The model is over
         ``kv=RagKV(..., reuse=ReuseConfig(contextual_versions=True))``, and not served.
+
+    by_document
+        Store each chunk under the source document that ``metadata["source"]`` names, or another
+        field. All of a document's chunks then come in one call: its former chunks are deleted,
+        unless another document has them, and ``llm.kv.forget_document(source)`` deletes them all.
 
     Raises
     ------
@@ -53,17 +59,15 @@ class RagKVTransformer(BaseDocumentTransformer):
         llm: ChunkReuse | Runnable[Any, Any] | None = None,
         kv: RagKV | RemoteRagKV | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
         embeddings: Embeddings | None = None,
         neighbours: int = 0,
+        by_document: bool | str = False,
     ) -> None:
         if (embeddings is None) != (neighbours == 0):
             raise ConfigError("neighbours= needs embeddings=, and embeddings= needs neighbours=")
-        if (llm is None) == (kv is None):
-            raise ConfigError("RagKVTransformer needs either llm=... or kv=...")
-        self._engine: RagKV | RemoteRagKV | ChunkReuse
-        self._bound: dict[str, Any]
-        self._engine, self._bound = (kv, {}) if kv is not None else unwrapped(llm)
+        self._engine, self._bound = engine_of(llm, kv)
+        self._source_key = "source" if by_document is True else by_document or None
         self._document_prompt = document_prompt
         self._show_progress = show_progress
         self._embeddings, self._neighbours = embeddings, neighbours
@@ -75,7 +79,14 @@ class RagKVTransformer(BaseDocumentTransformer):
     ) -> Sequence[Document]:
         """Precompute the documents and return them as they came."""
         texts = chunk_texts(documents, self._document_prompt)
+        named: dict[tuple[str, str | None], list[str]] = {}
+        for document, text in zip(documents, texts, strict=True):
+            source = document.metadata.get(self._source_key) if self._source_key else None
+            if source is not None:
+                named.setdefault((str(source), None), []).append(text)
         report = self._engine.precompute(texts, show_progress=self._show_progress, **self._bound)
+        if named:
+            precompute_documents(self._engine.precompute, named, show_progress=False, **self._bound)
         _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
         if self._embeddings is not None:
             vectors = self._embeddings.embed_documents(texts)

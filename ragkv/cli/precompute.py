@@ -47,6 +47,7 @@ def precompute(
     model and size.
     """
     from ragkv.cli.texts import read_system_prompt, read_texts, split_texts
+    from ragkv.engine.documents import Documents, precompute_documents
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")
@@ -67,22 +68,18 @@ def precompute(
     ) as kv:
         sink = kv.reuse.sink if system_prompt else sink
         files = split_texts(texts, kv.tokenizer, chunk_tokens)
-        chunks = [chunk for found in files.values() for chunk in found]
-        err.print(f"{len(chunks)} chunks of at most {chunk_tokens} tokens.", highlight=False)
-        report = kv.precompute(chunks, show_progress=True, sink=sink)
-        # encoded together, which is faster; now each file's former chunks go: those of this
-        # model, cut like these
+        chunks = sum(map(len, files.values()))
+        err.print(f"{chunks} chunks of at most {chunk_tokens} tokens.", highlight=False)
+        # each file's former chunks are removed: those of this model, cut like these
         cut = f"{chunk_tokens} tokens for {kv.fingerprint}"
-        removed = sum(
-            kv.precompute(found, document=f"{file}, {cut}", sink=sink).removed
-            for file, found in files.items()
-        )
+        documents: Documents = {(f"{file}, {cut}", None): found for file, found in files.items()}
+        report = precompute_documents(kv.precompute, documents, sink=sink)
     if as_json:
-        say_json({**report.to_dict(), "removed": removed})
+        say_json(report.to_dict())
         return
     out.print(
         f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
-        f"{report.too_long} too long for the model, {removed} removed; "
+        f"{report.too_long} too long for the model, {report.removed} removed; "
         f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
         highlight=False,
     )

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from tqdm.auto import tqdm
-
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of
+from ragkv.engine.ingestion_size import IngestionSize
 from ragkv.engine.landmarks import Landmarks
 from ragkv.engine.not_stored import NotStored
 from ragkv.engine.request import check_document, check_seconds
@@ -259,9 +258,10 @@ class Corpus:
         sink: Sink,
         *,
         document: str | None = None,
+        revision: str | None = None,
         replace: bool = True,
         expires_in: float | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = False,
     ) -> PrecomputeReport:
         """Encode and store the chunks that are not stored yet.
 
@@ -269,8 +269,11 @@ class Corpus:
         ----------
         document
             The document that the chunks belong to.
+        revision
+            The state of the document that they are from; None if they are the whole document.
         replace
-            Its former chunks are deleted, unless they are another document's, too.
+            Its former chunks, those of another revision, are deleted, unless they are another
+            document's, too.
         expires_in
             Seconds until the chunks expire. None leaves the expiry time of stored chunks,
             unless they have expired.
@@ -281,7 +284,8 @@ class Corpus:
             ``texts`` is one string, or has an item of another type; or the document or the
             seconds are invalid.
         StoreError
-            An entry cannot be written; those before it are kept.
+            An entry cannot be written; those before it are kept. A StoreFullError comes before
+            anything is computed where the disk cannot hold the entries.
         """
         started = time.perf_counter()
         unique = _checked(texts)
@@ -292,19 +296,15 @@ class Corpus:
         wanted = [text for text in unique if is_registrable(text)]
         there = self.store.contains
         if document is not None or expires_in is not None:
-            there = partial(self.store.retain, terms=Terms(document, expires_at))
+            there = partial(self.store.retain, terms=Terms(document, expires_at, revision or ""))
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
         chunks = [self._tokenized(text, sink) for text in missing]
         chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
         found, chunks = len(chunks), self._fitting(chunks, sink)
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
-        bar = tqdm(
-            total=len(wanted),
-            initial=len(wanted) - len(chunks),
-            desc="precompute",
-            unit="chunk",
-            disable=not show_progress,
-        )
+        size = IngestionSize(self.loaded, self._codec, [len(each[1]) for each in chunks])
+        with self.not_stored.noting_full(chunks):
+            bar = size.begin(self.store.room(), len(wanted), show_progress=show_progress)
         tokens = written = 0
 
         copies = side_stream(self.loaded.device)
@@ -313,8 +313,9 @@ class Corpus:
             nonlocal tokens, written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
+                terms = Terms(document, until, revision or "")
                 with copies.on_side_stream(), self.not_stored.noting_full(chunks):
-                    written += self.store.put(entry, sink.fingerprint, Terms(document, until))
+                    written += self.store.put(entry, sink.fingerprint, terms)
                 tokens += len(entry)
                 bar.update()
 
@@ -334,7 +335,7 @@ class Corpus:
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
         replaced = document if replace else None
-        removed = 0 if replaced is None else self.store.keep_only(replaced, wanted)
+        removed = 0 if replaced is None else self.store.keep_only(replaced, wanted, revision)
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),

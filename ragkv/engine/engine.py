@@ -128,9 +128,10 @@ class RagKV(Speculates, EngineState):
         texts: Iterable[str],
         *,
         document: str | None = None,
+        revision: str | None = None,
         expires_in: float | None = None,
         neighbours: Mapping[str, Sequence[str]] | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = False,
         **overrides: Any,
     ) -> PrecomputeReport:
         """Encode the chunks that are not stored yet.
@@ -140,26 +141,27 @@ class RagKV(Speculates, EngineState):
         document
             The name of a document whose chunks are exactly these texts. Its former chunks are
             deleted, unless they are another document's, too.
+        revision
+            The document's state, such as its hash: the texts are a part of it, and others stay.
         expires_in
-            Seconds until the chunks expire. A chunk that is given several times expires last;
-            None is never, for new chunks.
+            Seconds until the chunks expire, the last of several; None is never, for new ones.
         neighbours
             Of each chunk that is to be encoded behind others, too, those chunks, the most similar
             last (:func:`ragkv.retrieve.neighbours.nearest`): a contextual version of it.
+        show_progress
+            Say the size on standard error, and show a bar; None: the bar in a terminal alone.
 
         Raises
         ------
         StoreFullError
-            The disk or quota is full; stored chunks remain.
+            The disk or quota is full, or will be; stored chunks remain.
         """
-        (config, method), chunks = self._configured(overrides), check_texts(texts)
+        setting, chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
             return PrecomputeReport()
         with self._lifecycle:
             return self._reuse.precompute(
-                *(chunks, config, method),
-                document=document,
-                expires_in=expires_in,
+                *(chunks, setting, document, revision, expires_in),
                 neighbours=check_neighbours(neighbours),
                 show_progress=show_progress,
             )

@@ -102,6 +102,15 @@ def check_document(name: object) -> str:
     return name
 
 
+def check_revision(revision: object, document: str | None) -> str | None:
+    """Return a document's revision; raise ConfigError where it is no string, or of none."""
+    if revision is None:
+        return None
+    if document is None or not isinstance(revision, str):
+        raise ConfigError(f"revision is a string beside document=..., not {revision!r:.80}")
+    return revision
+
+
 def check_seconds(seconds: object) -> float:
     """Return the seconds until a chunk expires; raise ConfigError where they are none."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:

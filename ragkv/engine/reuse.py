@@ -17,7 +17,7 @@ from ragkv.engine.history import history_warnings
 from ragkv.engine.named import NamedChunks
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
-from ragkv.engine.request import Request
+from ragkv.engine.request import Request, check_revision
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
@@ -68,15 +68,16 @@ class Reuse:
     def precompute(
         self,
         chunks: Sequence[str],
-        config: ReuseConfig,
-        method: Method,
-        *,
+        setting: tuple[ReuseConfig, Method],
         document: str | None,
+        revision: str | None,
         expires_in: float | None,
+        *,
         neighbours: Mapping[str, Sequence[str]],
-        show_progress: bool,
+        show_progress: bool | None,
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too, and the versions."""
+        config, method = setting
         if neighbours and not config.contextual_versions:
             raise ConfigError("neighbours make versions of chunks: set contextual_versions")
         if document == TURNS:
@@ -87,7 +88,11 @@ class Reuse:
             corpora.append(self.auxiliaries.corpus(config))
         reports = [
             corpus.encode(
-                chunks, sink, document=document, expires_in=expires_in, show_progress=show_progress
+                *(chunks, sink),
+                document=document,
+                revision=check_revision(revision, document),
+                expires_in=expires_in,
+                show_progress=show_progress,
             )
             for corpus, sink in corpora
         ]

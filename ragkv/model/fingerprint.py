@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from operator import itemgetter
@@ -45,6 +46,7 @@ _WITHOUT_INFLUENCE = frozenset(
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _SWITCHED = ("longrope", "dynamic")
 _HASHED_AT_ONCE = 1 << 28
+_PROCESS = os.getpid()
 _NO_WEIGHTS = ("builtins", "torch", "transformers", "accelerate", "peft", "bitsandbytes")
 """Packages whose objects in a quantised model contain no unnamed weights."""
 
@@ -243,9 +245,14 @@ def _adapters(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def hash_threads() -> int:
+    """Return blake3's ``max_threads``: 1 after a fork, which its thread pool does not survive."""
+    return blake3.AUTO if os.getpid() == _PROCESS else 1
+
+
 def _weights_digest(model: PreTrainedModel) -> str:
     """Hash name, shape, dtype and bytes of every parameter and buffer, and active adapters."""
-    hasher = blake3(max_threads=blake3.AUTO)
+    hasher = blake3(max_threads=hash_threads())
     hasher.update("".join(_adapters(model)).encode())
     for name, tensor in sorted((*model.state_dict().items(), *_hidden(model)), key=itemgetter(0)):
         if isinstance(tensor, torch.Tensor):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from ragkv.engine.request import check_revision
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of
 from ragkv.serve.fields import Fields, ReuseFields, Texts, parse
@@ -31,6 +32,7 @@ class ChunkFields(PrefetchFields):
     """The body of ``POST /v1/chunks``."""
 
     document: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    revision: Annotated[str, Field(max_length=4096)] | None = None
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     wait: bool = True
 
@@ -51,7 +53,8 @@ async def precompute(request: Request, engine: Engine) -> Response:
     service.check_chunks([body.ragkv.sink or ""], "ragkv.sink")
     overrides = overrides_of(engine, body.ragkv)
     texts = list(dict.fromkeys(text.strip() for text in body.texts))
-    job = IngestionJob(engine, texts, body.document, body.expires_in, overrides)
+    named = body.document, check_revision(body.revision, body.document)
+    job = IngestionJob(engine, texts, *named, body.expires_in, overrides)
     ended = service.ingestion.submit(job)
     if body.wait:
         await asyncio.wait({ended}, timeout=service.settings.timeout)

@@ -118,8 +118,9 @@ class RemoteRagKV:
         texts: Iterable[str],
         *,
         document: str | None = None,
+        revision: str | None = None,
         expires_in: float | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = False,
         **overrides: Any,
     ) -> PrecomputeReport:
         """Have chunks encoded, as :meth:`ragkv.RagKV.precompute`; return when they are.
@@ -132,6 +133,7 @@ class RemoteRagKV:
             texts,
             {
                 "document": document,
+                "revision": revision,
                 "expires_in": expires_in,
                 "ragkv": reuse_fields(self.reuse, overrides),
             },

@@ -35,6 +35,7 @@ class IngestionJob:
     engine: RagKV
     texts: Sequence[str]
     document: str | None
+    revision: str | None
     expires_in: float | None
     overrides: dict[str, Any]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -78,6 +79,7 @@ class IngestionJob:
             last = self.engine.precompute(
                 self.texts,
                 document=self.document,
+                revision=self.revision,
                 expires_in=self.expires_in,
                 **self.overrides,
             )

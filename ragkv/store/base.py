@@ -75,10 +75,13 @@ class Terms:
         Seconds since the epoch (``time.time()``) from which on the chunk is a miss; None for
         never. A chunk that is stored several times expires at the latest of the times.
         :attr:`KEEP` leaves the time of a stored chunk as it is; a new chunk gets none.
+    revision
+        The state of the document that the chunk was cut from; empty where none was named.
     """
 
     document: str | None = None
     expires_at: float | None = None
+    revision: str = ""
 
     KEEP: ClassVar[float] = -math.inf
 
@@ -100,6 +103,13 @@ class TierUse(NamedTuple):
     name: str
     nbytes: int | None
     hits: int
+
+
+class Room(NamedTuple):
+    """What a store's disk has left: ``nbytes`` in the file system of the folder ``place``."""
+
+    nbytes: int
+    place: str
 
 
 class Changes(NamedTuple):
@@ -214,11 +224,12 @@ class Store(ABC):
         """Delete the chunk's entries under every fingerprint; return how many."""
 
     @abstractmethod
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+    def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
 
         Chunks of no other document are deleted, under every fingerprint. This is for a
-        document that was ingested again: its new chunks are put first.
+        document that was ingested again: its new chunks are put first. Chunks of the given
+        revision stay, too: other calls, and other processes, put them.
         """
 
     def forget_document(self, document: str) -> int:
@@ -232,6 +243,10 @@ class Store(ABC):
     def entries_of(self, document: str) -> list[EntryInfo]:
         """Return the entries of a document's chunks, in the order in which the chunks came."""
         return [info for info in self.entries() if document in info.documents]
+
+    def room(self) -> Room | None:
+        """Return what the disk has left; None where that is not known, as of a server."""
+        return None
 
     def set_costs(self, costs: Callable[[int, int], float]) -> None:
         """Weigh entries by the seconds of computing ``(cached, new)`` tokens, present ones too.

@@ -19,7 +19,7 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.backends.base import Backend, Blob, Bytes, length_of
-from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms, has_expired
+from ragkv.store.base import Changes, EntryInfo, Found, Room, Store, Terms, has_expired
 from ragkv.store.catalog.catalog import Catalog
 from ragkv.store.catalog.names import (
     TextRow,
@@ -255,12 +255,12 @@ class ChunkStore(Store):
         self._check_writable()
         return self._catalog.delete(digest_of_text(text))
 
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+    def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """See :meth:`Store.keep_only`."""
         self._check_writable()
         kept = set(map(digest_of_text, texts))
         gone = [digest for digest in self._catalog.texts_of(document) if digest not in kept]
-        return sum([self._catalog.drop_holder(document, digest) for digest in gone])
+        return sum([self._catalog.drop_holder(document, digest, revision) for digest in gone])
 
     # ---- all of them
 
@@ -321,6 +321,11 @@ class ChunkStore(Store):
         self._catalog.drop_unused_versions()
         self._catalog.compact_log()
         return removed
+
+    def room(self) -> Room | None:
+        """Return what the backend's disk has left."""
+        free = self.backend.free_bytes()
+        return None if free is None else Room(*free)
 
     def close(self) -> None:
         """Close the backend."""

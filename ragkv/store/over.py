@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Changes, EntryInfo, Store, Terms, TierUse
+from ragkv.store.base import Changes, EntryInfo, Room, Store, Terms, TierUse
 
 if TYPE_CHECKING:
     from ragkv.store.versions.version import Version
@@ -38,8 +38,10 @@ class StoreOver(Store):
     def documents(self, text: str) -> list[str]:  # noqa: D102
         return self.below.documents(text)
 
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:  # noqa: D102
-        return self.below.keep_only(document, texts)
+    def keep_only(  # noqa: D102
+        self, document: str, texts: Iterable[str], revision: str | None = None
+    ) -> int:
+        return self.below.keep_only(document, texts, revision)
 
     def entries(self) -> Iterator[EntryInfo]:  # noqa: D102
         return self.below.entries()
@@ -55,6 +57,9 @@ class StoreOver(Store):
 
     def fingerprints(self, text: str) -> list[Fingerprint]:  # noqa: D102
         return self.below.fingerprints(text)
+
+    def room(self) -> Room | None:  # noqa: D102
+        return self.below.room()
 
     def make_room(self) -> bool:  # noqa: D102
         return self.below.make_room()

@@ -1,18 +1,21 @@
-"""What docs/index.md says of LlamaIndex and LangChain, run."""
+"""What the pages of the two frameworks and docs/index.md show, run."""
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import re
+import sys
 from functools import reduce
 from pathlib import Path
+from pydoc_data.topics import topics
+from types import ModuleType
 
 import faiss
 import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
 from listening import listening
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
@@ -23,12 +26,10 @@ from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 
-PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
-SECTION, _, SERVED = PAGE.partition("## In LlamaIndex and LangChain")[2].partition(
-    "## From in-process to served"
-)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
+SERVED = PAGE.partition("## From in-process to served")[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-LLAMA_INDEX, LANGCHAIN = BLOCK.findall(SECTION)
 AHEAD = PAGE.partition("## While retrieval goes on")[2]
 QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
 
@@ -76,15 +77,91 @@ CONDENSING = {
 }
 
 
+class Named(MockEmbedding):
+    """Takes a model's name, and knows no model."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(embed_dim=4)
+
+
+@pytest.fixture
+def follow_page(name, monkeypatch):
+    """Return ``step()``: run the page's next snippet over the tiny model; its names so far."""
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+
+    huggingface = ModuleType("langchain_huggingface")
+    huggingface.HuggingFaceEmbeddings = lambda **_: DeterministicFakeEmbedding(size=4)
+    monkeypatch.setitem(sys.modules, "langchain_huggingface", huggingface)
+    embeddings = ModuleType("llama_index.embeddings.huggingface")
+    embeddings.HuggingFaceEmbedding = Named
+    monkeypatch.setitem(sys.modules, "llama_index.embeddings", ModuleType("llama_index.embeddings"))
+    monkeypatch.setitem(sys.modules, "llama_index.embeddings.huggingface", embeddings)
+    monkeypatch.setattr(importlib.resources, "files", lambda _: Path())
+    monkeypatch.setattr(Settings, "_llm", None)
+    for topic in ("for", "while", "try"):
+        monkeypatch.setitem(topics, topic, topics[topic][:1500])
+    swapped = {
+        "ChatRagKV(sink_from": f"ChatRagKV(model_id={name!r}, sink_from",
+        "RagKVLLM(is_chat": f"RagKVLLM(model_name={name!r}, is_chat",
+        "=60": "=4",
+    }
+    opened = []
+
+    def follow(page, changes=None):
+        names = {"__name__": "__main__"}
+        for snippet in BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
+            both = (swapped | (changes or {})).items()
+            exec(reduce(lambda text, pair: text.replace(*pair), both, snippet), names)  # noqa: S102
+            opened.append(names["llm"])
+            yield names
+
+    yield follow
+    for llm in opened:
+        llm.kv.close()
+
+
+def test_the_page_of_langchain(follow_page, capsys):
+    steps = follow_page("langchain.md")
+    made = next(steps)
+    llm, prompt, splits = made["llm"], made["prompt"], made["splits"]
+    assert llm.last_report.reused_tokens > 0
+    assert "ragkv: encoding" in capsys.readouterr().err
+
+    def chunks(context):
+        answer = (prompt | llm).invoke({"context": context, "input": "What?"})
+        return len(answer.response_metadata["ragkv"]["chunks"])
+
+    assert (
+        chunks(splits[:1]) == chunks(json.dumps([splits[0].page_content])) == 0
+    )  # the list mistake
+    made = next(steps)
+    found = made["retriever"].invoke("What?")
+    assert made["chain"].invoke({"context": found, "input": "What?"})
+    assert len(llm.last_report.chunks) == len(found) > 1
+    quoted = [Document(QUOTED, metadata={"source": "a.md"})]
+    llm.precompute(quoted, document_prompt=made["document_prompt"])
+    assert chunks(f"a.md\n{QUOTED}") == 1
+    next(steps)
+    assert "'num_deleted': 0" in (said := capsys.readouterr().out)
+    assert f"'num_deleted': {len(splits) - 3}" in said
+    kept = [llm.kv.contains(split.page_content, sink=llm._sink) for split in splits]
+    assert kept == [True] * 3 + [False] * (len(splits) - 3)
+    made = next(steps)
+    assert made["agent"].invoke({"messages": [("human", "What?")]})["messages"]
+    assert next(steps, None) is None
+
+
 @pytest.mark.parametrize(
     ("module", "changes"), [("context", {}), ("condense_plus_context", CONDENSING)]
 )
-def test_a_chat_engine_of_llama_index(name, monkeypatch, module, changes):
+def test_the_page_of_llama_index(follow_page, monkeypatch, capsys, module, changes):
     # the default memory leaves its SQLite open
     monkeypatch.setattr(f"llama_index.core.chat_engine.{module}.Memory", ChatMemoryBuffer)
-    nodes = [TextNode(text=text, metadata={"page": 1}) for text in some_chunks(3)]
-    snippet = reduce(lambda text, pair: text.replace(*pair), changes.items(), LLAMA_INDEX)
-    made = run(snippet, name=name, nodes=nodes, index=VectorStoreIndex(nodes))
+    steps = follow_page("llama-index.md", changes)
+    made = next(steps)
+    assert made["llm"].last_report.reused_tokens > 0
+    assert "ragkv: encoding" in capsys.readouterr().err
+    made = next(steps)
     llm, chat = made["llm"], made["chat"]
     llm.max_new_tokens = 4
     for question in ("What?", "And why?"):
@@ -92,30 +169,15 @@ def test_a_chat_engine_of_llama_index(name, monkeypatch, module, changes):
         report = llm.last_report
         assert len(report.chunks) == 3
         assert report.chunks[0].start - report.sink_tokens <= 1, "the sink reaches to the context"
-        assert not report.warnings
-    llm.kv.close()
-
-
-def test_a_chain_of_langchain(name):
-    splits = [Document(text, metadata={"source": "a.md"}) for text in some_chunks(3)]
-    made = run(LANGCHAIN, name=name, splits=splits, found=RunnableLambda(lambda _: splits))
-    llm, prompt, retriever = made["llm"], made["prompt"], made["retriever"]
-    llm.max_tokens = 4
-
-    def chunks(context):
-        answer = (prompt | llm).invoke({"context": context, "input": "What?"})
-        return len(answer.response_metadata["ragkv"]["chunks"])
-
-    found = retriever.invoke("What?")
-    assert made["chain"].invoke({"context": found, "input": "What?"})
-    joined = "\n\n".join(f"a.md\n{document.page_content}" for document in splits)
-    assert chunks(joined) == 3
-    quoted = [Document(QUOTED, metadata={"source": "a.md"})]
-    llm.precompute(quoted, document_prompt=made["document_prompt"])
-    llm.precompute(quoted)
-    assert chunks(f"a.md\n{QUOTED}") == 1
-    assert chunks(quoted) == chunks(json.dumps([QUOTED])) == 0
-    llm.kv.close()
+        # other documents before the second turn are the pipeline's own
+        assert all("answers were computed anew" in warning for warning in report.warnings)
+    made = next(steps)
+    assert made["store"].get_nodes is not None
+    assert llm.kv.forget_document("for") == 0
+    assert llm.kv.forget_document("while") > 0
+    made = next(steps)
+    assert made["agent"].tools == [made["tool"]]
+    assert next(steps, None) is None
 
 
 @pytest.mark.parametrize("snippet", BLOCK.findall(SERVED))

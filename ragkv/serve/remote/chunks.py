@@ -26,7 +26,7 @@ class Chunks:
         self._connection = connection
 
     def precompute(
-        self, texts: Iterable[str], given: Mapping[str, Any], *, show_progress: bool
+        self, texts: Iterable[str], given: Mapping[str, Any], *, show_progress: bool | None
     ) -> PrecomputeReport:
         """Have texts encoded, request by request; a document's are one request.
 
@@ -37,9 +37,11 @@ class Chunks:
         """
         _check_list(texts)
         fixed = {name: value for name, value in given.items() if value not in (None, {})}
-        batches = [list(texts)] if "document" in fixed else _batches(texts)
+        chunks = list(texts)
+        batches = [chunks] if "document" in fixed else _batches(chunks)
         total = PrecomputeReport()
-        with tqdm(disable=not show_progress, unit="chunk", desc="precompute") as bar:
+        hidden = None if show_progress is None else not show_progress  # None: unless a terminal
+        with tqdm(total=len(chunks), disable=hidden, unit="chunk", desc="precompute") as bar:
             for batch in batches:
                 job = self._job({"texts": batch, "wait": False, **fixed}, bar)
                 total = _sum(

@@ -68,6 +68,10 @@ class Backend(ABC):
         """
         del key, nbytes
 
+    def free_bytes(self) -> tuple[int, str] | None:
+        """Return the bytes that the disk has left, and where; None where that is not known."""
+        return None
+
     @abstractmethod
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
         """Write a value unless there is one; of several callers at once one gets True."""

@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -215,6 +216,12 @@ class DiskBackend(Backend):
         """Compare with the limit of the folder."""
         if nbytes > INLINE_BYTES:
             self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
+
+    def free_bytes(self) -> tuple[int, str] | None:
+        """Return what the folder's file system has left."""
+        with suppress(OSError):
+            return shutil.disk_usage(self.folder).free, str(self.folder.parent)
+        return None
 
     def _check_room(self, growth: int, total: bytes | None) -> int:
         """Return the bytes of all files after the change."""

@@ -99,6 +99,10 @@ class EncryptedBackend(Backend):
         """Ask below, of what it will be at least."""
         self._inner.check_room(self._keys.hide(key), nbytes)
 
+    def free_bytes(self) -> tuple[int, str] | None:
+        """Ask below."""
+        return self._inner.free_bytes()
+
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
         """Write a value unless there is one, void or not."""
         return self._inner.put_if_absent(self._keys.hide(key), self._seal(key, parts))

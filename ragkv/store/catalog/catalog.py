@@ -96,8 +96,10 @@ class Catalog:
                     self._backend.put(text_key(digest), [row.to_bytes()])
             if terms.document is not None:
                 holder = digest_of_text(terms.document)
+                known_as = self._backend.get(holds_key(holder, digest))
+                if known_as is None or bytes(known_as) != to_bytes(terms.revision):
+                    self._backend.put(holds_key(holder, digest), [to_bytes(terms.revision)])
                 if self._backend.size(held_key(digest, holder)) is None:
-                    self._backend.put(holds_key(holder, digest), [])
                     self._backend.put(held_key(digest, holder), [to_bytes(terms.document)])
         return known is not None
 
@@ -149,12 +151,12 @@ class Catalog:
         with self._lock:
             if any(self._backend.scan(entries_of(digest))):
                 return
-            row, documents = self.row(digest), self.documents_of(digest)
+            row, held = self.row(digest), self._held_by(digest)
             self.delete(digest, entries=False)
             # a writer that finished before the row was deleted has not seen the deletion
             if row is not None and any(self._backend.scan(entries_of(digest))):
-                for document in documents or (None,):
-                    self.add(row.text, Terms(document, row.expires_at))
+                for document, revision in held.items() or ((None, ""),):
+                    self.add(row.text, Terms(document, row.expires_at, revision))
 
     def delete_expired(self, digest: str, now: float) -> int | None:
         """Delete a text that has expired or has no row; None for others."""
@@ -163,10 +165,16 @@ class Catalog:
             gone = row is None or has_expired(row.expires_at, now)
             return self.delete(digest) if gone else None
 
-    def drop_holder(self, document: str, digest: str) -> bool:
-        """Remove a text from a document; return whether it was deleted, as it had no other."""
+    def drop_holder(self, document: str, digest: str, revision: str | None = None) -> bool:
+        """Remove a text from a document, unless it is of the given revision.
+
+        Return whether it was deleted, as it had no other document.
+        """
         holder = digest_of_text(document)
         with self._lock:
+            known_as = self._backend.get(holds_key(holder, digest)) or b""
+            if revision is not None and bytes(known_as) == to_bytes(revision):
+                return False
             self._backend.delete(held_key(digest, holder))
             free = not any(self._backend.scan(held_key(digest, "")))
             removed = free and self.delete(digest) > 0
@@ -198,6 +206,13 @@ class Catalog:
             with suppress(ValueError):  # damaged
                 found.append(to_text(value or b""))
         return [document for document in found if document]
+
+    def _held_by(self, digest: str) -> dict[str, str]:
+        """Return a text's documents and the revisions that it was cut from."""
+        documents = self.documents_of(digest)
+        keys = [holds_key(digest_of_text(document), digest) for document in documents]
+        values = self._backend.get_many(keys)
+        return {name: to_text(value or b"") for name, value in zip(documents, values, strict=True)}
 
     def digests(self) -> set[str]:
         """Return the digests of all texts that have a row or a document."""

@@ -7,7 +7,7 @@
                                the digest of one that went; empty if that is over
 ``cleared``                    the highest number of a change that was removed
 ``held/<text>/<document>``     the name of a document that holds the text
-``document/<document>/<text>`` empty: the same, from the document's side
+``document/<document>/<text>`` the same, from the document's side: its revision, or empty
 ``kv/<text>/<fingerprint>-v2`` an entry, see :mod:`ragkv.store.entry.format`
 ``version/<version>``          the same of a contextual version, ``<text>/<fingerprint>-v2``
 ``behind/<other>/<version>``   empty: that version was computed behind this text

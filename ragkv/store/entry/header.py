@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 
 from ragkv.errors import MissingDependencyError, StoreError
-from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.fingerprint import Fingerprint, hash_threads
 from ragkv.store.entry.codecs import codec_of
 
 FORMAT_VERSION = 2
@@ -234,7 +234,7 @@ def _header(head: bytes) -> Header:
 
 def threads_for(nbytes: int) -> int:
     """Return blake3's ``max_threads`` for so many bytes."""
-    return blake3.AUTO if nbytes >= _MANY_BYTES else 1
+    return hash_threads() if nbytes >= _MANY_BYTES else 1
 
 
 def checksum_of(data: bytes | memoryview) -> str:

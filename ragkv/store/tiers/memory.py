@@ -43,7 +43,7 @@ class _Chunk:
     change: int
     expires_at: float | None
     fingerprints: set[Fingerprint] = field(default_factory=set)
-    documents: set[str] = field(default_factory=set)
+    documents: dict[str, str] = field(default_factory=dict)  # with their revisions
 
 
 class MemoryStore(Store):
@@ -218,14 +218,14 @@ class MemoryStore(Store):
         with self._lock:
             self._remove((text, fingerprint))
 
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+    def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Remove the document from its other chunks; delete those without a document."""
         wanted = set(texts)
         with self._lock:
-            held = [t for t, c in self._chunks.items() if document in c.documents]
-            gone = [text for text in held if text not in wanted]
+            held = {t: c.documents.get(document) for t, c in self._chunks.items()}
+            gone = [t for t in held if held[t] not in (None, revision) and t not in wanted]
             for text in gone:
-                self._chunks[text].documents.discard(document)
+                del self._chunks[text].documents[document]
             return sum(self._delete(t) > 0 for t in gone if not self._chunks[t].documents)
 
     def entries(self) -> Iterator[EntryInfo]:
@@ -342,7 +342,7 @@ def size_of(entry: ChunkKV) -> int:
 def _apply(chunk: _Chunk, terms: Terms) -> None:
     chunk.expires_at = later(chunk.expires_at, terms.expires_at)
     if terms.document is not None:
-        chunk.documents.add(terms.document)
+        chunk.documents[terms.document] = terms.revision
 
 
 def _pinned(entry: ChunkKV) -> ChunkKV | None:

@@ -160,10 +160,10 @@ class TieredStore(StoreOver):
         finally:
             self._forget([text])
 
-    def keep_only(self, document: str, texts: Iterable[str]) -> int:
+    def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Let the store below decide; the tiers drop what it deleted."""
         try:
-            return super().keep_only(document, texts)
+            return super().keep_only(document, texts, revision)
         finally:
             with suppress(StoreError):  # retried with the next prompt
                 self.changes(self._seen)

@@ -278,3 +278,18 @@ def test_documents_are_encoded_behind_the_most_similar_ones(make_engine):
 def test_neighbours_and_embeddings_go_together(given):
     with pytest.raises(ConfigError, match="embeddings="):
         RagKVTransformer(kv=engine(), **given)
+
+
+def test_ingestion_says_its_size_in_one_line_where_there_is_no_terminal(make_engine, capsys):
+    documents = [Document(page_content=text) for text in some_chunks(4)]
+    llm = ChatRagKV(kv=make_engine())
+    llm.precompute(documents[:2])
+    RagKVTransformer(llm=llm).transform_documents(documents[2:3])
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" tokens")[0].rsplit(" of", 1)[0] for line in said] == [
+        "ragkv: encoding 2 chunks",
+        "ragkv: encoding 1 chunks",
+    ]
+    llm.precompute(documents[3:], show_progress=False)
+    llm.precompute(documents)
+    assert not capsys.readouterr().err

@@ -286,7 +286,36 @@ def test_a_text_without_a_row_leaves_the_log() -> None:
     assert ChunkStore(backend).changes(0)[1] == ["b"]
 
 
+def test_parts_of_one_revision_stay_and_those_of_another_go(store: Store) -> None:
+    one, two = Terms("book", revision="one"), Terms("book", revision="two")
+    for text in ("a", "b", "c"):
+        store.put(make_entry(text), FINGERPRINT, one)
+    assert store.keep_only("book", ["c"], "one") == 0  # another call gave a and b
+    store.put(make_entry("d"), FINGERPRINT, two)
+    assert store.retain("b", FINGERPRINT, two)
+    store.retain("c", FINGERPRINT, Terms("other"))
+    assert store.keep_only("book", ["d"], "two") == 1
+    assert [found(store, text) for text in "abcd"] == [False, True, True, True]
+    assert store.documents("c") == ["other"]
+    assert store.keep_only("book", ["d"]) == 1  # the whole document
+    assert store.forget_document("book") == 1
+    assert store.forget_document("other") == 1
+
+
 # ---- by the engine
+
+
+def test_an_engine_s_calls_for_one_revision_add_up(make_engine: Callable[..., RagKV]) -> None:
+    chunks = some_chunks(5)
+    kv = make_engine()
+    for part in (chunks[:2], chunks[2:4]):
+        assert kv.precompute(part, document="book", revision="1").removed == 0
+    assert kv.precompute(chunks[:1], document="book", revision="2").removed == 3
+    assert kv.precompute(chunks[4:], document="book", revision="2").removed == 0
+    assert [kv.contains(text) for text in chunks] == [True, False, False, False, True]
+    for wrong in ({"revision": "1"}, {"document": "book", "revision": 1}):
+        with pytest.raises(ConfigError, match="revision is a string"):
+            kv.precompute(chunks, **wrong)
 
 
 def test_precompute_and_forget_documents(make_engine: Callable[..., RagKV], tmp_path: Path) -> None:

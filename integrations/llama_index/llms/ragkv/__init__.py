@@ -7,6 +7,7 @@ from llama_index.llms.ragkv.ingestion import RagKVTransform
 from llama_index.llms.ragkv.prompt_helper import RagKVPromptHelper
 from llama_index.llms.ragkv.retriever import RagKVPostprocessor, RagKVRetriever
 from llama_index.llms.ragkv.staged import RagKVStagedRetriever
+from llama_index.llms.ragkv.vector_store import RagKVVectorStore
 
 __all__ = [
     "RagKVLLM",
@@ -15,4 +16,5 @@ __all__ = [
     "RagKVRetriever",
     "RagKVStagedRetriever",
     "RagKVTransform",
+    "RagKVVectorStore",
 ]

@@ -13,6 +13,7 @@ from llama_index.llms.ragkv.base import RagKVLLM
 from llama_index.llms.ragkv.engine import EngineSource
 from llama_index.llms.ragkv.texts import rendered_texts
 
+from ragkv.engine.documents import precompute_documents
 from ragkv.errors import ConfigError
 from ragkv.retrieve.neighbours import nearest
 
@@ -35,11 +36,14 @@ class RagKVTransform(TransformComponent):
     llm
         The LLM that will answer. Worker processes take its model's specification.
     show_progress
-        Show a progress bar.
+        True shows a bar and what the chunks take, False nothing; None shows the bar in a
+        terminal, and one line elsewhere.
     by_document
-        Store each node's chunk under its source document (``ref_doc_id``). All nodes of a
-        document then have to come in one run, as with a pipeline's docstore: the document's
-        former chunks are deleted, and ``llm.kv.forget_document(ref_doc_id)`` deletes them all.
+        Store each node's chunk under its source document (``ref_doc_id``). Chunks of the document
+        as it was before, by the hash that its nodes have of it, are deleted; so its nodes may come
+        in several calls, as in worker processes. Where nodes have no such hash, those of one call
+        are the whole document, and worker processes delete nothing.
+        ``llm.kv.forget_document(ref_doc_id)`` deletes a document's chunks.
     expires_in
         Seconds until the chunks expire; None is for ever.
     metadata_mode
@@ -56,7 +60,7 @@ class RagKVTransform(TransformComponent):
         needs ``reuse=ReuseConfig(contextual_versions=True)``, and is not a served one.
     """
 
-    show_progress: bool = False
+    show_progress: bool | None = None
     by_document: bool = False
     expires_in: float | None = None
     metadata_mode: MetadataMode = MetadataMode.LLM
@@ -65,12 +69,13 @@ class RagKVTransform(TransformComponent):
 
     _source: EngineSource = PrivateAttr()
     _overrides: dict[str, Any] = PrivateAttr()
+    _is_copy: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
         llm: RagKVLLM,
         *,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
         by_document: bool = False,
         expires_in: float | None = None,
         metadata_mode: MetadataMode = MetadataMode.LLM,
@@ -113,22 +118,33 @@ class RagKVTransform(TransformComponent):
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Encode the chunks that are not stored yet; return the nodes unchanged."""
         del kwargs
-        documents: dict[str | None, list[BaseNode]] = {}
+        documents: dict[tuple[str, str | None] | None, list[str]] = {}
         for node in nodes:
-            document = node.ref_doc_id if self.by_document else None
-            documents.setdefault(document, []).append(node)
-        for document, members in documents.items():
-            self._source.get().precompute(
-                rendered_texts(members, self.metadata_mode, self.metadata_key),
-                document=document,
-                expires_in=self.expires_in,
-                show_progress=self.show_progress,
-                **self._overrides,
-            )
+            texts = documents.setdefault(self._document_of(node), [])
+            texts += rendered_texts([node], self.metadata_mode, self.metadata_key)
+        engine = self._source.get()
+        settings: dict[str, Any] = {"expires_in": self.expires_in, **self._overrides}
+        settings["show_progress"] = self.show_progress
+        if loose := documents.pop(None, []):
+            engine.precompute(loose, **settings)
+        if documents:
+            named = {key: texts for key, texts in documents.items() if key}
+            precompute_documents(engine.precompute, named, **settings)
         if self.neighbours:
             behind = nearest(*self._embedded(nodes), self.neighbours)
             self._source.get().precompute((), neighbours=behind, **self._overrides)
         return nodes
+
+    def forget_document(self, document: str) -> None:
+        """Delete a document's chunks that no other document has."""
+        self._source.get().forget_document(document)
+
+    def _document_of(self, node: BaseNode) -> tuple[str, str | None] | None:
+        """Return a node's document and the revision that it was cut from."""
+        source = node.source_node if self.by_document else None
+        if source is None:
+            return None
+        return source.node_id, source.hash or ("" if self._is_copy else None)
 
     def _embedded(self, nodes: Sequence[BaseNode]) -> tuple[list[str], list[list[float]]]:
         """Return the chunks of a run, and their nodes' embeddings."""
@@ -153,3 +169,4 @@ class RagKVTransform(TransformComponent):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         BaseModel.__setstate__(self, state)
+        self._is_copy = True  # in a worker process, which may see a part of a document

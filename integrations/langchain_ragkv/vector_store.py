@@ -1,0 +1,111 @@
+"""RagKVVectorStore: a vector store whose chunk caches come and go with its documents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+
+from langchain_ragkv.engine import ChunkReuse, engine_of
+from langchain_ragkv.texts import chunk_texts
+from ragkv import RagKV
+from ragkv.engine.documents import Documents, precompute_documents
+from ragkv.serve.client import RemoteRagKV
+
+_log = logging.getLogger(__name__)
+
+
+class RagKVVectorStore(VectorStore):
+    """Writes to a vector store; computes the caches of what is added, deletes those of the rest.
+
+    Give it to ``langchain_core.indexing.index`` in the vector store's place, with any ``cleanup``.
+    Each id is a document of ragkv's store, so a text that stands under several ids stays until
+    the last of them is deleted. Searches go to the vector store itself.
+
+    Parameters
+    ----------
+    vector_store
+        Any vector store that deletes by id.
+    llm, kv, document_prompt, show_progress
+        As for :class:`RagKVTransformer`.
+    """
+
+    def __init__(
+        self,
+        vector_store: VectorStore,
+        *,
+        llm: ChunkReuse | Runnable[Any, Any] | None = None,
+        kv: RagKV | RemoteRagKV | None = None,
+        document_prompt: BasePromptTemplate[str] | None = None,
+        show_progress: bool | None = None,
+    ) -> None:
+        self.vector_store = vector_store
+        self._engine, self._bound = engine_of(llm, kv)
+        self._document_prompt = document_prompt
+        self._show_progress = show_progress
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """The vector store's."""
+        return self.vector_store.embeddings
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        """Add documents and precompute their chunks; return their ids."""
+        ids = self.vector_store.add_documents(documents, **kwargs)
+        self._precompute(documents, ids)
+        return ids
+
+    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        """Do the same; the event loop goes on."""
+        ids = await self.vector_store.aadd_documents(documents, **kwargs)
+        await run_in_executor(None, self._precompute, documents, ids)
+        return ids
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
+        """Delete documents, and the chunks that stand under no other id."""
+        deleted = self.vector_store.delete(ids, **kwargs)
+        self._forget(ids, deleted=deleted)
+        return deleted
+
+    async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
+        """Do the same; the event loop goes on."""
+        deleted = await self.vector_store.adelete(ids, **kwargs)
+        await run_in_executor(None, lambda: self._forget(ids, deleted=deleted))
+        return deleted
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Return the vector store's documents."""
+        return self.vector_store.get_by_ids(ids)
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """Search the vector store."""
+        return self.vector_store.similarity_search(query, k, **kwargs)
+
+    def as_retriever(self, **kwargs: Any) -> VectorStoreRetriever:
+        """Return the vector store's own retriever."""
+        return self.vector_store.as_retriever(**kwargs)
+
+    @classmethod
+    def from_texts(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: this class wraps a vector store that exists."""
+        raise NotImplementedError("make the vector store first, then RagKVVectorStore(it, llm=llm)")
+
+    def _precompute(self, documents: Sequence[Document], ids: Sequence[str]) -> None:
+        texts = chunk_texts(documents, self._document_prompt)
+        named: Documents = {(str(key), None): [text] for key, text in zip(ids, texts, strict=True)}
+        progress = self._show_progress
+        precompute_documents(self._engine.precompute, named, show_progress=progress, **self._bound)
+
+    def _forget(self, ids: Sequence[str] | None, *, deleted: bool | None) -> None:
+        if ids is None:
+            _log.warning("the vector store was emptied: chunk caches stay where no ids are given")
+        kv = self._engine.kv if isinstance(self._engine, ChunkReuse) else self._engine
+        for id_ in ids or () if deleted is not False else ():
+            kv.forget_document(str(id_))
