@@ -184,13 +184,15 @@ class Teller:
         if not missed:
             return ()
         all_named = {text for text, _ in missed} <= set(named)
-        of = f"Of {len(named)} chunks that were named, " if all_named else ""
+        count = f"{len(named)} " if len(named) > 1 else ""
+        of = f"Of the {count}chunks that were named, " if all_named else ""
         misses = [miss for _, miss in missed]
         with self._lock:
             new = {miss.reason for miss in misses} - self._said
             self._said |= new
         loud = any(level_of(reason) != "info" for reason in new)
-        all_of = f"{of}{len(misses)} were not reused, or not whole. " if of else ""
+        verb = "was" if len(misses) == 1 else "were"
+        all_of = f"{of}{len(misses)} {verb} not reused, or not whole. " if of else ""
         level = logging.WARNING if loud else logging.INFO
         _log.log(level, "%s%s", all_of, " ".join(sentences(misses)))
         return tuple(sentences((miss for miss in misses if level_of(miss.reason) == "warning"), of))
