@@ -27,7 +27,7 @@ from transformers import Pipeline
 from langchain_ragkv.call import Call
 from langchain_ragkv.engine import ChunkReuse
 from langchain_ragkv.generation import PipelineSettings, read_settings
-from langchain_ragkv.keywords import read_keywords
+from langchain_ragkv.keywords import Keywords, read_keywords
 from langchain_ragkv.load import model_fields
 from langchain_ragkv.pieces import apieces, pieces
 from langchain_ragkv.structured import check_is_object, following, json_schema_of
@@ -195,6 +195,11 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
                 setattr(self, name, value)
         return self
 
+    def bind(self, **kwargs: Any) -> Any:
+        """Give keywords to every call; one that is wrong is refused now."""
+        self._read(kwargs)
+        return super().bind(**kwargs)
+
     def bind_tools(
         self,
         tools: Sequence[Any],
@@ -219,7 +224,10 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             the form of answers, and all settings.
         """
         found = definitions(tools, strict=strict)
-        return self.bind(tools=found, tool_choice=tool_choice, **kwargs)
+        bound: Runnable[LanguageModelInput, AIMessage] = self.bind(
+            tools=found, tool_choice=tool_choice, **kwargs
+        )
+        return bound
 
     def with_structured_output(
         self,
@@ -322,14 +330,17 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             yield chunk
         yield call.last_chunk(stream.completion)
 
+    def _read(self, given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
+        usual = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
+        return read_keywords({**usual, **given})
+
     def _call(
         self,
         stop: list[str] | None,
         given: dict[str, Any],
     ) -> Call:
         """One call's settings: the fields, with the call's own on top."""
-        usual = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
-        keywords, given = read_keywords({**usual, **given})
+        keywords, given = self._read(given)
         timeout = given.pop("timeout", self.timeout)
         engine = ("seed", "prompt_lookup_num_tokens")
         names = ("temperature", "max_tokens", "top_p", "top_k", *engine)

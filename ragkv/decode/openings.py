@@ -39,4 +39,8 @@ class Openings:
         if not self.possible:
             return []
         rests = [text[len(self._begun) :] for text in self._texts if text.startswith(self._begun)]
-        return [self._tokenizer(rest, add_special_tokens=False)["input_ids"][0] for rest in rests]
+        begin = [self._tokenizer(rest, add_special_tokens=False)["input_ids"][0] for rest in rests]
+        for text, token in self._tokenizer.get_added_vocab().items():  # may go beyond them
+            if any(text.startswith(rest) or rest.startswith(text) for rest in rests):
+                begin.append(token)
+        return begin

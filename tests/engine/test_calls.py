@@ -60,11 +60,14 @@ def make_kv():
     """Return ``make(format)``: an engine whose chat template writes calls so."""
     engines = []
 
-    def make(name: str = "hermes", special: tuple[str, ...] = ()) -> RagKV:
+    def make(
+        name: str = "hermes", special: tuple[str, ...] = (), added: tuple[str, ...] = ()
+    ) -> RagKV:
         tokenizer, model = copy.deepcopy(tiny_tokenizer()), tiny_model()
         tokenizer.chat_template = f"{CHAT_TEMPLATE}{{# tools {MARKS[name]} #}}"
-        if special:
+        if special or added:
             tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+            tokenizer.add_tokens(list(added))
             model.resize_token_embeddings(len(tokenizer))
         engines.append(RagKV(model, tokenizer, store=":memory:"))
         return engines[-1]
@@ -298,3 +301,11 @@ def test_marks_that_are_special_tokens(make_kv, make_say, name, special, said):
     make_say(kv, "It is upstairs.")
     answer = kv.generate(Chat(ASKED, [SEARCH]), json_schema=PLACE, max_new_tokens=60)
     assert json.loads(answer.text).keys() == {"name", "floor"}
+
+
+def test_one_token_may_go_beyond_the_mark(make_kv, make_say):
+    kv = make_kv(added=(HERMES,))
+    make_say(kv, HERMES)
+    answer = kv.generate(Chat(ASKED, [SEARCH]), json_schema=PLACE)
+    assert [call.name for call in answer.tool_calls] == ["search"]
+    assert len(answer.token_ids) == 2

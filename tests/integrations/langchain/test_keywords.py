@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypedDict
 
 import pytest
@@ -270,6 +271,9 @@ def test_log_probabilities(chat, streaming):
             assert each["logprob"] < 0
     (first, *_) = llm.invoke("x", logprobs=True).response_metadata["logprobs"]["content"]
     assert first["top_logprobs"] == []
+    usual = ChatRagKV(kv=llm.kv, max_tokens=2, logprobs=True)
+    (first, _) = usual.bind(top_logprobs=1).invoke("x").response_metadata["logprobs"]["content"]
+    assert len(first["top_logprobs"]) == 1
     with pytest.raises(ConfigError, match="logprobs=True"):
         llm.invoke("x", top_logprobs=2)
 
@@ -300,9 +304,9 @@ def test_none_is_not_given(chat):
 )
 def test_unknown_keywords_are_refused_with_the_nearest(make_engine, name, near):
     llm = ChatRagKV(kv=make_engine())
-    for bound in (llm.bind(**{name: 1}), llm.bind_tools([add], **{name: 1})):
+    for ask in (llm.bind, partial(llm.bind_tools, [add]), partial(llm.invoke, "x")):
         with pytest.raises(ConfigError, match=rf"keyword {name}: .*did you mean {near}\?"):
-            bound.invoke("x")
+            ask(**{name: 1})
 
 
 @pytest.mark.parametrize(
