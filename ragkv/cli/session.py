@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,16 @@ if TYPE_CHECKING:
     from ragkv import RagKV, ReuseConfig, StoreConfig
     from ragkv.config import BatchConfig
 
-Question = Annotated[str, typer.Argument(help="What to answer.", show_default=False)]
+
+def _readable(text: str) -> str:
+    """Return what was typed, where the locale does not say how the terminal encodes it."""
+    return os.fsencode(text).decode("utf-8", "replace") if _LONE.search(text) else text
+
+
+_LONE = re.compile("[\ud800-\udfff]")
+Question = Annotated[
+    str, typer.Argument(help="What to answer.", show_default=False, callback=_readable)
+]
 From = Annotated[
     list[Path],
     typer.Option(

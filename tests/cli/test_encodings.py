@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -57,6 +58,18 @@ def test_every_command_ends(encoding, model, run, tmp_path):
         code, out, err = run(encoding, *command)
         assert code == 0, (command, out, err)
     assert page.exists()
+
+
+@pytest.mark.parametrize("typed", ["W\u00f6 \u6587?", "W?"])
+def test_a_question_is_read_in_the_c_locale(typed, model, run, tmp_path):
+    """Python reads the bytes of an argument as ASCII there, and keeps the others as surrogates."""
+    text = tmp_path / "a.txt"
+    text.write_text("A plain text. " * 30, "utf-8")
+    argument = typed.encode().decode("ascii", "surrogateescape")
+    given = ("--path", text, "--model", model, "--store", tmp_path / "s", "--max-new-tokens", 1)
+    code, out, err = run("ascii", "ask", argument, *given, "--json")
+    assert code == 0, err
+    assert json.loads(out)["question"] == typed
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
