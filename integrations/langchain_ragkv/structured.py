@@ -66,6 +66,14 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return convert_to_json_schema(schema)
 
 
+def _traced(schema: Any) -> dict[str, Any]:
+    """Return a schema as LangChain's traces have it, where LangChain can write it."""
+    try:
+        return ANY_OBJECT if schema is None else convert_to_json_schema(schema)
+    except (ValueError, TypeError, RecursionError):
+        return json_schema_of(schema)
+
+
 def _with_typed_dicts(hint: Any) -> Any:
     """Return a type with typing_extensions' TypedDicts: pydantic wants them before Python 3.12."""
     if is_typeddict(hint):
@@ -126,10 +134,9 @@ def following(
     if method == "json_mode":
         check_is_object(wanted, method)
         wanted = ANY_OBJECT
-    traced = convert_to_json_schema(schema) if isinstance(schema, type) else wanted
     llm = bind(
         json_schema={**wanted, "strict": True} if strict else wanted,
-        ls_structured_output_format={"kwargs": {"method": method}, "schema": traced},
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": _traced(schema)},
     )
     parser: Any = WholeJson()
     if isinstance(schema, type) and is_basemodel_subclass(schema):

@@ -25,6 +25,8 @@ _REFUSALS: Mapping[str, frozenset[str]] = {
     "min/maxProperties only": frozenset({"minProperties", "maxProperties"}),
     "patternProperty regexes": frozenset({"patternProperties", "additionalProperties"}),
     "multipleOf": frozenset({"multipleOf"}),
+    "circular references": frozenset({"allOf"}),
+    "stack level": frozenset({"allOf"}),
     "range": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "regex": frozenset({"pattern", "format"}),
 }

@@ -57,6 +57,20 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         [{"b": "x"}],
     ),
     "$dynamicRef '#q'": ({"type": "array", "items": {"$dynamicRef": "#q"}}, [[1]], [1]),
+    "allOf": (  # a property that a recursive class inherits and narrows
+        {
+            "$ref": "#/$defs/Node",
+            "$defs": {
+                "Base": {"properties": {"kids": {"items": {"$ref": "#/$defs/Base"}}, "n": N}},
+                "Node": {
+                    "allOf": [{"$ref": "#/$defs/Base"}],
+                    "properties": {"kids": {"items": {"$ref": "#/$defs/Node"}}, "m": N},
+                },
+            },
+        },
+        [{"kids": [{"n": 2, "m": 1}], "n": 1}],
+        [{"kids": [{"m": "a"}]}, {"z": 1}],
+    ),
     "dependentRequired": (
         {"type": "object", "dependentRequired": {f"p{n}": ["q"] for n in range(7)}},
         [{"q": 1}],

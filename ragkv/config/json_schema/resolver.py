@@ -147,6 +147,8 @@ class Resolver:
         parts = self.parts.of(given)
         if discriminator is not None:
             parts.append({"required": [discriminator]})
+        if "allOf" in self.without:
+            parts = self._overridden(parts, given, place)
         around = self._around(given, parts, place, around)
         unions = [union for part in parts for union in self._unions(part, place)]
         out = [each for part in parts for each in self._part(part, place)]
@@ -171,6 +173,22 @@ class Resolver:
                 out.append(self._union(union, place, OPEN if outside == ALONE else outside))
         out = [each for each in out if each]
         return out[0] if len(out) == 1 else {"allOf": out} if out else {}
+
+    def _overridden(self, parts: list[Schema], given: Any, place: str) -> list[Schema]:
+        """Return parts that name each property once: the most derived says what it is."""
+        own = given.get("properties") if isinstance(given, Mapping) else None
+        last: dict[str, Any] = {}
+        for part in parts:
+            last |= part.get("properties") or {}
+        last |= own or {}
+        out = []
+        for part in parts:
+            named = part.get("properties") or {}
+            kept = {name: each for name, each in named.items() if last.get(name) is each}
+            for name in named.keys() - kept.keys():
+                self.ignore(f"{place}.{name}", "allOf")
+            out.append({**part, "properties": kept} if kept != named else part)
+        return out
 
     def _around(self, given: Any, parts: list[Schema], place: str, around: Around | None) -> Around:
         """Return what is said of the object's properties, all of its unions aside."""
