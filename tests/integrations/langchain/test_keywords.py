@@ -80,7 +80,6 @@ def answered(bound, streaming) -> AIMessage:
     ("given", "count"),
     [
         ({}, 2),
-        ({"parallel_tool_calls": None}, 2),
         ({"parallel_tool_calls": True}, 2),
         ({"parallel_tool_calls": False}, 1),
     ],
@@ -91,7 +90,7 @@ def test_one_call_at_most(chat, make_say, given, count, streaming):
     answer = answered(llm.bind_tools([add], **given), streaming)
     assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 2}] * count
     assert answer.content == "Look:"
-    assert answered(llm.bind(tools=[add], **given), streaming).tool_calls[count - 1 :]
+    assert len(llm.bind(tools=[add], **given).invoke("x").tool_calls) == count
 
 
 async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
@@ -102,8 +101,10 @@ async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
     assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(("tokens", "names"), [(1, []), (8, []), (29, ["add"])])
+@pytest.mark.parametrize(
+    ("tokens", "names", "streaming"),
+    [(1, [], True), (8, [], False), (29, ["add"], False), (29, ["add"], True)],
+)
 def test_a_forced_call_that_is_cut_off(chat, make_say, tokens, names, streaming):
     """Where nothing of the arguments is there it is none."""
     llm, kv = chat
@@ -193,10 +194,10 @@ def test_strict_is_said_to_the_decoder_alone(make_engine, monkeypatch):
 def test_a_response_format(chat, form, streaming):
     """The object of a class stands where ChatOpenAI puts it."""
     llm, _ = chat
-    for bound in (llm.bind(response_format=form), llm.bind_tools([], response_format=form)):
-        answer = answered(bound, streaming)
-        person = Person.model_validate_json(answer.content)
-        assert answer.additional_kwargs == ({"parsed": person} if form is Person else {})
+    bind = partial(llm.bind_tools, []) if streaming else llm.bind
+    answer = answered(bind(response_format=form), streaming)
+    person = Person.model_validate_json(answer.content)
+    assert answer.additional_kwargs == ({"parsed": person} if form is Person else {})
 
 
 def test_other_response_formats(chat):
