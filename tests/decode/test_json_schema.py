@@ -207,7 +207,7 @@ def test_closed_schemas_have_no_other_properties():
 def test_without_the_extra(monkeypatch):
     absent = lambda name: None if name == "llguidance" else find_spec(name)  # noqa: E731
     monkeypatch.setattr(schema_module, "find_spec", absent)
-    with pytest.raises(MissingDependencyError, match=r"ragkv\[structured\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '.*\[structured\]'"):
         DecodeConfig(json_schema=PERSON)
 
 

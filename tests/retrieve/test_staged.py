@@ -83,5 +83,5 @@ def test_counts_below_one(wrong: dict[str, int]) -> None:
 
 def test_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(MissingDependencyError, match=r"ragkv\[retrieval\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '.*\[retrieval\]'"):
         StagedSearch(None, [], embed)

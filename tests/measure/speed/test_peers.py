@@ -174,7 +174,7 @@ def test_llama_cpp_without_its_file(tmp_path):
 
 def test_llama_cpp_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'ragkv\[peers\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '.*\[peers\]'"):
         LlamaCpp(tmp_path / "model.gguf", max_tokens=1, threads=1)
 
 

@@ -419,7 +419,7 @@ def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path, m
     with pytest.raises(ConfigError, match="cannot be written"):
         save_chart(chart(some_benchmark()), tmp_path / "p.docx")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependencyError, match=r"ragkv\[bench\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '.*\[bench\]'"):
         chart(some_benchmark())
 
 
