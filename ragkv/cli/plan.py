@@ -1,38 +1,54 @@
-"""``ragkv plan``: what a corpus takes, and whether loading it is going to pay."""
+"""``ragkv plan``: what a corpus takes, and above which bandwidth loading it pays.
+
+From the model's configuration alone. Loading wins where ``bytes / bandwidth < prefill``.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from ragkv.cli.console import err, out, say_json
+from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, ModelName
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
 
-    from ragkv.measure.capacity.plan import CapacityPlan
-    from ragkv.store.tiers.costs import CostTable
+_TOKENS_ENCODED = 512
+_IDS_AND_OFFSETS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlan:
+    """What one codec means for a corpus.
+
+    ``load_s`` is for one chunk. ``break_even_gbps`` is the bandwidth (GB/s) above which
+    loading a chunk is faster than computing it.
+    """
+
+    codec: str
+    bytes_per_token: float
+    total_bytes: float
+    load_s: float
+    break_even_gbps: float
+    loading_wins: bool
 
 
 def plan_command(
+    prefill_tps: Annotated[
+        float, typer.Option(help="Tokens a second that the model computes: `ragkv bench ttft`.")
+    ],
     model: ModelName = None,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 400,
     disk_gbps: Annotated[
         float, typer.Option(help="What the store delivers, in 1e9 bytes a second.")
     ] = 2.0,
-    prefill_tps: Annotated[
-        float | None,
-        typer.Option(
-            help="Tokens a second that the model computes.",
-            show_default="measured: the model is loaded for it",
-        ),
-    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="The model's dtype.", show_default="its configuration's"),
@@ -41,49 +57,89 @@ def plan_command(
 ) -> None:
     """Print a corpus's size by codec, its ingestion time, and where loading breaks even."""
     for name, value in (("--disk-gbps", disk_gbps), ("--prefill-tps", prefill_tps)):
-        if value is not None and not 0 < value < math.inf:
+        if not 0 < value < math.inf:
             raise ConfigError(f"{name} must be a number above 0, not {value:g}")
-    from ragkv.measure.capacity.plan import plan, shape_of
+    from ragkv.model.default_model import DEFAULT_MODEL
     from ragkv.model.load import dtype_of
-    from ragkv.store.tiers.costs import CostTable
 
-    shape = shape_of(model, dtype_of(dtype))
-    if prefill_tps is None:
-        err.print("Measuring prefills; --prefill-tps N does without.", highlight=False)
-        costs = _measured(model, shape.dtype)
-    else:
-        costs = CostTable.at_rate(prefill_tps)
-    found = plan(shape, chunks=chunks, tokens=tokens, disk_gbps=disk_gbps, costs=costs)
+    name = model or DEFAULT_MODEL
+    layers, kv_heads, head_dim, found = _shape_of(name)
+    runs_in = dtype_of(dtype) or found
+    compute = tokens / prefill_tps
+    rows = []
+    for codec in ("raw", "int8", "int4"):
+        per_token = layers * _layer_bytes(codec, kv_heads, head_dim, runs_in) + _IDS_AND_OFFSETS
+        nbytes = per_token * tokens
+        load = nbytes / (disk_gbps * 1e9)
+        even = nbytes / compute / 1e9
+        rows.append(CodecPlan(codec, per_token, nbytes * chunks, load, even, load < compute))
+    corpus = {
+        "model": name,
+        "dtype": str(runs_in).removeprefix("torch."),
+        "chunks": chunks,
+        "tokens": tokens,
+        "disk_gbps": disk_gbps,
+        "compute_s": compute,
+        "ingestion_s": chunks * compute,
+    }
     if as_json:
-        say_json({**found.to_dict(), "costs": costs.to_dict()})
-    else:
-        _show(found)
-
-
-def _measured(model: str | None, dtype: torch.dtype) -> CostTable:
-    from ragkv.model.load import load_model
-    from ragkv.store.tiers.costs import measure_costs
-
-    return measure_costs(load_model(model, None, dtype=dtype, on_unsupported="full"))
-
-
-def _show(found: CapacityPlan) -> None:
+        say_json({**corpus, "codecs": [asdict(row) for row in rows]})
+        return
     table = Table("codec", "bytes/token", "store GB", "load ms", "compute ms", "loading wins above")
-    for row in found.codecs:
+    for row in rows:
         table.add_row(
             row.codec,
             f"{row.bytes_per_token:,.0f}",
             f"{row.total_bytes / 1e9:,.2f}",
             f"{row.load_s * 1e3:,.1f}",
-            f"{found.compute_s * 1e3:,.1f}",
+            f"{compute * 1e3:,.1f}",
             f"{row.break_even_gbps:,.2f} GB/s",
             style=None if row.loading_wins else "dim",
         )
     out.print(table)
     out.print(
-        f"{found.model} in {found.dtype}: {found.chunks:,} chunks of {found.tokens} tokens are "
-        f"ingested in {found.ingestion_s / 60:,.1f} minutes. Load and compute are for one chunk, "
-        f"at {found.disk_gbps:g} GB/s.",
+        f"{name} in {corpus['dtype']}: {chunks:,} chunks of {tokens} tokens are ingested in "
+        f"{chunks * compute / 60:,.1f} minutes. Load and compute are for one chunk, at "
+        f"{disk_gbps:g} GB/s.",
         highlight=False,
         markup=False,
     )
+
+
+def _shape_of(model: str) -> tuple[int, int, int, torch.dtype]:
+    """Return layers, KV heads, head size and dtype of a model, without loading its weights."""
+    import torch
+    from transformers import AutoConfig
+
+    from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
+
+    place = str(default_model_folder() if model == DEFAULT_MODEL else model)
+    try:
+        config = AutoConfig.from_pretrained(place).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"no configuration of {place!r}: {error}. Give a hub name, or a folder with a "
+            "config.json"
+        ) from error
+    try:
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        layers = config.num_hidden_layers
+    except AttributeError as error:
+        raise UnsupportedModelError(
+            f"the configuration of {place!r} does not determine the shape of its caches: {error}"
+        ) from error
+    return layers, kv_heads, head_dim, config.dtype or torch.float32
+
+
+def _layer_bytes(codec: str, kv_heads: int, head_dim: int, dtype: torch.dtype) -> float:
+    """Return the bytes of a token in one layer of an entry, found by encoding some."""
+    import torch
+
+    from ragkv.store.entry.codecs import codec_of
+
+    size = (2, kv_heads, _TOKENS_ENCODED, head_dim)
+    keys, values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    parts = codec_of(codec).encode(keys, values)
+    return sum(len(memoryview(part).cast("B")) for part in parts) / _TOKENS_ENCODED

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from ragkv.cli.console import err, out, say_json
 from ragkv.cli.options import AsJson, Encrypted, Namespace, StorePath
-from ragkv.cli.simulate import simulate_command
 
 if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 store_app = typer.Typer(
     no_args_is_help=True, help="Inspect a store, verify it, collect garbage, carry it elsewhere."
 )
-store_app.command("simulate")(simulate_command)
 
 
 @store_app.command()

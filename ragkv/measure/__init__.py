@@ -1,1 +1,1 @@
-"""Measure data, quality, speed, capacity and tuning; only the commands import it."""
+"""Measure data, quality, speed and tuning; only the commands import it."""

@@ -7,16 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 import torch
+from store_entries import FINGERPRINT, make_entry
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.errors import ConfigError
 from ragkv.model.load import load_model
+from ragkv.store import MemoryStore
 from ragkv.store.tiers import costs, policies
 from ragkv.store.tiers.admission import Admission, CountSketch
 from ragkv.store.tiers.costs import CostTable, measure_costs
+from ragkv.store.tiers.memory import size_of
 from ragkv.store.tiers.policies import make_policy, pgdsf, policy_names
 
 NAMES = ("lru", "pgdsf")
@@ -147,6 +151,19 @@ def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
     assert sketch.estimate(1) == 255
     sketch.halve()
     assert sketch.estimate(1) == 127
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_wanted_once_do_not_flush_hot_ones(name: str) -> None:
+    hot, scan = [make_entry(f"hot {n}") for n in range(10)], [make_entry(str(n)) for n in range(99)]
+    for trace in (hot * 6 + scan + hot, [*chain(*zip(hot * 9, scan, strict=False)), *hot]):
+        tier = MemoryStore(sum(map(size_of, hot)), policy=name, admission=True)
+        misses = 0
+        for entry in trace:
+            if tier.get(entry.text, FINGERPRINT).entry is None:
+                misses += entry.text.startswith("hot")
+                tier.put(entry, FINGERPRINT)
+        assert 10 <= misses <= 20  # ten of them are the first of their kind
 
 
 def test_admission_forgets() -> None:

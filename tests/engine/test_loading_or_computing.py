@@ -1,8 +1,7 @@
-"""Loading or computing, where bytes come slowly; and what `ragkv plan` says beforehand."""
+"""Loading or computing, where bytes come slowly."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +11,16 @@ import pytest
 import torch
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
-from transformers import MambaConfig
-from typer.testing import CliRunner
 
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import LayeredKV
-from ragkv.cli.main import app
 from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
-from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from ragkv.measure.capacity.plan import plan, shape_of
+from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.select import method_of
 from ragkv.store import Found, MemoryStore, TieredStore
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.tiers.costs import CostTable
 from ragkv.store.tiers.rates import Rate, is_slower, preloading_depth
 
 Make = Callable[..., RagKV]
@@ -187,78 +180,6 @@ def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> No
 def test_load_is_auto_or_always(make_engine: Make) -> None:
     with pytest.raises(ConfigError, match="auto, always"):
         make_engine().prefill("a prompt", load="never")
-
-
-# ---- before anything is loaded: the plan
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a configuration and no weights: 8 layers, 2 KV heads of 64, bfloat16."""
-    config = tiny_model("qwen3").config
-    config.num_hidden_layers, config.head_dim = 8, 64
-    config.layer_types = ["full_attention"] * 8
-    config.dtype = torch.bfloat16
-    config.save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_bytes_are_read_off_the_configuration(folder: Path) -> None:
-    shape = shape_of(folder)
-    assert (shape.layers, shape.kv_heads, shape.head_dim) == (8, 2, 64)
-    assert shape.dtype == torch.bfloat16
-    raw = 2 * 8 * 2 * 64 * 2
-    assert shape.bytes_per_token("raw") == raw + 12
-    assert 0.5 * raw < shape.bytes_per_token("int8") < 0.6 * raw
-    assert 0.25 * raw < shape.bytes_per_token("int4") < 0.35 * raw
-    assert shape_of(folder, torch.float32).bytes_per_token("raw") == 2 * raw + 12
-
-
-def test_where_loading_breaks_even(folder: Path) -> None:
-    shape = shape_of(folder)
-    costs = CostTable.at_rate(1000.0)
-    found = plan(shape, chunks=10, tokens=500, disk_gbps=0.001, costs=costs)
-    assert (found.compute_s, found.ingestion_s) == (0.5, 5.0)
-    for row in found.codecs:
-        assert row.total_bytes == pytest.approx(10 * 500 * row.bytes_per_token)
-        assert row.load_s == pytest.approx(500 * row.bytes_per_token / 1e6)
-        assert row.loading_wins == (row.load_s < 0.5) == (row.break_even_gbps < 0.001)
-        even = plan(shape, chunks=1, tokens=500, disk_gbps=row.break_even_gbps, costs=costs)
-        loads = {codec.codec: codec.load_s for codec in even.codecs}
-        assert loads[row.codec] == pytest.approx(even.compute_s)
-    assert [row.codec for row in found.codecs] == ["raw", "int8", "int4"]
-    assert all(codec_of(row.codec).name == row.codec for row in found.codecs)
-
-
-def test_the_plan_command(folder: Path) -> None:
-    arguments = ["plan", "--model", str(folder), "--prefill-tps", "2000", "--chunks", "100"]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["ingestion_s"] == pytest.approx(100 * 400 / 2000)
-    assert CostTable.from_dict(found["costs"])(0, 2000) == pytest.approx(1.0)
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0
-    assert "loading wins" in result.stdout.replace("\n", " ")
-    for name, wrong in [("--disk-gbps", "0"), ("--disk-gbps", "nan"), ("--prefill-tps", "inf")]:
-        result = CliRunner().invoke(app, ["plan", "--model", str(folder), name, wrong])
-        assert (result.exit_code, name in result.stderr) == (2, True)
-
-
-def test_the_plan_command_measures(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    result = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)["costs"]["new"]) >= 2
-
-
-def test_what_has_no_caches_has_no_plan(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no configuration"):
-        shape_of(tmp_path / "nowhere")
-    MambaConfig().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError):
-        shape_of(tmp_path)
 
 
 @pytest.mark.parametrize("load", [0.1, 1.0, 1.4, 3.0, 50.0])

@@ -1,1 +1,0 @@
-"""What a store takes: plans and simulated traces."""
