@@ -7,7 +7,14 @@ from difflib import get_close_matches
 
 from ragkv.errors import ConfigError
 
-_REMOVED = {"cache_implementation": "answers are decoded over ragkv's own cache: omit it"}
+_CONTINUE = (
+    "keep the prompt's beginning and put new documents after the conversation, and it continues"
+)
+_REMOVED = {
+    "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
+    "remember_turns": _CONTINUE,
+    "turns_expire_in": _CONTINUE,
+}
 """Settings of former versions, and what to do instead."""
 
 

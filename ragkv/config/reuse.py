@@ -117,10 +117,6 @@ class ReuseConfig:
         Whether the decoding steps also recompute the tokens that the answer is about to copy
         (``query`` alone does). Answers come closer to full prefill (KL 0.022 instead of 0.025
         at a ratio of 0.2), and a step takes 1.15 to 1.5 times as long on a CPU.
-    remember_turns
-        Encode a chat's question and answer after it was given: later prompts find them as chunks.
-    turns_expire_in
-        Seconds that a turn is remembered after a prompt has last contained it.
     contextual_versions
         Place versions of chunks where they suit a prompt better than the entry (``query`` and
         ``cachecraft`` alone): those that ``precompute`` was given neighbours for, and those that
@@ -143,11 +139,13 @@ class ReuseConfig:
     on_miss: Literal["store", "skip"] = "store"
     load: Literal["auto", "always"] = "auto"
     repair_ahead: bool = False
-    remember_turns: bool = False
-    turns_expire_in: float = 3600.0
     contextual_versions: bool | Literal["neighbours"] = False
     seed: int = 0
     calibrated_for: str | None = None
+
+    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  refuses removed names
+        check_removed(given)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str | Named):
@@ -163,11 +161,9 @@ class ReuseConfig:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_choice("load", self.load, ("auto", "always"))
-        for name in ("repair_ahead", "remember_turns"):
-            check_bool(name, getattr(self, name))
+        check_bool("repair_ahead", self.repair_ahead)
         if self.contextual_versions != "neighbours":
             check_bool("contextual_versions (or 'neighbours')", self.contextual_versions)
-        check_number("turns_expire_in", self.turns_expire_in, 1.0, 2**53)
         check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             check_text("calibrated_for", self.calibrated_for)

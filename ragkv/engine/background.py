@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones, turns, versions."""
+"""An engine's work in the background: load named chunks, encode missed ones, compute versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
-from ragkv.engine.turns import Turns
 from ragkv.engine.versions import Versions
 from ragkv.model.pool import Pool
 
@@ -49,7 +48,6 @@ class Background:
         self._conversations = conversations
         self._versions = versions
         self._writable = writable
-        self.turns = Turns(corpus)
         self._named: dict[str, None] = {}
         self._lock = threading.Lock()
         self._thread = Pool(1, "ragkv")
@@ -98,11 +96,10 @@ class Background:
         """Whether chunks that a prompt missed are encoded and stored after its answer."""
         return request.config.on_miss == "store" and self._writable
 
-    def schedule_followups(self, request: Request, plan: Plan, answer: str = "") -> None:
+    def schedule_followups(self, request: Request, plan: Plan) -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
-        Where the configuration says so, the turn is remembered, and versions of the prompt's
-        chunks are computed.
+        Where the configuration says so, versions of the prompt's chunks are computed.
         """
         located, config = plan.located, request.config
         if request.method.continues:
@@ -114,15 +111,9 @@ class Background:
         named = dict.fromkeys((*self.named, *request.retrieved))
         new = [text for text in named if text in located.text and text not in known]
         missed = [*located.to_encode, *new]
-        stores = self.stores(request)
-        if missed and stores:
+        if missed and self.stores(request):
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
-        prompt = request.prompt
-        remembers = config.remember_turns and request.method.reuse == "chunks"
-        if remembers and stores and answer and not isinstance(prompt, str):
-            turn = prompt, located.text, answer
-            self._submit(self.turns.remember, *turn, sink_of(), config.turns_expire_in)
         if self._versions.want(request, plan):
             self._submit(self._versions.compute_wanted, thread=self._idle)
         if self._corpus.landmarks.is_behind:

@@ -259,7 +259,6 @@ class Corpus:
         *,
         document: str | None = None,
         revision: str | None = None,
-        replace: bool = True,
         expires_in: float | None = None,
         show_progress: bool | None = False,
     ) -> PrecomputeReport:
@@ -268,12 +267,10 @@ class Corpus:
         Parameters
         ----------
         document
-            The document that the chunks belong to.
+            The document that the chunks belong to. Its former chunks, those of another revision,
+            are deleted, unless they are another document's, too.
         revision
             The state of the document that they are from; None if they are the whole document.
-        replace
-            Its former chunks, those of another revision, are deleted, unless they are another
-            document's, too.
         expires_in
             Seconds until the chunks expire. None leaves the expiry time of stored chunks,
             unless they have expired.
@@ -334,8 +331,7 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
-        replaced = document if replace else None
-        removed = 0 if replaced is None else self.store.keep_only(replaced, wanted, revision)
+        removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),

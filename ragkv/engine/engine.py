@@ -318,7 +318,7 @@ class RagKV(Speculates, EngineState):
         plan, drawn = self._pipeline.generate(request, decode, **given)
         report = self._report(request, plan, drawn.first_token_at, drawn)
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
-        self._follow_up(request, plan, answer.text)
+        self._follow_up(request, plan)
         calls = answer.tool_calls, answer.invalid_tool_calls
         about_it = (report, drawn.finish_reason, drawn.logprobs)
         return Completion(answer.text, drawn.token_ids, *about_it, *calls)
@@ -330,9 +330,9 @@ class RagKV(Speculates, EngineState):
         told, dtype = account(request, plan, self._named), self._loaded.dtype
         return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=told)
 
-    def _follow_up(self, request: Request, plan: Plan, answer: str = "") -> None:
+    def _follow_up(self, request: Request, plan: Plan) -> None:
         if self._reuse is not None:
-            self._reuse.background.schedule_followups(request, plan, answer)
+            self._reuse.background.schedule_followups(request, plan)
 
     # ---- the model's lock
 

@@ -8,25 +8,14 @@ from ragkv.prompt.find import is_registrable
 
 _HEAD_CHANGED = (
     "the prompt begins with no former prompt (other documents before the conversation, or in "
-    "another order?)"
-)
-_NOT_REMEMBERED = "and they are no chunks: remember_turns=True keeps what is said from now on"
-_NOT_STORED = 'and turns are not remembered: the store is read_only, or on_miss is not "store"'
-_FORGOTTEN = (
-    "and they are not among the remembered turns (said before remember_turns was set, expired, or "
-    "evicted)"
+    "another order?); keep its beginning and put new documents after the conversation"
 )
 
 
-def history_warnings(request: Request, plan: Plan, *, stores: bool) -> tuple[str, ...]:
+def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     """Return a warning where earlier answers in a chat are neither continued nor reused.
 
     Answers that are too short to be chunks are left aside.
-
-    Parameters
-    ----------
-    stores
-        Whether chunks, and so turns, may be stored.
     """
     located, prompt = plan.located, request.prompt
     if isinstance(prompt, str) or not request.method.continues:
@@ -43,8 +32,4 @@ def history_warnings(request: Request, plan: Plan, *, stores: bool) -> tuple[str
     ]
     if not anew:
         return ()
-    why = _FORGOTTEN if request.config.remember_turns else _NOT_REMEMBERED
-    why = why if stores else _NOT_STORED
-    return (
-        f"{len(anew)} of {len(answers)} earlier answers were computed anew: {_HEAD_CHANGED}, {why}",
-    )
+    return (f"{len(anew)} of {len(answers)} earlier answers were computed anew: {_HEAD_CHANGED}",)

@@ -26,7 +26,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import TURNS, Store, TierUse
+from ragkv.store.base import Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree
 from ragkv.store.tiers.costs import ALIKE
 
@@ -80,9 +80,6 @@ class Reuse:
         config, method = setting
         if neighbours and not config.contextual_versions:
             raise ConfigError("neighbours make versions of chunks: set contextual_versions")
-        if document == TURNS:
-            raise ConfigError(f"{TURNS} are the turns that ragkv remembers: name the document else")
-        self.background.turns.release(chunks)
         corpora = [(self.corpus, self.corpus.sink_for(config, method))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
@@ -119,8 +116,7 @@ class Reuse:
         stores = self.background.stores(request)
         texts, missed = Unused(request, plan, self.corpus, named, stores=stores).misses()
         warnings = self.teller.tell(texts, missed)
-        history = history_warnings(request, plan, stores=stores)
-        return tuple(miss for _, miss in missed), (*warnings, *history)
+        return tuple(miss for _, miss in missed), (*warnings, *history_warnings(request, plan))
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:

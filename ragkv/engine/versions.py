@@ -29,7 +29,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import TURNS, TierUse
+from ragkv.store.base import TierUse
 from ragkv.store.versions.kept import ChunkVersions
 from ragkv.store.versions.version import PlacedVersion, Version
 
@@ -283,7 +283,7 @@ class Versions:
 
     def _is_ingested(self, text: str) -> bool:
         """Whether the operator gave the chunk: here, or to any process with its document's name."""
-        if text not in self._ingested and set(self._corpus.store.documents(text)) <= {TURNS}:
+        if text not in self._ingested and not self._corpus.store.documents(text):
             return False
         with self._noting:
             self._ingested.add(text)

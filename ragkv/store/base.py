@@ -16,8 +16,6 @@ from ragkv.store.entry.lazy import CorruptEntryError
 if TYPE_CHECKING:
     from ragkv.store.versions.version import Version
 
-TURNS = "ragkv:turns"
-"""The document of the turns of chats, which ragkv itself remembers."""
 
 EntryT_co = TypeVar("EntryT_co", bound=LayeredKV, covariant=True)
 
@@ -239,10 +237,6 @@ class Store(ABC):
     @abstractmethod
     def entries(self) -> Iterator[EntryInfo]:
         """Yield the metadata of all entries, expired ones included."""
-
-    def entries_of(self, document: str) -> list[EntryInfo]:
-        """Return the entries of a document's chunks, in the order in which the chunks came."""
-        return [info for info in self.entries() if document in info.documents]
 
     def room(self) -> Room | None:
         """Return what the disk has left; None where that is not known, as of a server."""

@@ -274,16 +274,6 @@ class ChunkStore(Store):
             for _, fingerprint, nbytes in group:
                 yield EntryInfo(row.text, fingerprint, nbytes, documents_of, row.expires_at)
 
-    def entries_of(self, document: str) -> list[EntryInfo]:
-        """Return a document's entries; ``documents`` is this one alone."""
-        texts = ((digest, None) for digest in self._catalog.texts_of(document))
-        return [
-            EntryInfo(row.text, found[1], key.nbytes, (document,), row.expires_at)
-            for digest, row, _ in sorted(self._catalog.with_rows(texts), key=_change)
-            for key in self.backend.scan(entries_of(digest))
-            if (found := parse_entry_key(key.name)) is not None
-        ]
-
     def texts(self) -> Iterator[str]:
         """Texts in the order of their digests."""
         found = groupby(self._entries(), lambda entry: entry[0])
@@ -358,8 +348,3 @@ class ChunkStore(Store):
 
 def _key_of(version: Version) -> str:
     return version_key(digest_of_text(version.text), version.stored_as.digest)
-
-
-def _change(found: tuple[str, TextRow, None]) -> int:
-    """Return the number of the change that brought a text."""
-    return found[1].change

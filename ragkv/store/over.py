@@ -46,9 +46,6 @@ class StoreOver(Store):
     def entries(self) -> Iterator[EntryInfo]:  # noqa: D102
         return self.below.entries()
 
-    def entries_of(self, document: str) -> list[EntryInfo]:  # noqa: D102
-        return self.below.entries_of(document)
-
     def set_costs(self, costs: Callable[[int, int], float]) -> None:  # noqa: D102
         self.below.set_costs(costs)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from tiny import some_chunks
 
+from ragkv import ReuseConfig
+from ragkv.errors import ConfigError
+
 CHUNKS = some_chunks(2)
 SAID = ["A target list is what an assignment binds.", "Items of the iterable, from left to right."]
 
@@ -20,13 +23,12 @@ def warnings_of(engine, prompt, **settings) -> str:
     return " ".join(engine.generate(prompt, max_new_tokens=2, **settings).report.warnings)
 
 
-@pytest.mark.parametrize("remember", [False, True])
-def test_answers_behind_another_head(make_engine, remember):
+def test_answers_behind_another_head(make_engine):
     engine = make_engine()
     engine.precompute(CHUNKS)
-    found = warnings_of(engine, chat(CHUNKS[0]), remember_turns=remember)
+    found = warnings_of(engine, chat(CHUNKS[0]))
     assert "2 of 2 earlier answers were computed anew" in found
-    assert ("remember_turns=True" in found) != remember
+    assert "put new documents after the conversation" in found
 
 
 def test_a_conversation_that_goes_on_warns_of_nothing(make_engine):
@@ -52,11 +54,10 @@ def test_other_prompts_warn_of_nothing(make_engine):
         assert "earlier answers" not in warnings_of(engine, prompt, method=method)
 
 
-@pytest.mark.parametrize("remember", [False, True])
-def test_turns_that_are_not_stored_are_not_said_to_be_remembered(make_engine, remember):
-    engine = make_engine()
-    engine.precompute(CHUNKS)
-    settings = {"remember_turns": remember, "on_miss": "skip"}
-    found = warnings_of(engine, chat(CHUNKS[0]), **settings)
-    assert "turns are not remembered" in found
-    assert "remember_turns=True" not in found
+@pytest.mark.parametrize("given", [{"remember_turns": False}, {"turns_expire_in": 60}])
+def test_settings_of_remembered_turns_say_what_to_do_instead(make_engine, given):
+    message = "is no setting of ragkv any more: keep the prompt's beginning"
+    with pytest.raises(ConfigError, match=message):
+        ReuseConfig(**given)
+    with pytest.raises(ConfigError, match=message):
+        make_engine().prefill("A text.", **given)

@@ -24,7 +24,7 @@ from typing import IO, NamedTuple
 from ragkv.errors import MissingDependencyError, StoreError
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.files import store_errors
-from ragkv.store.base import TURNS, EntryInfo, Terms, has_expired
+from ragkv.store.base import EntryInfo, Terms, has_expired
 from ragkv.store.catalog import names
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
@@ -120,7 +120,7 @@ def import_store(store: ChunkStore, path: Path) -> Carried:
 def _export_text(
     store: ChunkStore, tar: tarfile.TarFile, digest: str, infos: list[EntryInfo], carried: Carried
 ) -> None:
-    if has_expired(infos[0].expires_at, time.time()) or infos[0].documents == (TURNS,):
+    if has_expired(infos[0].expires_at, time.time()):
         return
     row = {"documents": infos[0].documents, "expires_at": infos[0].expires_at}
     checksum = checksum_of(f"{digest} {canonical(row)}".encode())

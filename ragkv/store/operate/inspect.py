@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ragkv.errors import StoreError
 from ragkv.store.backends.base import Backend, Blob
-from ragkv.store.base import TURNS, EntryInfo, has_expired
+from ragkv.store.base import EntryInfo, has_expired
 from ragkv.store.catalog import names
 from ragkv.store.catalog.names import (
     TextRow,
@@ -120,7 +120,7 @@ def stats(store: ChunkStore) -> Stats:
         kinds.append(Kind(fingerprint, *made, len(same), nbytes))
     return Stats(
         texts=len({info.text for info in infos}),
-        documents=len({document for info in infos for document in info.documents} - {TURNS}),
+        documents=len({document for info in infos for document in info.documents}),
         entries=len(infos),
         nbytes=sum(info.nbytes for info in infos),
         expired=sum(has_expired(info.expires_at, now) for info in infos),
