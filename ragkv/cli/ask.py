@@ -10,7 +10,6 @@ from ragkv.cli.options import (
     Codec,
     Device,
     DType,
-    Encrypted,
     Method,
     ModelName,
     Namespace,
@@ -36,7 +35,6 @@ def ask(
     store: StorePath = None,
     namespace: Namespace = "default",
     codec: Codec = "raw",
-    encrypt: Encrypted = False,
     sink_from: SinkFrom = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,13 +50,10 @@ def ask(
         store=store,
         namespace=namespace,
         codec=codec,
-        encrypt=encrypt,
         reuse=reuse,
         system_prompt=system_prompt,
     ) as kv:
-        found = retrieve(
-            kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k, keep=not encrypt
-        )
+        found = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         kv.prefetch(found)
         stream = kv.stream(messages(question, found, system_prompt), max_new_tokens=max_new_tokens)
         for piece in stream:

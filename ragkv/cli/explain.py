@@ -14,7 +14,6 @@ from ragkv.cli.options import (
     Codec,
     Device,
     DType,
-    Encrypted,
     Method,
     ModelName,
     Namespace,
@@ -44,7 +43,6 @@ def explain(
     store: StorePath = None,
     namespace: Namespace = "default",
     codec: Codec = "raw",
-    encrypt: Encrypted = False,
     sink_from: SinkFrom = None,
 ) -> None:
     """Answer as `ask` does and write a page that shows where every prompt token came from.
@@ -65,13 +63,10 @@ def explain(
         store=store,
         namespace=namespace,
         codec=codec,
-        encrypt=encrypt,
         reuse=reuse,
         system_prompt=system_prompt,
     ) as kv:
-        chunks = retrieve(
-            kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k, keep=not encrypt
-        )
+        chunks = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
         with err.status(f"Answering from {len(chunks)} chunks …"):
             kv.precompute(chunks)
             prompt = messages(question, chunks, system_prompt)

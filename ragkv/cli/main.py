@@ -25,9 +25,22 @@ from ragkv.cli.store import store_app
 from ragkv.cli.tune import tune_command
 from ragkv.errors import RagKVError
 
+_REMOVED = {
+    "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "store key": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "store simulate": "keep the policy pgdsf, which served skewed traces best",
+}
+"""Commands and options of former versions, and what to do instead."""
+
 
 class _Commands(TyperGroup):
     """Prints ragkv's and the system's errors as one line, without a traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for name, instead in _REMOVED.items():
+            if name.split() in (args[:2], *([each] for each in args)):
+                raise typer.BadParameter(f"{name} is no more: {instead}", ctx)
+        return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         replace_unencodable()

@@ -31,9 +31,6 @@ Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are nev
 Codec = Annotated[
     str, typer.Option(help="How chunks are stored: raw, int8, int4, each also with +zstd.")
 ]
-Encrypted = Annotated[
-    bool, typer.Option("--encrypt", help="The store is encrypted; RAGKV_STORE_KEY has the key.")
-]
 SinkFrom = Annotated[
     Path | None,
     typer.Option(

@@ -13,7 +13,6 @@ from ragkv.cli.options import (
     Codec,
     Device,
     DType,
-    Encrypted,
     ModelName,
     Namespace,
     Paths,
@@ -34,7 +33,6 @@ def precompute(
     store: StorePath = None,
     namespace: Namespace = "default",
     codec: Codec = "raw",
-    encrypt: Encrypted = False,
     sink: Annotated[
         str, typer.Option(help="Text that every prompt begins with; auto: the chat template's.")
     ] = "auto",
@@ -63,7 +61,6 @@ def precompute(
         store=store,
         namespace=namespace,
         codec=codec,
-        encrypt=encrypt,
         system_prompt=system_prompt,
     ) as kv:
         sink = kv.reuse.sink if system_prompt else sink

@@ -15,7 +15,6 @@ from ragkv.cli.options import (
     Codec,
     Device,
     DType,
-    Encrypted,
     Method,
     ModelName,
     Namespace,
@@ -74,7 +73,6 @@ def serve(
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
     codec: Codec = "raw",
-    encrypt: Encrypted = False,
     sink_from: SinkFrom = None,
     device: Device = None,
     dtype: DType = None,
@@ -115,7 +113,6 @@ def serve(
         prefix_bytes=PREFIX_BYTES // shares,
         version_bytes=VERSION_BYTES // shares,
         codec=codec,
-        encrypt=encrypt,
     )
     with ExitStack() as stack:
         kv = open_engine(

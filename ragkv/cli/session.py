@@ -42,7 +42,6 @@ def open_engine(
     store: str | StoreConfig | None,
     namespace: str,
     codec: str = "raw",
-    encrypt: bool = False,
     reuse: ReuseConfig | None = None,
     batch: BatchConfig | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
@@ -69,7 +68,7 @@ def open_engine(
 
         _quiet()
         if not isinstance(store, StoreConfig):
-            store = StoreConfig(store, codec=codec, encrypt=encrypt)
+            store = StoreConfig(store, codec=codec)
         kv = RagKV(
             model,
             store=store,
@@ -112,21 +111,9 @@ def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -
 
 
 def retrieve(
-    kv: RagKV,
-    question: str,
-    texts: Mapping[Path, str],
-    *,
-    chunk_tokens: int,
-    top_k: int,
-    keep: bool = True,
+    kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
 ) -> list[str]:
-    """Return the chunks of ``texts`` that are nearest to the question, nearest first.
-
-    Parameters
-    ----------
-    keep
-        Whether the chunks' embeddings are kept for later commands.
-    """
+    """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
     from ragkv.cli.embeddings import kept_embeddings
     from ragkv.cli.retrieval import Embedder
     from ragkv.cli.texts import split_texts
@@ -134,7 +121,7 @@ def retrieve(
     files = split_texts(texts, kv.tokenizer, chunk_tokens)
     chunks = [chunk for found in files.values() for chunk in found]
     with err.status(f"Looking through {len(chunks)} chunks …"):
-        return Embedder(kept_embeddings() if keep else None).top(question, chunks, top_k)
+        return Embedder(kept_embeddings()).top(question, chunks, top_k)
 
 
 def messages(

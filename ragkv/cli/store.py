@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragkv.cli.console import err, out, say_json
-from ragkv.cli.options import AsJson, Encrypted, Namespace, StorePath
+from ragkv.cli.options import AsJson, Namespace, StorePath
 
 if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore
@@ -27,13 +27,12 @@ store_app = typer.Typer(
 def stats(
     store: StorePath = None,
     namespace: Namespace = "default",
-    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
     """Count chunks, documents and bytes, for each model."""
     from ragkv.store.operate import inspect
 
-    with closing(_open(store, namespace, encrypt, reading=True)) as opened:
+    with closing(_open(store, namespace, reading=True)) as opened:
         found = inspect.stats(opened)
     if as_json:
         shown = asdict(found) | {"kinds": [kind._asdict() for kind in found.kinds]}
@@ -55,7 +54,6 @@ def stats(
 def verify(
     store: StorePath = None,
     namespace: Namespace = "default",
-    encrypt: Encrypted = False,
     heal: Annotated[
         bool, typer.Option("--heal", help="Delete damaged entries; precompute restores them.")
     ] = False,
@@ -64,7 +62,7 @@ def verify(
     """Verify all checksums; exit code 1 if damage remains."""
     from ragkv.store.operate import inspect
 
-    with closing(_open(store, namespace, encrypt, reading=not heal)) as opened:
+    with closing(_open(store, namespace, reading=not heal)) as opened:
         found = inspect.verify(opened, heal=heal)
     if as_json:
         problems = [problem._asdict() for problem in found.problems]
@@ -88,11 +86,10 @@ def verify(
 def gc(
     store: StorePath = None,
     namespace: Namespace = "default",
-    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete expired chunks and the remains of interrupted writers."""
-    with closing(_open(store, namespace, encrypt)) as opened:
+    with closing(_open(store, namespace)) as opened:
         removed = opened.gc()
     _report({"removed": removed}, f"{removed} chunks removed.", as_json)
 
@@ -102,13 +99,12 @@ def export_command(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="The tar file to write.")],
     store: StorePath = None,
     namespace: Namespace = "default",
-    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write all intact entries to one tar file, unencrypted."""
+    """Write all intact entries to one tar file."""
     from ragkv.store.operate.archive import export_store
 
-    with closing(_open(store, namespace, encrypt, reading=True)) as opened:
+    with closing(_open(store, namespace, reading=True)) as opened:
         done = export_store(opened, file)
     _report(
         asdict(done),
@@ -123,13 +119,12 @@ def import_command(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="A file that export wrote.")],
     store: StorePath = None,
     namespace: Namespace = "default",
-    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
     """Add the entries of an exported file to a store; existing ones stay."""
     from ragkv.store.operate.archive import import_store
 
-    with closing(_open(store, namespace, encrypt, new=True)) as opened:
+    with closing(_open(store, namespace, new=True)) as opened:
         done = import_store(opened, file)
     _report(
         asdict(done),
@@ -140,15 +135,6 @@ def import_command(
 
 
 @store_app.command()
-def key() -> None:
-    """Make a new key for encrypted stores; keep it where you keep secrets."""
-    from ragkv.store.backends.keys import KEY_VARIABLE, new_key
-
-    out.print(new_key(), markup=False, highlight=False, soft_wrap=True)
-    err.print(f"This key alone opens the store: set {KEY_VARIABLE}=…")
-
-
-@store_app.command()
 def bench(
     store: StorePath = None,
     megabytes: Annotated[float, typer.Option("--mb", min=1, help="10^6 bytes to load.")] = 64,
@@ -156,7 +142,6 @@ def bench(
         float, typer.Option("--chunk-mb", min=0.1, help="10^6 bytes of a chunk's keys and values.")
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
-    encrypt: Encrypted = False,
     as_json: AsJson = False,
 ) -> None:
     """Time loading from the store against plain memory-mapped files of the same bytes."""
@@ -168,7 +153,6 @@ def bench(
             megabytes=megabytes,
             chunk_megabytes=chunk_megabytes,
             rounds=rounds,
-            encrypt=encrypt,
         )
     if as_json:
         say_json(found.to_dict())
@@ -183,7 +167,7 @@ def bench(
 
 
 def _open(
-    store: str | None, namespace: str, encrypt: bool, *, reading: bool = False, new: bool = False
+    store: str | None, namespace: str, *, reading: bool = False, new: bool = False
 ) -> ChunkStore:
     """Open a store without tiers; ``new`` creates a missing one.
 
@@ -200,7 +184,7 @@ def _open(
     if folder is not None and not (new or folder.is_dir()):
         raise StoreError(f"there is no store at {root} with the namespace {namespace!r}")
     mends = folder is not None and os.access(folder, os.W_OK)
-    config = StoreConfig(store, read_only=reading and not mends, encrypt=encrypt)
+    config = StoreConfig(store, read_only=reading and not mends)
     return open_chunk_store(config, namespace)
 
 

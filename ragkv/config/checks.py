@@ -12,6 +12,7 @@ _CONTINUE = (
 )
 _REMOVED = {
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
+    "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "remember_turns": _CONTINUE,
     "turns_expire_in": _CONTINUE,
 }

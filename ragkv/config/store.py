@@ -6,8 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
-from ragkv.config.checks import check_bool, check_choice, check_number, check_text
+from ragkv.config.checks import (
+    check_bool,
+    check_choice,
+    check_number,
+    check_removed,
+    check_text,
+)
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 MEMORY = ":memory:"
@@ -59,9 +66,6 @@ class StoreConfig:
         How entries are stored: ``raw`` bit by bit, ``int8`` or ``int4`` in a half or a quarter
         of 16-bit numbers; each with ``+zstd`` compressed as well. Entries of other codecs are
         not used.
-    encrypt
-        Encrypt everything at rest, with the key in the environment variable
-        ``RAGKV_STORE_KEY``; ``ragkv store key`` makes one.
     prefix_bytes
         Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
         answers, which a prompt that begins with the same tokens continues. ``None`` is 1 GiB, 0
@@ -80,9 +84,12 @@ class StoreConfig:
     costs: Callable[[int, int], float] | None = None
     evict: bool = False
     codec: str = "raw"
-    encrypt: bool = False
     prefix_bytes: int | None = None
     version_bytes: int | None = None
+
+    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  refuses removed names
+        check_removed(given)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         wrong = self.path is not None and not isinstance(self.path, str | Path)
@@ -92,13 +99,11 @@ class StoreConfig:
         for name in ("disk_bytes", "device_bytes", "prefix_bytes", "version_bytes"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
-        for name in ("read_only", "evict", "encrypt"):
+        for name in ("read_only", "evict"):
             check_bool(name, getattr(self, name))
         check_text("policy", self.policy)
         if self.costs is not None and not callable(self.costs):
             raise ConfigError(f"costs must be a CostTable or a function, not {self.costs!r}")
-        if self.encrypt and self.path == MEMORY:
-            raise ConfigError("a store in memory is never at rest: omit encrypt=True")
         if self.evict and (self.disk_bytes is None or self.read_only):
             raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
         _check_codec(self.codec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sqlite3
@@ -135,34 +134,6 @@ def test_export_and_import(folder, tmp_path):
     assert "Error: " in refused.stderr
 
 
-def test_an_encrypted_store(tmp_path, monkeypatch):
-    pytest.importorskip("cryptography")
-    monkeypatch.delenv("RAGKV_STORE_KEY", raising=False)
-    options = ("--store", tmp_path / "store", "--encrypt")
-    key = run("key").stdout.strip()
-    assert len(base64.b64decode(key)) == 32
-    monkeypatch.setenv("RAGKV_STORE_KEY", key)
-    with closing(open_chunk_store(StoreConfig(tmp_path / "store", encrypt=True))) as store:
-        store.put(make_entry("a secret", tokens=50), FINGERPRINT, Terms("a document"))
-        assert same(store.get("a secret", FINGERPRINT).entry, make_entry("a secret", tokens=50))
-    for path in (tmp_path / "store").rglob("*"):
-        assert path.is_dir() or b"secret" not in path.read_bytes()
-    assert run_json("stats", *options)["documents"] == 1
-    assert run_json("verify", *options)["sound"]
-    assert run_json("export", tmp_path / "a.tar", *options)["entries"] == 1
-    plain = run("stats", "--store", tmp_path / "store")
-    assert plain.exit_code == 2
-    assert "encrypt" in plain.stderr
-    monkeypatch.delenv("RAGKV_STORE_KEY")
-    refused = run("stats", *options)
-    assert refused.exit_code == 2
-    assert "ragkv store key" in refused.stderr
-    monkeypatch.setenv("RAGKV_STORE_KEY", run("key").stdout.strip())
-    other = run("stats", *options)
-    assert other.exit_code == 2
-    assert "RAGKV_STORE_KEY" in other.stderr
-
-
 def test_bench(tmp_path):
     options = ("bench", "--store", tmp_path / "store", "--mb", 6, "--chunk-mb", 2, "--rounds", 1)
     found = run_json(*options)
@@ -227,3 +198,17 @@ def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
         done = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
         kept = (0, 3) if again else (3, 0)
         assert (done["entries"], done["existing"], done["expired"]) == (*kept, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("stats", "--encrypt"), "the disk"),
+        (("key",), "the disk"),
+        (("simulate", "--bytes", "9"), "pgdsf"),
+    ],
+)
+def test_what_is_no_more_names_what_to_do_instead(arguments, instead):
+    refused = run(*arguments)
+    assert refused.exit_code == 2
+    assert instead in refused.stderr

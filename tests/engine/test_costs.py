@@ -137,18 +137,11 @@ def test_a_read_only_store_is_read_and_not_written(
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("place", [":memory:", "encrypted"])
-def test_a_store_without_a_plain_folder_keeps_them_in_memory(
-    make_engine: Make,
-    measured: list[object],
-    tmp_path: Path,
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_store_without_a_folder_keeps_them_in_memory(
+    make_engine: Make, measured: list[object], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RAGKV_STORE_KEY", "A" * 43 + "=")
-    store = StoreConfig(tmp_path, encrypt=True) if place == "encrypted" else StoreConfig(place)
     for _ in range(2):
-        assert use(make_engine(store=store)) == FOUND
+        assert use(make_engine(store=StoreConfig(":memory:"))) == FOUND
     assert len(measured) == 2
     assert files(tmp_path) == []
 

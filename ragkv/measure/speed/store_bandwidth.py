@@ -71,7 +71,6 @@ def bandwidth(
     megabytes: float = 64,
     chunk_megabytes: float = 8,
     rounds: int = 5,
-    encrypt: bool = False,
 ) -> Bandwidth:
     """Put random entries into a namespace of their own, load them in turn, delete them.
 
@@ -95,8 +94,6 @@ def bandwidth(
         10^6 bytes of keys and values of each entry.
     rounds
         How often each is timed, store and map in turn.
-    encrypt
-        Measure an encrypted store.
 
     Raises
     ------
@@ -104,7 +101,7 @@ def bandwidth(
         The place cannot be used, or has no room.
     """
     folder = folder_of(place)
-    config = StoreConfig(place, encrypt=encrypt)
+    config = StoreConfig(place)
     tokens = max(1, round(chunk_megabytes * 1e6 / _TOKEN_BYTES))
     count = max(1, round(megabytes * 1e6 / (tokens * _TOKEN_BYTES)))
     namespace = f"bandwidth-{secrets.token_hex(8)}"

@@ -12,8 +12,6 @@ from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError, StoreError
 from ragkv.store.backends.base import Backend
 from ragkv.store.backends.disk import DiskBackend
-from ragkv.store.backends.encrypted import EncryptedBackend
-from ragkv.store.backends.keys import key_from_environment
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "s3")
@@ -34,18 +32,14 @@ def open_backend(config: StoreConfig, namespace: str) -> Backend:
     if config.path == MEMORY:
         raise ConfigError("a store in memory belongs to its process: name a folder or a URL")
     root = folder_of(config.path)
-    master = key_from_environment() if config.encrypt else None
-    backend: Backend
     if root is None:
         if config.disk_bytes is not None:
             raise ConfigError("disk_bytes bounds folders; set the limit of a server there")
-        backend = _open_url(str(config.path), folder_name(namespace))
-    else:
-        folder = namespace_folder(root, namespace)
-        if config.read_only and not folder.parent.is_dir():
-            raise StoreError(f"there is no store at {folder.parent}")
-        backend = DiskBackend(folder, budget=config.disk_bytes, read_only=config.read_only)
-    return backend if master is None else EncryptedBackend(backend, namespace, master)
+        return _open_url(str(config.path), folder_name(namespace))
+    folder = namespace_folder(root, namespace)
+    if config.read_only and not folder.parent.is_dir():
+        raise StoreError(f"there is no store at {folder.parent}")
+    return DiskBackend(folder, budget=config.disk_bytes, read_only=config.read_only)
 
 
 def folder_of(path: str | Path | None) -> Path | None:

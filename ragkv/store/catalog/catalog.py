@@ -337,8 +337,8 @@ class Catalog:
         found = self._backend.get(OWNER)
         if found is not None and not _is_json(bytes(found)):
             raise StoreError(
-                "the store's first row cannot be read: it is encrypted and was opened without "
-                "encrypt=True, or it is damaged; then empty the place and precompute again"
+                "the store's first row cannot be read: it is damaged. Empty the place and "
+                "precompute again"
             )
         if found is not None and bytes(found) != self._owner_row():
             raise StoreError(

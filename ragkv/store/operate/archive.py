@@ -59,8 +59,6 @@ def export_store(store: ChunkStore, path: Path) -> Carried:
 
     Those whose time is over are left out, and the turns of chats.
 
-    Entries of an encrypted store are plain in the file.
-
     Raises
     ------
     StoreError

@@ -26,7 +26,7 @@ FORMAT = 1
 class CostsFile:
     """A model's costs in ``costs/`` in the store's folder, which its namespaces share.
 
-    Stores in memory, on a server, and encrypted ones, in which nothing is plain, have none.
+    Stores in memory or on a server have none.
     """
 
     def __init__(self, config: StoreConfig, loaded: ReusableModel) -> None:
@@ -37,7 +37,7 @@ class CostsFile:
             "torch": torch.__version__,
         }
         self._writable = not config.read_only
-        root = None if config.path == MEMORY or config.encrypt else folder_of(config.path)
+        root = None if config.path == MEMORY else folder_of(config.path)
         self._path: Path | None = None
         if root is not None:
             name = f"{digest_of(self._of)}.json"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
 import traceback
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from campaign.case import Case, Outcome
 from campaign.faults import FAULTS
 from campaign.world import engine, precompute
 from ragkv.config import StoreConfig
-from ragkv.store.backends.keys import KEY_VARIABLE, new_key
 
 KNOWN = range(4)  # what is in the store before the fault
 _MEMORY = (0, 2 << 30)
@@ -25,7 +22,6 @@ def run_campaign(
     runs: int, seed: int = 0, on_run: Callable[[str, Outcome], None] = lambda *_: None
 ) -> dict[str, Outcome]:
     """Run each fault in turn; return what each came to."""
-    os.environ.setdefault(KEY_VARIABLE, new_key())
     total = {name: Outcome() for name in FAULTS}
     with tempfile.TemporaryDirectory(prefix="campaign-") as scratch:
         prepared = _prepare(Path(scratch) / "prepared")
@@ -39,21 +35,17 @@ def run_campaign(
     return total
 
 
-def _prepare(folder: Path) -> dict[bool, Path]:
-    """Make a plain store and an encrypted one, to be copied for each run."""
-    prepared = {}
-    for encrypt in {False, find_spec("cryptography") is not None}:
-        path = prepared[encrypt] = folder / f"encrypted-{encrypt}"
-        with engine(StoreConfig(path, encrypt=encrypt)) as kv:
-            for chunk in KNOWN:
-                precompute(kv, chunk)
-    return prepared
+def _prepare(path: Path) -> Path:
+    """Make a store, to be copied for each run."""
+    with engine(StoreConfig(path)) as kv:
+        for chunk in KNOWN:
+            precompute(kv, chunk)
+    return path
 
 
-def _run(name: str, folder: Path, prepared: dict[bool, Path], draw: random.Random) -> Outcome:
-    encrypt = draw.random() < 0.25 and True in prepared
-    shutil.copytree(prepared[encrypt], folder / "store")
-    config = StoreConfig(folder / "store", memory_bytes=draw.choice(_MEMORY), encrypt=encrypt)
+def _run(name: str, folder: Path, prepared: Path, draw: random.Random) -> Outcome:
+    shutil.copytree(prepared, folder / "store")
+    config = StoreConfig(folder / "store", memory_bytes=draw.choice(_MEMORY))
     case = Case(folder, config, draw, set(KNOWN))
     try:
         FAULTS[name](case)

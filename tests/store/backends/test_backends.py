@@ -21,7 +21,6 @@ from ragkv.errors import ConfigError, StoreError, StoreFullError
 from ragkv.store.backends import is_url, open_backend
 from ragkv.store.backends.base import Backend, check_key
 from ragkv.store.backends.disk import DiskBackend
-from ragkv.store.backends.encrypted import EncryptedBackend
 from ragkv.store.backends.redis import RedisBackend
 from ragkv.store.backends.s3 import S3Backend
 
@@ -60,13 +59,7 @@ def object_store(request: pytest.FixtureRequest) -> Open:
     return lambda: S3Backend(store, "memory")
 
 
-def encrypted(request: pytest.FixtureRequest) -> Open:
-    pytest.importorskip("cryptography")
-    inner = disk(request)
-    return lambda: EncryptedBackend(inner(), "name", b"k" * 32)
-
-
-KINDS = [memory, disk, redis, valkey, s3, object_store, encrypted]
+KINDS = [memory, disk, redis, valkey, s3, object_store]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -407,3 +400,9 @@ def test_prefixes_keep_namespaces_apart(s3_server: str) -> None:  # noqa: F811
         backend.close()
     assert len({backend.get for backend in backends}) == 3
     assert all(first != second for first, second in pairwise(names))
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_encryption_is_said_to_be_what_lies_below_a_store(encrypt: bool) -> None:
+    with pytest.raises(ConfigError, match="encrypt is no setting of ragkv any more: encrypt the d"):
+        StoreConfig("chunk-caches", encrypt=encrypt)
