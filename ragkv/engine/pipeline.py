@@ -30,13 +30,12 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.select import Scene
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.choose import Choice, choose
+from ragkv.select.choose import choose
 from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.place import splice
 from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
-from ragkv.store.tiers.rates import preloading_depth
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
@@ -170,7 +169,7 @@ class Pipeline(FullPrefill):
             located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
             located = self._versions.place(request, located)
-        return replace(located, load_seconds=self._load_seconds(located))
+        return located
 
     @contextmanager
     def _reading(self, located: Located) -> Iterator[None]:
@@ -225,24 +224,7 @@ class Pipeline(FullPrefill):
             )
             choice = choose(method, scene, config)
             repair = Repair.of(method, layout, choice, self._model, copies=config.repair_ahead)
-        return Plan(spliced, choice, repair, self._preload_depth(spliced, choice))
-
-    def _load_seconds(self, located: Located) -> float | None:
-        """Return how long the lazy entries take to load; None where no speed is known."""
-        lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
-        if located.sink is None or not lazy:
-            return 0.0
-        ask, model = self._corpus.store.load_seconds, located.sink.fingerprint
-        seconds = [ask(entry.text, model, entry.nbytes) for entry in lazy]
-        known = [each for each in seconds if each is not None]
-        return sum(known) if len(known) == len(seconds) else None
-
-    def _preload_depth(self, spliced: Spliced, choice: Choice) -> int:
-        """Return how many layers to load before computing, by the speeds that are known."""
-        rows = len(spliced.layout.fresh) + len(choice.positions)
-        compute = self._corpus.prefill_rate.seconds(rows)
-        layers, load = self._model.architecture.layers, spliced.located.load_seconds
-        return preloading_depth(layers, load, compute)
+        return Plan(spliced, choice, repair)
 
     # ---- the last step: recompute, and go on or not
 

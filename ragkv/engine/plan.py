@@ -53,8 +53,6 @@ class Located:
         Their texts: those to encode after the answer, and those to load into memory.
     continued
         A former prompt's rows that this one can begin with.
-    load_seconds
-        What loading the entries is expected to take; None where no speed is known.
     """
 
     text: str
@@ -66,7 +64,6 @@ class Located:
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
     continued: PrefixMatch | None = None
-    load_seconds: float | None = 0.0
 
     @property
     def continued_chars(self) -> int:
@@ -106,14 +103,12 @@ class Spliced:
 class Plan:
     """What is recomputed, and how: all that the last step needs.
 
-    ``preload_depth`` is that of the report.
     ``ahead_s``: seconds of it that a speculation had computed when the request came.
     """
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
-    preload_depth: int = 0
     ahead_s: float = 0.0
 
     @property
@@ -197,7 +192,6 @@ def report_of(
         dtype=str(dtype).removeprefix("torch."),
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
-        preload_depth=plan.preload_depth,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
         ahead_s=plan.ahead_s,
         exact_tokens=0 if plan.cache is None else plan.spliced.layout.exact,

@@ -105,9 +105,6 @@ class ReuseReport:
         What keys, values and activations were computed in, such as ``float32``.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
-    preload_depth
-        Layers that Cache-Craft would load before it computes, by the speeds measured here; 0 where
-        nothing is loaded, or they are not known yet. ragkv computes as soon as four are placed.
     focused_from
         First layer that recomputed the tokens of the chunks in focus alone (Cache-Craft); None:
         all layers recomputed all of ``recomputed_tokens``.
@@ -157,7 +154,6 @@ class ReuseReport:
     choice: str = ""
     conversation_tokens: int = 0
     prefix_tokens: int = 0
-    preload_depth: int = 0
     focused_from: int | None = None
     exact_tokens: int = 0
     trace: Trace | None = field(default=None, repr=False, compare=False)

@@ -21,7 +21,7 @@ from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.select import method_of
 from ragkv.store import Found, MemoryStore, TieredStore
-from ragkv.store.tiers.rates import Rate, is_slower, preloading_depth
+from ragkv.store.tiers.rates import Rate, is_slower
 
 Make = Callable[..., RagKV]
 
@@ -180,37 +180,3 @@ def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> No
 def test_load_is_auto_or_always(make_engine: Make) -> None:
     with pytest.raises(ConfigError, match="auto, always"):
         make_engine().prefill("a prompt", load="never")
-
-
-@pytest.mark.parametrize("load", [0.1, 1.0, 1.4, 3.0, 50.0])
-@pytest.mark.parametrize("layers", [1, 2, 7, 30])
-def test_computing_waits_for_no_layer_behind_the_preloading_depth(layers: int, load: float) -> None:
-    """Layer by layer, loading takes ``load`` seconds in all and computing 1: no depth less does."""
-
-    def waits(depth: int) -> bool:
-        begin = depth * load / layers
-        return any(
-            begin + at / layers < (at + 1) * load / layers - 1e-9 for at in range(depth, layers)
-        )
-
-    depth = preloading_depth(layers, load, 1.0)
-    assert 1 <= depth <= layers
-    assert not waits(depth)
-    assert depth == 1 or waits(depth - 1)
-
-
-def test_no_depth_is_known_without_both_speeds() -> None:
-    assert preloading_depth(30, None, 1.0) == preloading_depth(30, 1.0, None) == 0
-    assert preloading_depth(30, 0.0, 1.0) == 0
-
-
-def test_the_report_has_the_preloading_depth(make_engine: Make, tmp_path: Path) -> None:
-    chunks = some_chunks(4)
-    make_engine(store=tmp_path).precompute(chunks)
-    engine = make_engine(store=tmp_path)
-    assert engine.prefill(ask(chunks[:2])).report.preload_depth == 0  # no speed is known
-    engine._store.load_rate = rate(tokens=1, seconds=1.0)
-    engine._reuse.corpus.prefill_rate = rate(tokens=1e6, seconds=1.0)
-    report = engine.prefill(ask(chunks[2:]), load="always").report
-    assert report.preload_depth == engine.loaded.architecture.layers
-    assert engine.prefill(ask(chunks[2:])).report.preload_depth == 0  # they lie in memory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 _KEPT = 0.8
@@ -46,15 +45,3 @@ def is_slower(load_seconds: float | None, compute_seconds: float | None) -> bool
     if load_seconds is None or compute_seconds is None:
         return False
     return load_seconds > _MARGIN * compute_seconds
-
-
-def preloading_depth(layers: int, load_seconds: float | None, compute_seconds: float | None) -> int:
-    """Return how many layers to load before computing begins, so that it never waits.
-
-    Cache-Craft, arXiv 2502.15734, section 4: ``max(1, (L - 1) (1 - T_compute / T_load) + 1)``,
-    rounded up, where every layer takes as long as the others. 0 where nothing is loaded or a time
-    is not known.
-    """
-    if not load_seconds or compute_seconds is None:
-        return 0
-    return math.ceil(max(1.0, (layers - 1) * (1 - compute_seconds / load_seconds) + 1))
