@@ -27,6 +27,8 @@ from ragkv.errors import RagKVError
 
 _REMOVED = {
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "store export": "a folder is copied with cp, any store by ragkv store copy FROM TO",
+    "store import": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store key": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "store simulate": "keep the policy pgdsf, which served skewed traces best",
 }

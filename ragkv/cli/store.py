@@ -1,11 +1,10 @@
-"""``ragkv store``: inspect a store, verify it, collect garbage, carry it elsewhere."""
+"""``ragkv store``: inspect a store, verify it, collect garbage, copy it."""
 
 from __future__ import annotations
 
 import os
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore
 
 store_app = typer.Typer(
-    no_args_is_help=True, help="Inspect a store, verify it, collect garbage, carry it elsewhere."
+    no_args_is_help=True, help="Inspect a store, verify it, collect garbage, copy it."
 )
 
 
@@ -94,42 +93,25 @@ def gc(
     _report({"removed": removed}, f"{removed} chunks removed.", as_json)
 
 
-@store_app.command("export")
-def export_command(
-    file: Annotated[Path, typer.Argument(dir_okay=False, help="The tar file to write.")],
-    store: StorePath = None,
+@store_app.command("copy")
+def copy_command(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Folder or URL of a store.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="Folder or URL; made if missing.")],
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Write all intact entries to one tar file."""
-    from ragkv.store.operate.archive import export_store
+    """Add a store's intact entries to another store; existing ones stay."""
+    from ragkv.store.operate.copy import copy_store
 
-    with closing(_open(store, namespace, reading=True)) as opened:
-        done = export_store(opened, file)
-    _report(
-        asdict(done),
-        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; "
-        f"{done.damaged} damaged ones skipped.",
-        as_json,
-    )
-
-
-@store_app.command("import")
-def import_command(
-    file: Annotated[Path, typer.Argument(dir_okay=False, help="A file that export wrote.")],
-    store: StorePath = None,
-    namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
-    """Add the entries of an exported file to a store; existing ones stay."""
-    from ragkv.store.operate.archive import import_store
-
-    with closing(_open(store, namespace, new=True)) as opened:
-        done = import_store(opened, file)
+    with (
+        closing(_open(source, namespace, reading=True)) as opened,
+        closing(_open(target, namespace, new=True)) as other,
+    ):
+        done = copy_store(opened, other)
     _report(
         asdict(done),
         f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.existing} were there "
-        f"already, {done.damaged} damaged ones skipped.",
+        f"already, {done.damaged} damaged and {done.expired} expired ones skipped.",
         as_json,
     )
 

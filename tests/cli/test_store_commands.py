@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -91,14 +92,16 @@ def test_what_only_reads_changes_nothing(folder, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     run_json("stats", "--store", folder)
     run_json("verify", "--store", folder)
-    run_json("export", tmp_path / "a.tar", "--store", folder)
-    for command in (["stats"], ["verify"], ["export", tmp_path / "a.tar"]):
-        refused = run(*command, "--store", folder, "--namespace", "typo")
+    run_json("copy", folder, tmp_path / "copy")
+    source = "--store", folder
+    for command in (["stats", *source], ["verify", *source], ["copy", folder, tmp_path / "no"]):
+        refused = run(*command, "--namespace", "typo")
         assert refused.exit_code == 2
         assert "with the namespace 'typo'" in refused.stderr
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run("verify", "--store", tmp_path / "none").exit_code == 2
     assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "no").exists()
 
 
 def test_gc(folder):
@@ -106,7 +109,7 @@ def test_gc(folder):
     assert "0 chunks removed" in run("gc", "--store", folder).stdout
 
 
-@pytest.mark.parametrize("command", [["gc"], ["verify", "--heal"], ["stats"], ["export", "a.tar"]])
+@pytest.mark.parametrize("command", [["gc"], ["verify", "--heal"], ["stats"]])
 def test_a_mistyped_folder_is_not_made(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(*command, "--store", tmp_path / "nowhere")
@@ -115,23 +118,28 @@ def test_a_mistyped_folder_is_not_made(command, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_export_leaves_alone_what_is_no_file(folder, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert "and no file" in run("export", pipe, "--store", folder).stderr
-    assert pipe.is_fifo()
-
-
-def test_export_and_import(folder, tmp_path):
-    done = run_json("export", tmp_path / "a.tar", "--store", folder)
-    assert done["entries"] == 3, "the fourth has expired"
-    again = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
-    assert (again["entries"], again["nbytes"]) == (3, done["nbytes"])
-    shown = run("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+def test_copy(folder, tmp_path):
+    done = run_json("copy", folder, tmp_path / "other")
+    assert (done["entries"], done["expired"]) == (3, 1)
+    assert run_json("verify", "--store", tmp_path / "other")["sound"]
+    assert run_json("stats", "--store", tmp_path / "other")["nbytes"] == done["nbytes"]
+    shown = run("copy", folder, tmp_path / "other")
     assert "0 entries, 0.0 MB; 3 were there already" in shown.stdout
-    refused = run("import", entry_files(folder)[0], "--store", tmp_path / "other")
-    assert refused.exit_code == 2
-    assert "Error: " in refused.stderr
+    refused = run("copy", tmp_path / "nowhere", tmp_path / "made")
+    assert (refused.exit_code, "no store at" in refused.stderr) == (2, True)
+    assert not (tmp_path / "made").exists()
+    for place in (":memory:", "ftp://host"):
+        assert (run("copy", folder, place).exit_code, run("copy", place, folder).exit_code) == (
+            2,
+            2,
+        )
+
+
+def test_cp_copies_a_folder(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    assert run_json("verify", "--store", tmp_path / "other")["sound"]
+    with closing(open_chunk_store(StoreConfig(tmp_path / "other"))) as store:
+        assert same(store.get("a", FINGERPRINT).entry, make_entry("a", tokens=50))
 
 
 def test_bench(tmp_path):
@@ -188,16 +196,16 @@ def test_json_is_json_in_color_too(folder, monkeypatch):
     assert json.loads(plain)
 
 
-def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
+def test_what_has_expired_is_not_copied(folder, tmp_path, monkeypatch):
     with closing(open_chunk_store(StoreConfig(folder))) as store:
         entry = make_entry("soon over", tokens=50)
         store.put(entry, FINGERPRINT, Terms("two", 4e9))
-    assert run_json("export", tmp_path / "a.tar", "--store", folder)["entries"] == 4
-    monkeypatch.setattr("ragkv.store.operate.archive.time.time", lambda: 5e9)
+    assert run_json("copy", folder, tmp_path / "before")["entries"] == 4
+    monkeypatch.setattr("ragkv.store.operate.copy.time.time", lambda: 5e9)
     for again in (False, True):
-        done = run_json("import", tmp_path / "a.tar", "--store", tmp_path / "other")
+        done = run_json("copy", folder, tmp_path / "other")
         kept = (0, 3) if again else (3, 0)
-        assert (done["entries"], done["existing"], done["expired"]) == (*kept, 1)
+        assert (done["entries"], done["existing"], done["expired"]) == (*kept, 2)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +213,8 @@ def test_what_has_expired_is_not_imported(folder, tmp_path, monkeypatch):
     [
         (("stats", "--encrypt"), "the disk"),
         (("key",), "the disk"),
+        (("export", "a.tar"), "store copy FROM TO"),
+        (("import", "a.tar"), "store copy FROM TO"),
         (("simulate", "--bytes", "9"), "pgdsf"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What an operator asks of a store: inspect, verify, collect garbage, export, import."""
+"""What an operator asks of a store: inspect, verify, copy."""

@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
-from ragkv.store import ChunkStore, TieredStore, open_store
+from ragkv.store import ChunkStore, TieredStore, open_chunk_store, open_store
 from ragkv.store.base import Terms
+from ragkv.store.operate.copy import copy_store
 
 
 @pytest.fixture(params=["redis", "valkey", "s3"])
@@ -48,6 +50,22 @@ def test_open_store(url: str, namespace: str) -> None:
                 served.delete("x")
         assert store.forget_document("d") == 1
         assert list(store.texts()) == []
+
+
+def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_path: Path) -> None:
+    places = [StoreConfig(tmp_path / "from"), StoreConfig(url), StoreConfig(tmp_path / "to")]
+    with closing(open_chunk_store(places[0], namespace)) as first:
+        for text in ("x", "y"):
+            first.put(make_entry(text, tokens=50), FINGERPRINT, Terms("d", 4e9))
+        expected = list(first.entries())
+    for source, target in pairwise(places):
+        with (
+            closing(open_chunk_store(source, namespace)) as old,
+            closing(open_chunk_store(target, namespace)) as new,
+        ):
+            assert copy_store(old, new).entries == 2
+            assert list(new.entries()) == expected
+            assert same(new.get("x", FINGERPRINT).entry, make_entry("x", tokens=50))
 
 
 def test_settings_that_do_not_fit(url: str) -> None:

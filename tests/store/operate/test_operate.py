@@ -1,26 +1,22 @@
-"""Stats, verify, export and import, over the simplest backend."""
+"""Stats, verify and copy, over the simplest backend."""
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 
-from ragkv.errors import StoreError
+from ragkv.errors import StoreError, StoreFullError
+from ragkv.store.backends.base import Bytes
 from ragkv.store.base import Terms
 from ragkv.store.catalog.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.entry.header import canonical, checksum_of
-from ragkv.store.operate.archive import export_store, import_store
+from ragkv.store.operate.copy import copy_store
 from ragkv.store.operate.inspect import stats, verify
 
 INT8 = replace(FINGERPRINT, codec="int8")
@@ -165,129 +161,71 @@ def carried_texts(store: ChunkStore) -> dict[tuple[str, str], tuple[object, ...]
     }
 
 
-def test_export_and_import_carry_everything(store: ChunkStore, tmp_path: Path):
-    first = export_store(store, tmp_path / "first.tar")
-    assert (first.entries, first.damaged) == (3, 0)
-    export_store(store, tmp_path / "second.tar")
-    assert (tmp_path / "first.tar").read_bytes() == (tmp_path / "second.tar").read_bytes()
-    assert (tmp_path / "first.tar").stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.tar", "second.tar"]
+def test_a_copy_has_everything(store: ChunkStore):
     with closing(ChunkStore(MemoryBackend())) as other:
-        done = import_store(other, tmp_path / "first.tar")
-        assert (done.entries, done.existing, done.nbytes) == (3, 0, first.nbytes)
+        done = copy_store(store, other)
+        assert (done.entries, done.existing, done.damaged) == (3, 0, 0)
+        assert done.nbytes == stats(store).nbytes
         assert carried_texts(other) == carried_texts(store)
         state = dict(other.backend.place.values)
-        again = import_store(other, tmp_path / "first.tar")
-        assert (again.entries, again.existing) == (0, 3)
+        again = copy_store(store, other)
+        assert (again.entries, again.existing, again.nbytes) == (0, 3, 0)
         assert other.backend.place.values == state
         assert not verify(other).problems
         assert same(other.get("a", FINGERPRINT).entry, make_entry("a"))
-        export_store(other, tmp_path / "third.tar")
-    assert (tmp_path / "first.tar").read_bytes() == (tmp_path / "third.tar").read_bytes()
 
 
-def test_damaged_entries_are_not_carried(store: ChunkStore, tmp_path: Path):
+def test_what_the_target_has_stays_and_documents_are_added(store: ChunkStore):
+    with closing(ChunkStore(MemoryBackend())) as other:
+        for text in ("a", "c"):
+            other.put(make_entry(text), FINGERPRINT, Terms("three"))
+        assert copy_store(store, other).existing == 1
+        assert other.documents("a") == ["one", "three", "two"]
+        assert other.documents("c") == ["three"]
+
+
+def test_damaged_and_foreign_entries_are_not_copied(store: ChunkStore):
     flipped(store)
-    assert (export_store(store, tmp_path / "a.tar").damaged) == 1
+    for text in ("c", "d"):
+        store.put(make_entry(text), FINGERPRINT)
+    store.backend.put(key_of("c"), [store.backend.get(key_of("a"))])  # moved
     with closing(ChunkStore(MemoryBackend())) as other:
-        assert import_store(other, tmp_path / "a.tar").entries == 2
-        data = bytearray((tmp_path / "a.tar").read_bytes())
-        at = data.index(make_entry("a").keys[0].numpy().tobytes())
-        data[at] ^= 1
-        (tmp_path / "a.tar").write_bytes(data)
-        for info in list(other.entries()):
-            other.delete(info.text)
-        assert import_store(other, tmp_path / "a.tar").damaged == 1
+        done = copy_store(store, other)
+        assert (done.entries, done.damaged) == (3, 2)
         assert verify(other).sound
-        (tmp_path / "a.tar").write_bytes(data[: at - at % 512 - 1024])
-        with pytest.raises(StoreError):
-            import_store(other, tmp_path / "a.tar")
 
 
-def test_a_file_that_ends_too_early_is_refused(store: ChunkStore, tmp_path: Path):
-    export_store(store, tmp_path / "a.tar")
-    with tarfile.open(tmp_path / "a.tar") as tar:
-        members = [(m.name, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
-    with closing(ChunkStore(MemoryBackend())) as other:
-        for without in (-1, -2):
-            kept = [member for member in members if member is not members[without]]
-            with pytest.raises(StoreError, match="cut short"):
-                import_store(other, tar_of(tmp_path / "b.tar", *kept))
-        tar_of(tmp_path / "b.tar", *members, members[-1])
-        with pytest.raises(StoreError, match="does not belong"):
-            import_store(other, tmp_path / "b.tar")
+def test_an_interrupted_copy_goes_on(store: ChunkStore):
+    class Full(MemoryBackend):
+        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+            if key == entry_key(digest_of_text("b"), digest_of_fingerprint(FINGERPRINT)):
+                raise StoreFullError("no room")
+            super().put(key, parts)
+
+    place = Place()
+    with closing(ChunkStore(Full(place))) as other, pytest.raises(StoreFullError):
+        copy_store(store, other)
+    with closing(ChunkStore(MemoryBackend(place))) as other:
+        copy_store(store, other)
+        assert carried_texts(other) == carried_texts(store)
 
 
-def tar_of(path: Path, *members: tuple[tarfile.TarInfo | str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            member = tarfile.TarInfo(name) if isinstance(name, str) else name
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
+def test_what_is_deleted_while_it_is_copied_is_left_out(store: ChunkStore):
+    class Deleting(MemoryBackend):
+        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+            super().put(key, parts)
+            if key.startswith("kv/"):
+                for text in ("a", "b"):
+                    store.delete(text)
+
+    with closing(ChunkStore(Deleting())) as other:
+        done = copy_store(store, other)
+        assert (done.entries, done.damaged) == (1, 0)
 
 
-FIRST = ("ragkv-store.json", json.dumps({"format": 1}).encode())
-LINK = tarfile.TarInfo(f"kv/{'0' * 64}/row.json")
-LINK.type, LINK.linkname = tarfile.SYMTYPE, "anything"
-ROW = b'{"checksum":"","documents":[],"expires_at":null}'
-
-
-@pytest.mark.parametrize(
-    ("members", "said"),
-    [
-        ([], "cut short"),
-        ([("a.txt", b"")], "does not belong"),
-        ([("ragkv-store.json", b'{"format": 2}')], "format"),
-        ([("ragkv-store.json", b"[]")], "format"),
-        ([FIRST, FIRST], "does not belong"),
-        ([FIRST, ("../kv/x", b"")], "does not belong"),
-        ([FIRST, ("/etc/passwd", b"")], "does not belong"),
-        ([FIRST, (LINK, b"")], "does not belong"),
-        ([FIRST, (f"kv/{'0' * 64}/row.json", b"{}")], "does not belong"),
-        ([FIRST, (f"kv/{'0' * 64}/row.json", ROW)], "checksum"),
-        ([FIRST, (f"kv/{'0' * 64}/{'0' * 32}-v2.safetensors", b"")], "does not belong"),
-    ],
-)
-def test_foreign_files_are_refused(tmp_path: Path, members: list[tuple[str, bytes]], said: str):
-    path = tar_of(tmp_path / "a.tar", *members)
-    with closing(ChunkStore(MemoryBackend())) as store:
-        with pytest.raises(StoreError, match=said):
-            import_store(store, path)
-        assert not list(store.entries())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"documents": [1]},
-        {"documents": "ab"},
-        {"expires_at": "soon"},
-        {"expires_at": True},
-        {"expires_at": 10**400},
-        {"expires_at": float("nan")},
-        {"expires_at": -float("inf")},
-    ],
-)
-def test_rows_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, object]):
-    row = {"documents": [], "expires_at": None, **wrong}
-    checksum = checksum_of(f"{'0' * 64} {canonical(row)}".encode())
-    member = f"kv/{'0' * 64}/row.json", canonical({**row, "checksum": checksum}).encode()
-    path = tar_of(tmp_path / "a.tar", FIRST, member)
+def test_a_copy_needs_a_writable_target(store: ChunkStore):
     with (
-        closing(ChunkStore(MemoryBackend())) as store,
-        pytest.raises(StoreError, match=r"row.json' does not belong"),
+        closing(ChunkStore(MemoryBackend(), read_only=True)) as other,
+        pytest.raises(StoreError, match="read_only"),
     ):
-        import_store(store, path)
-
-
-def test_files_that_are_no_tar(tmp_path: Path, store: ChunkStore):
-    (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
-    export_store(store, tmp_path / "b.tar")
-    data = (tmp_path / "b.tar").read_bytes()
-    (tmp_path / "b.tar").write_bytes(data[:4000])
-    for name in ("a.tar", "b.tar", "none.tar"):
-        with pytest.raises(StoreError, match=name):
-            import_store(store, tmp_path / name)
-    with pytest.raises(StoreError):
-        export_store(store, tmp_path / "no folder" / "c.tar")
+        copy_store(store, other)

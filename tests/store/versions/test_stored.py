@@ -17,7 +17,7 @@ from ragkv.store import ChunkStore, MemoryStore, TieredStore
 from ragkv.store.base import Terms
 from ragkv.store.catalog import names
 from ragkv.store.entry.format import encode
-from ragkv.store.operate.archive import export_store
+from ragkv.store.operate.copy import copy_store
 from ragkv.store.operate.inspect import stats, verify
 from ragkv.store.versions.stored import to_field
 from ragkv.store.versions.version import Version
@@ -186,7 +186,7 @@ def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> N
     assert memory.versions(C, FINGERPRINT) == []
     assert tiers.put_version(put) > 0
     assert same(tiers.read_version(tiers.versions(C, FINGERPRINT)[0]), put.entry)
-    assert export_store(disk, tmp_path / "carried.tar").entries == 2
+    assert copy_store(disk, DiskStore(tmp_path / "copy", mapped=False)).entries == 2
     tiers.delete(A)
     assert tiers.versions(C, FINGERPRINT) == []
 
