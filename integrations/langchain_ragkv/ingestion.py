@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.documents import BaseDocumentTransformer, Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
@@ -15,8 +14,6 @@ from langchain_ragkv.engine import ChunkReuse, engine_of
 from langchain_ragkv.texts import chunk_texts
 from ragkv import RagKV
 from ragkv.engine.documents import precompute_documents
-from ragkv.errors import ConfigError
-from ragkv.retrieve.neighbours import nearest
 from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
@@ -36,11 +33,6 @@ class RagKVTransformer(BaseDocumentTransformer):
         is ``page_content`` alone.
     show_progress
         As in :meth:`ChatRagKV.precompute`.
-    embeddings, neighbours
-        Encode each chunk behind so many of the most similar ones of the call, too, by this
-        embedding model, the retriever's. The model is over
-        ``kv=RagKV(..., reuse=ReuseConfig(contextual_versions=True))``, and not served.
-
     by_document
         Store each chunk under the source document that ``metadata["source"]`` names, or another
         field. All of a document's chunks then come in one call: its former chunks are deleted,
@@ -49,8 +41,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     Raises
     ------
     ConfigError
-        Neither or both of ``llm`` and ``kv`` are given, or ``llm`` is another model; or only one
-        of ``embeddings`` and ``neighbours``.
+        Neither or both of ``llm`` and ``kv`` are given, or ``llm`` is another model.
     """
 
     def __init__(
@@ -60,17 +51,12 @@ class RagKVTransformer(BaseDocumentTransformer):
         kv: RagKV | RemoteRagKV | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool | None = None,
-        embeddings: Embeddings | None = None,
-        neighbours: int = 0,
         by_document: bool | str = False,
     ) -> None:
-        if (embeddings is None) != (neighbours == 0):
-            raise ConfigError("neighbours= needs embeddings=, and embeddings= needs neighbours=")
         self._engine, self._bound = engine_of(llm, kv)
         self._source_key = "source" if by_document is True else by_document or None
         self._document_prompt = document_prompt
         self._show_progress = show_progress
-        self._embeddings, self._neighbours = embeddings, neighbours
 
     def transform_documents(
         self,
@@ -88,8 +74,4 @@ class RagKVTransformer(BaseDocumentTransformer):
         if named:
             precompute_documents(self._engine.precompute, named, show_progress=False, **self._bound)
         _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
-        if self._embeddings is not None:
-            vectors = self._embeddings.embed_documents(texts)
-            behind = nearest(texts, vectors, self._neighbours)
-            self._engine.precompute((), neighbours=behind, **self._bound)
         return documents

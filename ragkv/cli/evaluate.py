@@ -31,7 +31,6 @@ _MEASURING = (
     "ratio",
     "limit",
     "seed",
-    "neighbours",
     "json_path",
     "codec",
     "strict",
@@ -92,13 +91,6 @@ def evaluate_command(
             min=2, help="So many requests over recurring chunks: contextual versions or entries."
         ),
     ] = None,
-    neighbours: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Encode each chunk behind so many similar ones, too, and place these versions.",
-        ),
-    ] = 0,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -113,10 +105,8 @@ def evaluate_command(
         {
             "without --needles": () if needles is not None else _OF_NEEDLES,
             "with --chart": () if chart is None else (*_MEASURING, *_OF_RUNS),
-            "with --codec": () if codec is None else (*_OF_RUNS, "neighbours"),
-            "with --recurring": ()
-            if recurring is None
-            else (*_OF_RUNS, "codec", "plot", "neighbours"),
+            "with --codec": () if codec is None else _OF_RUNS,
+            "with --recurring": () if recurring is None else (*_OF_RUNS, "codec", "plot"),
             "without --json": () if json_path is not None else ("resume",),
         },
     )
@@ -136,11 +126,7 @@ def evaluate_command(
     with RagKV(
         model,
         store=":memory:",
-        reuse=ReuseConfig(
-            auxiliary_model=auxiliary_model,
-            seed=seed,
-            contextual_versions="neighbours" if neighbours else False,
-        ),
+        reuse=ReuseConfig(auxiliary_model=auxiliary_model, seed=seed),
         device=device,
         dtype=dtype,
     ) as kv:
@@ -154,7 +140,6 @@ def evaluate_command(
                 haystack=haystack,
                 values=needle_values,
             )
-        behind = _neighbours(examples, neighbours) if neighbours else {}
         if data is not None:
             examples = examples.pick(limit, seed)
         if codecs or recurring is not None:
@@ -183,7 +168,6 @@ def evaluate_command(
                 resume=resume,
                 strict=strict,
                 time_in_turn=time_in_turn,
-                neighbours=behind,
                 show_progress=True,
             )
         except KeyboardInterrupt:
@@ -193,16 +177,6 @@ def evaluate_command(
     if json_path is not None:
         evaluation.save(json_path)
     _show(console, evaluation, plot)
-
-
-def _neighbours(data: DataSet, count: int) -> dict[str, list[str]]:
-    """Return the most similar chunks of each, among those of all examples of the file."""
-    from ragkv.cli.retrieval import Embedder
-    from ragkv.measure.data.prompts import chunk_texts
-    from ragkv.retrieve.neighbours import nearest
-
-    texts = list(dict.fromkeys(text for each in data.examples for text in chunk_texts(each)))
-    return nearest(texts, Embedder().embed(texts, show_progress=True), count)
 
 
 def _compared(

@@ -13,6 +13,7 @@ _CONTINUE = (
 _REMOVED = {
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
     "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "neighbours": "set contextual_versions=True, and prompts leave versions of their chunks",
     "remember_turns": _CONTINUE,
     "turns_expire_in": _CONTINUE,
 }

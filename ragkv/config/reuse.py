@@ -119,10 +119,9 @@ class ReuseConfig:
         at a ratio of 0.2), and a step takes 1.15 to 1.5 times as long on a CPU.
     contextual_versions
         Place versions of chunks where they suit a prompt better than the entry (``query`` and
-        ``cachecraft`` alone): those that ``precompute`` was given neighbours for, and those that
-        are computed after an answer, behind the chunks that stood before them in the prompt. Of
-        the operator's chunks: those of a document, and those that ``precompute`` was given with
-        this setting on. ``"neighbours"`` computes none after answers.
+        ``cachecraft`` alone). They are computed after an answer, behind the chunks that stood
+        before them in the prompt. Of the operator's chunks: those of a document, and those that
+        ``precompute`` was given with this setting on.
     seed
         Seed of the ``random`` method.
     calibrated_for
@@ -139,7 +138,7 @@ class ReuseConfig:
     on_miss: Literal["store", "skip"] = "store"
     load: Literal["auto", "always"] = "auto"
     repair_ahead: bool = False
-    contextual_versions: bool | Literal["neighbours"] = False
+    contextual_versions: bool = False
     seed: int = 0
     calibrated_for: str | None = None
 
@@ -162,8 +161,7 @@ class ReuseConfig:
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_choice("load", self.load, ("auto", "always"))
         check_bool("repair_ahead", self.repair_ahead)
-        if self.contextual_versions != "neighbours":
-            check_bool("contextual_versions (or 'neighbours')", self.contextual_versions)
+        check_bool("contextual_versions", self.contextual_versions)
         check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             check_text("calibrated_for", self.calibrated_for)

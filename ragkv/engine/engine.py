@@ -25,7 +25,6 @@ from ragkv.engine.request import (
     Request,
     check_calibration,
     check_document,
-    check_neighbours,
     check_texts,
 )
 from ragkv.engine.requests import RequestQueue
@@ -130,7 +129,6 @@ class RagKV(Speculates, EngineState):
         document: str | None = None,
         revision: str | None = None,
         expires_in: float | None = None,
-        neighbours: Mapping[str, Sequence[str]] | None = None,
         show_progress: bool | None = False,
         **overrides: Any,
     ) -> PrecomputeReport:
@@ -145,9 +143,6 @@ class RagKV(Speculates, EngineState):
             The document's state, such as its hash: the texts are a part of it, and others stay.
         expires_in
             Seconds until the chunks expire, the last of several; None is never, for new ones.
-        neighbours
-            Of each chunk that is to be encoded behind others, too, those chunks, the most similar
-            last (:func:`ragkv.retrieve.neighbours.nearest`): a contextual version of it.
         show_progress
             Say the size on standard error, and show a bar; None: the bar in a terminal alone.
 
@@ -162,7 +157,6 @@ class RagKV(Speculates, EngineState):
         with self._lifecycle:
             return self._reuse.precompute(
                 *(chunks, setting, document, revision, expires_in),
-                neighbours=check_neighbours(neighbours),
                 show_progress=show_progress,
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
@@ -76,23 +76,6 @@ def check_texts(texts: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
     return out
-
-
-def check_neighbours(neighbours: Mapping[str, Sequence[str]] | None) -> dict[str, list[str]]:
-    """Return chunks and the chunks that they are encoded behind, without outer whitespace.
-
-    Raises
-    ------
-    ConfigError
-        ``neighbours`` is no mapping from strings to lists of strings.
-    """
-    if neighbours is None:
-        return {}
-    if not isinstance(neighbours, Mapping):
-        raise ConfigError(f"neighbours maps chunks to lists, not {type(neighbours).__name__}")
-    texts = [text.strip() for text in check_texts(neighbours)]
-    others = [[text.strip() for text in check_texts(each)] for each in neighbours.values()]
-    return dict(zip(texts, others, strict=True))
 
 
 def check_document(name: object) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
@@ -21,7 +21,6 @@ from ragkv.engine.request import Request, check_revision
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
-from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
@@ -73,13 +72,10 @@ class Reuse:
         revision: str | None,
         expires_in: float | None,
         *,
-        neighbours: Mapping[str, Sequence[str]],
         show_progress: bool | None,
     ) -> PrecomputeReport:
-        """Encode the missing chunks, for the method's auxiliary model too, and the versions."""
+        """Encode the missing chunks, for the method's auxiliary model too."""
         config, method = setting
-        if neighbours and not config.contextual_versions:
-            raise ConfigError("neighbours make versions of chunks: set contextual_versions")
         corpora = [(self.corpus, self.corpus.sink_for(config, method))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
@@ -96,8 +92,7 @@ class Reuse:
         self.background.measure_costs()
         self.versions.note_ingested(chunks, config)
         self._drop_former_after(reports[0].removed)
-        made = self.versions.encode_behind(neighbours, corpora[0][1])
-        return replace(reports[0], versions=made)
+        return reports[0]
 
     def load(self, named: Sequence[str], config: ReuseConfig, method: Method) -> None:
         """Start loading chunks that the next prompts will contain."""

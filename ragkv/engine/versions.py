@@ -1,16 +1,16 @@
 """Contextual versions of chunks: which prompts use them, and which ask for new ones.
 
 A version is computed from the sink and chunks alone, in a pass of its own: what a prompt says
-beside them is not in it. The operator names chunks that others are encoded behind, their
-neighbours; and prompts ask for versions in the background. A prompt decides at most which there
-are, and only where the operator's chunks follow one another from the sink on.
+beside them is not in it. Prompts ask for versions, and they are computed in the background. A
+prompt decides at most which there are, and only where the operator's chunks follow one another
+from the sink on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ import numpy as np
 
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import ReuseConfig
-from ragkv.decode.batch import batch_of
 from ragkv.engine.capture import compute_versions, joined_ids
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.idle import IdleWork
@@ -56,7 +55,6 @@ class Versions:
     ) -> None:
         self.kept = ChunkVersions(budget)
         self._corpus = corpus
-        self._lock = requests.lock
         self._idle = IdleWork(corpus.loaded, requests)
         self._writable = writable
         self._asked = set[tuple[str, Fingerprint]]()  # of these the store's are known
@@ -69,7 +67,7 @@ class Versions:
 
     def note_ingested(self, texts: Iterable[str], config: ReuseConfig) -> None:
         """Note chunks that the operator gave: versions are of them, and behind them, alone."""
-        if config.contextual_versions is True:
+        if config.contextual_versions:
             with self._noting:
                 self._ingested.update(text.strip() for text in texts)
 
@@ -92,32 +90,6 @@ class Versions:
             self._asked.clear()
             self._wanted.clear()
         self.kept.clear()
-
-    def encode_behind(self, neighbours: Mapping[str, Sequence[str]], sink: Sink) -> int:
-        """Compute the versions of chunks behind their neighbours; return how many are new.
-
-        Chunks and neighbours that are not stored are left out, and so are versions that no
-        prompt can hold.
-
-        Raises
-        ------
-        ConfigError
-            The model's weights changed meanwhile.
-        """
-        made = 0
-        self._corpus.refresh()
-        for text, others in neighbours.items():
-            prefix = [other for other in dict.fromkeys(others) if self._is_stored(other)]
-            if not self._is_stored(text) or not prefix or text in prefix:
-                continue
-            self._ask_store(text, sink)
-            if self.kept.contains(text, sink.fingerprint, prefix):
-                continue
-            for version in self._versions([*prefix, text], sink, self._run_now)[-1:]:
-                self._keep(replace(version, by_neighbours=True))
-                made += 1
-        self.drop_deleted()
-        return made
 
     # ---- in a prompt
 
@@ -165,8 +137,7 @@ class Versions:
         Return whether somebody has to call :meth:`compute_wanted`; once for all that is noted.
         """
         sink = plan.located.sink
-        captures = request.config.contextual_versions is True and self._serves(request)
-        if sink is None or not captures:
+        if sink is None or not self._serves(request):
             return False
         chain = tuple(self._up_to_missing(self._chain(plan, sink), sink))
         if not chain:
@@ -218,7 +189,7 @@ class Versions:
 
     def _compute(self, chain: Sequence[str], sink: Sink) -> None:
         texts = self._up_to_missing(list(takewhile(self._is_ingested, chain)), sink)
-        for version in self._versions(texts, sink, self._idle.run) if texts else ():
+        for version in self._versions(texts, sink) if texts else ():
             if not self.kept.contains(version.text, sink.fingerprint, version.prefix):
                 self._keep(version)
         self.drop_deleted()
@@ -228,19 +199,7 @@ class Versions:
         """Compute no more of what is wanted."""
         self._idle.close()
 
-    def _run_now(self, compute: Callable[[], list[Version]], tokens: int) -> list[Version]:
-        """Wait for the model, between other passes."""
-        del tokens
-        loaded = self._corpus.loaded
-        with self._lock, loaded.without_autocast(), batch_of(loaded).between_layers(loaded):
-            return compute()
-
-    def _versions(
-        self,
-        texts: Sequence[str],
-        sink: Sink,
-        run: Callable[[Callable[[], list[Version]], int], list[Version]],
-    ) -> list[Version]:
+    def _versions(self, texts: Sequence[str], sink: Sink) -> list[Version]:
         """Compute the versions of chunks behind one another; none where one was deleted."""
         found = self._corpus.open(texts, sink)
         entries = [each.entry for each in found if each.entry is not None]
@@ -251,7 +210,7 @@ class Versions:
         if len(entries) < len(texts) or tokens > most:
             return []
         expiries = [each.expires_at for each in found]
-        made = run(partial(compute_versions, loaded, sink, entries, expiries), tokens)
+        made = self._idle.run(partial(compute_versions, loaded, sink, entries, expiries), tokens)
         changed = self._corpus.usable_fingerprint().weights != sink.fingerprint.weights
         return [] if changed else made
 
@@ -270,7 +229,7 @@ class Versions:
     # ---- details
 
     def _serves(self, request: Request) -> bool:
-        on = request.config.contextual_versions is not False and self.kept.budget > 0
+        on = request.config.contextual_versions and self.kept.budget > 0
         return on and request.method.versions
 
     def _up_to_missing(self, chain: list[str], sink: Sink) -> list[str]:

@@ -266,8 +266,6 @@ class PrecomputeReport:
     too_long
         Chunks that no prompt can hold, since they are longer than the model's positions: not
         encoded.
-    versions
-        Contextual versions computed now: chunks behind their neighbours.
     """
 
     new: int = 0
@@ -278,7 +276,6 @@ class PrecomputeReport:
     seconds: float = 0.0
     removed: int = 0
     too_long: int = 0
-    versions: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""

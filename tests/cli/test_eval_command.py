@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 import ragkv
 from ragkv.cli.evaluate import evaluate_command
-from ragkv.engine.versions import Versions
 from ragkv.errors import ConfigError, MissingDependencyError
-from ragkv.measure.data.prompts import chunk_texts
 from ragkv.measure.picture import save_chart
 from ragkv.measure.quality import write_data
 from ragkv.measure.quality.chart import chart
@@ -236,36 +234,3 @@ def test_recurring_requests_compare_versions_with_entries(tmp_path):
     ]
     with pytest.raises(ConfigError, match="--codec changes nothing with --recurring"):
         _run("--data", path, "--recurring", 4, "--codec", "int8")
-
-
-def test_chunks_are_encoded_behind_similar_ones_of_the_whole_file(tmp_path, monkeypatch):
-    embedded, behind = [], []
-
-    class ByLength:
-        def embed(self, texts, *, show_progress):
-            embedded.extend(texts)
-            return [[1.0, float(len(text))] for text in texts]
-
-    def noted(self, neighbours, sink):
-        behind.append(neighbours)
-        return _encode_behind(self, neighbours, sink)
-
-    _encode_behind = Versions.encode_behind
-    monkeypatch.setattr("ragkv.cli.retrieval.Embedder", ByLength)
-    monkeypatch.setattr(Versions, "encode_behind", noted)
-    path, out = tmp_path / "d.jsonl", tmp_path / "r.json"
-    data = small_data(3)
-    write_data(path, data.examples)
-    texts = {text for each in data.examples for text in chunk_texts(each)}
-    given = ("--data", path, "--methods", "query,epic", "--ratio", 0.1, "--limit", 1)
-    _run(*given, "--json", out, "--neighbours", 2)
-    assert set(embedded) == texts
-    chunks = [neighbours for neighbours in behind if neighbours]
-    assert len(chunks) == 1
-    assert set(chunks[0]) < texts
-    assert all(len(found) == 2 and texts.issuperset(found) for found in chunks[0].values())
-    rows = {row["method"]: row for row in json.loads(out.read_text())["rows"]}
-    _run(*given, "--json", out)
-    plain = {row["method"]: row for row in json.loads(out.read_text())["rows"]}
-    assert rows["epic"]["kl"] == plain["epic"]["kl"]
-    assert rows["query"]["kl"] != plain["query"]["kl"]

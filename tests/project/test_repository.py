@@ -176,7 +176,7 @@ def test_no_class_name_stands_for_two_things():
 def test_wrappers_know_only_the_engine():
     """And what helps retrievers and ingestion, which is given an engine."""
     allowed = {"ragkv", "ragkv.config", "ragkv.errors", "ragkv.select", "ragkv.serve.client"}
-    allowed |= {"ragkv.retrieve.neighbours", "ragkv.engine.documents"}
+    allowed |= {"ragkv.engine.documents"}
     wrong = [
         f"{path.name} imports {name}"
         for path in python_files("integrations")
@@ -253,7 +253,6 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Speculation",
         "SpeculationReport",
         "ToolCall",
-        "nearest",
     }
     for path in classes:
         module, _, name = path.rpartition(".")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
@@ -92,7 +91,6 @@ def evaluate(
     resume: bool | None = None,
     strict: bool = True,
     time_in_turn: bool = True,
-    neighbours: Mapping[str, Sequence[str]] = MappingProxyType({}),
     show_progress: bool = False,
 ) -> Evaluation:
     """Measure methods against full prefill on a data set.
@@ -115,9 +113,6 @@ def evaluate(
     time_in_turn
         Measure a full prefill before every method's, not one an example, so that both
         see the same state of the machine.
-    neighbours
-        The chunks that each chunk is encoded behind, too, for methods with versions; ``kv`` has
-        to place these (``contextual_versions="neighbours"``).
 
     Raises
     ------
@@ -139,7 +134,6 @@ def evaluate(
         file,
         strict=strict,
         time_in_turn=time_in_turn,
-        neighbours=neighbours,
         show_progress=show_progress,
     )
     file.finish()
@@ -155,7 +149,6 @@ def measurements(
     *,
     strict: bool = True,
     time_in_turn: bool = True,
-    neighbours: Mapping[str, Sequence[str]] = MappingProxyType({}),
     show_progress: bool = False,
 ) -> list[EvalRecord]:
     """Return the records of all settings, measuring those that the file does not have.
@@ -170,9 +163,7 @@ def measurements(
     done: list[EvalRecord] = []
     with bar:
         for example in data.examples:
-            subject = Subject(
-                kv, example, methods, time_in_turn=time_in_turn, neighbours=neighbours
-            )
+            subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
             try:
                 for method, ratio in settings:
                     name = f"{get_method(method).name} {ratio_name(ratio)}"

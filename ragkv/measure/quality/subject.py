@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,8 +43,6 @@ class Subject:
         The methods that will be measured: ingestion prepares the chunks for all of them.
     time_in_turn
         Time a full prefill before every method's, not only the first.
-    neighbours
-        The chunks that each chunk is encoded behind, too; see :meth:`ragkv.RagKV.precompute`.
     """
 
     def __init__(
@@ -56,16 +52,12 @@ class Subject:
         methods: Sequence[str | Method],
         *,
         time_in_turn: bool = True,
-        neighbours: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         chat = bool(kv.tokenizer.chat_template)
         self._kv = kv
         self._example = example
         self._methods = methods
         self._time_in_turn = time_in_turn
-        self._neighbours = {
-            text: list(neighbours[text]) for text in chunk_texts(example) if text in neighbours
-        }
         self._prompt = prompt(example, chat=chat)
         self._sink = kv.sink_from(template(example.task, chat=chat))
         self._reference: Reference | None = None
@@ -80,7 +72,7 @@ class Subject:
         loaded = self._kv.loaded
         model = [self._kv.model_name, self._kv.fingerprint or "", str(loaded.dtype)]
         settings = [*model, asdict(reuse), *code_of(chosen)]
-        parts = [*settings, asdict(self._example), self._prompt, self._neighbours]
+        parts = [*settings, asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
@@ -118,9 +110,8 @@ class Subject:
         if self._reference is None:
             for method in self._methods:
                 if get_method(method).reuse != "none":
-                    texts = [*chunk_texts(self._example), *chain(*self._neighbours.values())]
-                    behind = self._neighbours if get_method(method).versions else None
-                    self._kv.precompute(texts, sink=self._sink, method=method, neighbours=behind)
+                    texts = chunk_texts(self._example)
+                    self._kv.precompute(texts, sink=self._sink, method=method)
             prefilled = self._prefill(FULL, 1.0)
             self._ttft_full_s = prefilled.report.ttft_s
             self._tokens = len(prefilled.token_ids)

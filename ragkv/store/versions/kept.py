@@ -25,7 +25,7 @@ _LEAST_OVERHEAD = 0.01
 class _UsedVersion:
     """A version and f_r: the sum of ``1 / CFO`` over its uses, its capture among them.
 
-    Of equal ones the older is worth less; those that an operator asked for are worth most.
+    Of equal ones the older is worth less.
     """
 
     version: Version
@@ -34,8 +34,8 @@ class _UsedVersion:
     uses: float = 1.0
 
     @property
-    def worth(self) -> tuple[bool, float, int]:
-        return self.version.by_neighbours, self.uses, self.number
+    def worth(self) -> tuple[float, int]:
+        return self.uses, self.number
 
 
 class ChunkVersions:
@@ -89,9 +89,8 @@ class ChunkVersions:
     ) -> tuple[Version, float] | None:
         """Return the chunk's version of lowest CFO, perhaps without its rows, and the CFO.
 
-        None where the entry, which was computed behind the sink alone, has no higher one; a
-        version by neighbours is taken then. Of equal versions, that is returned which has most
-        chunks in common and fewest others.
+        None where the entry, which was computed behind the sink alone, has no higher one. Of
+        equal versions, that is returned which has most chunks in common and fewest others.
 
         Parameters
         ----------
@@ -112,9 +111,7 @@ class ChunkVersions:
                 for kept in self._of(text, fingerprint)
                 if not kept.version.has_expired and all(map(is_known, kept.version.prefix))
             ]
-            better = [
-                each for each in usable if each[0][0] < NO_CONTEXT or each[1].version.by_neighbours
-            ]
+            better = [each for each in usable if each[0][0] < NO_CONTEXT]
             if not better:
                 return None
             (overhead, *_), best = min(better, key=lambda each: each[0])

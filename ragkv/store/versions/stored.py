@@ -24,7 +24,6 @@ def to_field(version: Version) -> str:
         "impact": version.impact,
         "ranks": version.ranks.tolist(),
         "expires_at": version.expires_at,
-        "by_neighbours": version.by_neighbours,
     }
     return canonical([about])
 
@@ -61,7 +60,6 @@ def _version(header: Header, about: dict[str, Any]) -> Version:
         float(about["impact"]),
         np.array(about["ranks"], dtype=np.int64),
         about["expires_at"],
-        by_neighbours=about["by_neighbours"],
     )
 
 

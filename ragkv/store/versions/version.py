@@ -45,8 +45,6 @@ class Version:
         ``[tokens]`` int64: each token's rank, from 0, by its attention to the prefix.
     expires_at
         When the first of all these chunks expires, in seconds since the epoch; None for never.
-    by_neighbours
-        Whether the prefix are the chunk's neighbours, given at ingestion, not a prompt's chunks.
     """
 
     text: str
@@ -58,7 +56,6 @@ class Version:
     impact: float
     ranks: npt.NDArray[np.int64]
     expires_at: float | None = None
-    by_neighbours: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -80,9 +77,7 @@ class Version:
 
     def is_alike(self, other: Version) -> bool:
         """Whether both are of one chunk in one context."""
-        mine, others = (
-            (each.text, each.fingerprint, each.prefix, each.by_neighbours) for each in (self, other)
-        )
+        mine, others = ((each.text, each.fingerprint, each.prefix) for each in (self, other))
         return mine == others
 
     def overhead(self, before: Sequence[str]) -> float:

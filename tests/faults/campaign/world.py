@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,11 @@ from ragkv.model.loaded import LoadedModel
 from ragkv.report.account import ReuseReport
 from ragkv.select import method_of
 from ragkv.store.base import Found
+from ragkv.store.versions import kept
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
+kept.NO_CONTEXT = inf  # such a version is placed whatever stands before the chunk
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
 RATIOS = (0.0, 0.3, 1.0)
 NEW_TOKENS = 3
@@ -30,7 +33,7 @@ _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
 # "always": how long things take must not decide what is compared
-_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions="neighbours")
+_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions=True)
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
@@ -75,7 +78,9 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     config = store if isinstance(store, StoreConfig) else StoreConfig(store)
     config = replace(config, prefix_bytes=0)  # logits are compared bit by bit
-    return RagKV(loaded(), store=config, reuse=_REUSE)
+    kv = RagKV(loaded(), store=config, reuse=_REUSE)
+    kv._reuse.versions.want = lambda *_: False  # what was asked before decides nothing
+    return kv
 
 
 def draw_questions(draw: random.Random, count: int) -> list[Question]:
@@ -127,7 +132,9 @@ def precompute(kv: RagKV, chunk: int, *, version: bool = True) -> None:
     kv.precompute([text])
     if version:
         kv.precompute([NEIGHBOUR])
-        kv.precompute([], neighbours={text: [NEIGHBOUR]})
+        versions, sink = kv._reuse.versions, sink_of(kv)
+        versions._ask_store(text, sink)
+        versions._compute([NEIGHBOUR, text], sink)
 
 
 def sink_of(kv: RagKV) -> Sink:

@@ -22,7 +22,7 @@ from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVRetriever, RagKVTrans
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV, ReuseConfig
+from ragkv import RagKV
 from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(5))]
@@ -251,33 +251,6 @@ def test_loading_options_without_a_name_are_of_the_embedded_model():
     assert llm.kv.model.dtype == torch.bfloat16
     with pytest.raises(ModelNotFoundError):
         ChatRagKV.from_model_id("no/such-model", model_kwargs={"dtype": torch.bfloat16})
-
-
-class Line(DeterministicFakeEmbedding):
-    """The more a page is before another, the less it is like it."""
-
-    def embed_documents(self, texts):
-        order = [document.page_content for document in DOCUMENTS]
-        return [[1.0, float(order.index(text))] for text in texts]
-
-
-def test_documents_are_encoded_behind_the_most_similar_ones(make_engine):
-    kv = make_engine(reuse=ReuseConfig(contextual_versions="neighbours"))
-    llm = ChatRagKV(kv=kv, max_tokens=4)
-    step = RagKVTransformer(llm=llm, embeddings=Line(size=2), neighbours=2)
-    assert step.transform_documents(DOCUMENTS[:4]) == DOCUMENTS[:4]
-    texts = [document.page_content.strip() for document in DOCUMENTS]
-    found = {
-        texts.index(each.version.text): [texts.index(text) for text in each.version.prefix]
-        for each in kv._reuse.versions.kept._all()
-    }
-    assert found == {0: [2, 1], 1: [3, 2], 2: [1, 3], 3: [1, 2]}
-
-
-@pytest.mark.parametrize("given", [{"neighbours": 2}, {"embeddings": Line(size=2)}])
-def test_neighbours_and_embeddings_go_together(given):
-    with pytest.raises(ConfigError, match="embeddings="):
-        RagKVTransformer(kv=engine(), **given)
 
 
 def test_ingestion_says_its_size_in_one_line_where_there_is_no_terminal(make_engine, capsys):

@@ -14,9 +14,6 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVRetriever, RagKVTransform
 from tiny import some_chunks, tiny_tokenizer
 
-from ragkv import ReuseConfig
-from ragkv.errors import ConfigError
-
 CHUNKS = some_chunks(4, 60)
 QUESTION = "What is a target list?"
 NONE = MetadataMode.NONE
@@ -125,22 +122,3 @@ def test_a_missing_window_is_made_up_after_an_answer(kv, llm):
     kv.wait()
     engine.query(QUESTION)
     assert len(llm.last_report.chunks) == 2
-
-
-def test_nodes_are_encoded_behind_the_most_similar_ones(make_engine):
-    kv = make_engine(reuse=ReuseConfig(contextual_versions="neighbours"))
-    llm = RagKVLLM(kv=kv, max_new_tokens=4, context_window=4000, recompute_ratio=0.0)
-    made = [TextNode(text=text, embedding=[1.0, float(at)]) for at, text in enumerate(CHUNKS)]
-    RagKVTransform(llm=llm, neighbours=1, by_document=True)(made)
-    chunks = "\n\n".join([CHUNKS[0], CHUNKS[1], CHUNKS[3]])
-    llm.complete(f"Read what the reference says, and answer.\n\n{chunks}\n\n{QUESTION}")
-    assert [use.source for use in llm.last_report.chunks] == ["entry", "version", "version"]
-    versions = kv._reuse.versions.kept._all()
-    texts = [text.strip() for text in CHUNKS]
-    behind = {texts.index(v.version.text): texts.index(*v.version.prefix) for v in versions}
-    assert behind == {0: 1, 1: 2, 2: 3, 3: 2}
-
-
-def test_neighbours_need_embeddings(llm):
-    with pytest.raises(ConfigError, match="embedding model before"):
-        RagKVTransform(llm=llm, neighbours=2)(nodes())

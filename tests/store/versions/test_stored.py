@@ -40,7 +40,7 @@ def version(text: str = C, prefix: tuple[str, ...] = (A, B)) -> Version:
     entry = replace(entry, keys=torch.rand_like(entry.keys), values=torch.rand_like(entry.values))
     ranks = np.random.default_rng(0).permutation(tokens)
     inter = np.linspace(0.1, 1 / 3, len(prefix))
-    return Version(text, entry, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, 1e12, True)
+    return Version(text, entry, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, 1e12)
 
 
 def keys(store: ChunkStore, room: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_what_was_put_comes_back(store: ChunkStore) -> None:
     assert store.put_version(put) > put.entry.nbytes
     (found,) = store.versions(C, FINGERPRINT)
     assert found.entry is None
-    for name in ("text", "fingerprint", "prefix", "intra", "impact", "expires_at", "by_neighbours"):
+    for name in ("text", "fingerprint", "prefix", "intra", "impact", "expires_at"):
         assert getattr(found, name) == getattr(put, name)
     assert found.inter.tolist() == put.inter.tolist()
     assert found.ranks.tolist() == put.ranks.tolist()

@@ -15,7 +15,6 @@ from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv.engine.documents import precompute_documents
 from ragkv.errors import ConfigError
-from ragkv.retrieve.neighbours import nearest
 
 
 class RagKVTransform(TransformComponent):
@@ -54,10 +53,6 @@ class RagKVTransform(TransformComponent):
         Precompute this field of a node's metadata instead of its text:
         ``"window"`` for nodes of ``SentenceWindowNodeParser`` that
         ``MetadataReplacementPostProcessor("window")`` will replace.
-    neighbours
-        Encode each node's chunk behind so many of the most similar ones of the run, too, by the
-        nodes' own embeddings: put the pipeline's embedding model before this step. The LLM
-        needs ``reuse=ReuseConfig(contextual_versions=True)``, and is not a served one.
     """
 
     show_progress: bool | None = None
@@ -65,7 +60,6 @@ class RagKVTransform(TransformComponent):
     expires_in: float | None = None
     metadata_mode: MetadataMode = MetadataMode.LLM
     metadata_key: str | None = None
-    neighbours: int = 0
 
     _source: EngineSource = PrivateAttr()
     _overrides: dict[str, Any] = PrivateAttr()
@@ -80,7 +74,6 @@ class RagKVTransform(TransformComponent):
         expires_in: float | None = None,
         metadata_mode: MetadataMode = MetadataMode.LLM,
         metadata_key: str | None = None,
-        neighbours: int = 0,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
             show_progress=show_progress,
@@ -88,7 +81,6 @@ class RagKVTransform(TransformComponent):
             expires_in=expires_in,
             metadata_mode=metadata_mode,
             metadata_key=metadata_key,
-            neighbours=neighbours,
         )
         self._source = llm.source
         self._overrides = llm.reuse_overrides
@@ -130,9 +122,6 @@ class RagKVTransform(TransformComponent):
         if documents:
             named = {key: texts for key, texts in documents.items() if key}
             precompute_documents(engine.precompute, named, **settings)
-        if self.neighbours:
-            behind = nearest(*self._embedded(nodes), self.neighbours)
-            self._source.get().precompute((), neighbours=behind, **self._overrides)
         return nodes
 
     def forget_document(self, document: str) -> None:
@@ -145,20 +134,6 @@ class RagKVTransform(TransformComponent):
         if source is None:
             return None
         return source.node_id, source.hash or ("" if self._is_copy else None)
-
-    def _embedded(self, nodes: Sequence[BaseNode]) -> tuple[list[str], list[list[float]]]:
-        """Return the chunks of a run, and their nodes' embeddings."""
-        texts, vectors = list[str](), list[list[float]]()
-        for node in nodes:
-            for text in rendered_texts([node], self.metadata_mode, self.metadata_key):
-                if node.embedding is None:
-                    raise ConfigError(
-                        "neighbours= needs embedded nodes: put the embedding model before "
-                        "RagKVTransform in the pipeline's transformations"
-                    )
-                texts.append(text)
-                vectors.append(node.embedding)
-        return texts, vectors
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Do the same in a thread; the event loop goes on."""
