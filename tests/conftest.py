@@ -13,7 +13,6 @@ from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.decode import loop
-from ragkv.engine import costs
 from ragkv.model.implementation import override_implementation
 
 
@@ -27,12 +26,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep passes of the background out of tests that watch the model's."""
-    monkeypatch.setattr(costs.PrefillCosts, "measure", lambda _: None)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ _CONTINUE = (
 )
 _REMOVED = {
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
+    "costs": "omit it: entries are weighed by the FLOPs of computing them",
     "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "neighbours": "set contextual_versions=True, and prompts leave versions of their chunks",
     "remember_turns": _CONTINUE,

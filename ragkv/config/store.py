@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,9 +53,6 @@ class StoreConfig:
     policy
         Which entry a full tier evicts first, see
         :func:`ragkv.store.tiers.policies.policy_names`.
-    costs
-        Seconds of computing ``(cached, new)`` tokens, for cost-aware policies: a
-        :class:`ragkv.store.tiers.costs.CostTable`. ``None`` measures them once (docs/tiers.md).
     evict
         Evict on disk, too: when ``disk_bytes`` are used up, the chunks of least worth are
         deleted for new ones. False keeps acknowledged chunks and raises StoreFullError.
@@ -81,7 +77,6 @@ class StoreConfig:
     read_only: bool = False
     device_bytes: int | None = None
     policy: str = "pgdsf"
-    costs: Callable[[int, int], float] | None = None
     evict: bool = False
     codec: str = "raw"
     prefix_bytes: int | None = None
@@ -102,8 +97,6 @@ class StoreConfig:
         for name in ("read_only", "evict"):
             check_bool(name, getattr(self, name))
         check_text("policy", self.policy)
-        if self.costs is not None and not callable(self.costs):
-            raise ConfigError(f"costs must be a CostTable or a function, not {self.costs!r}")
         if self.evict and (self.disk_bytes is None or self.read_only):
             raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
         _check_codec(self.codec)

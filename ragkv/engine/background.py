@@ -10,7 +10,6 @@ from typing import TypeVarTuple
 
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
-from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.versions import Versions
@@ -37,14 +36,12 @@ class Background:
     def __init__(
         self,
         corpus: Corpus,
-        costs: PrefillCosts,
         conversations: Conversations,
         versions: Versions,
         *,
         writable: bool,
     ) -> None:
         self._corpus = corpus
-        self._costs = costs
         self._conversations = conversations
         self._versions = versions
         self._writable = writable
@@ -118,12 +115,6 @@ class Background:
             self._submit(self._versions.compute_wanted, thread=self._idle)
         if self._corpus.landmarks.is_behind:
             self._submit(self._corpus.landmarks.update)
-        self.measure_costs()
-
-    def measure_costs(self) -> None:
-        """Measure what prefills cost, the first time that it is called and not known."""
-        if self._costs.take():
-            self._submit(self._costs.measure)
 
     def _submit(
         self,
@@ -149,9 +140,8 @@ class Background:
     def close(self) -> None:
         """Finish the submitted work, end the threads, and forget conversations.
 
-        Costs that are not measured yet, and versions that are not computed yet, never are.
+        Versions that are not computed yet never are.
         """
-        self._costs.close()
         self._versions.stop()
         for thread in (self._thread, self._idle):
             thread.shutdown(wait=True)

@@ -82,7 +82,6 @@ class Corpus:
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
-        self.costs: Callable[[int, int], float] | None = None
         """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
 
     def sink_for(self, config: ReuseConfig, method: Method) -> Sink:

@@ -36,6 +36,7 @@ from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
+from ragkv.model.flops import prefill_flops_of
 from ragkv.model.load import load_model, pretrained
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -102,7 +103,8 @@ class RagKV(Speculates, EngineState):
             loaded = verified(loaded, on_unsupported)
         self._loaded = loaded
         self._lock = lock_of(loaded.model)
-        self._store = open_store(settings, namespace, device=loaded.device)
+        costs = prefill_flops_of(loaded) if isinstance(loaded, ReusableModel) else None
+        self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
         self._requests.configure(batch)

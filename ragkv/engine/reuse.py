@@ -12,7 +12,6 @@ from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
-from ragkv.engine.costs import PrefillCosts
 from ragkv.engine.history import history_warnings
 from ragkv.engine.named import NamedChunks
 from ragkv.engine.pipeline import Pipeline
@@ -21,13 +20,13 @@ from ragkv.engine.request import Request, check_revision
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
+from ragkv.model.flops import prefill_flops_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
 from ragkv.store.base import Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree
-from ragkv.store.tiers.costs import ALIKE
 
 Deleted = TypeVar("Deleted", bool, int)
 
@@ -49,14 +48,13 @@ class Reuse:
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
         budget = PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
-        tree = PrefixTree(budget, partial(_seconds, corpus)) if budget else None
-        costs = PrefillCosts(corpus, lock_of(loaded.model), settings, tree)
+        tree = PrefixTree(budget, prefill_flops_of(loaded)) if budget else None
         conversations = Conversations(corpus, tree)
         most = VERSION_BYTES if settings.version_bytes is None else settings.version_bytes
         writable = not settings.read_only
         requests = lock_of(loaded.model).shared(RequestQueue)
         versions = Versions(corpus, requests, most, writable=writable)
-        background = Background(corpus, costs, conversations, versions, writable=writable)
+        background = Background(corpus, conversations, versions, writable=writable)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
@@ -89,7 +87,6 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
-        self.background.measure_costs()
         self.versions.note_ingested(chunks, config)
         self._drop_former_after(reports[0].removed)
         return reports[0]
@@ -127,8 +124,3 @@ class Reuse:
             self.conversations.clear()
             self.versions.drop_deleted()
         return deleted
-
-
-def _seconds(corpus: Corpus, cached: int, new: int) -> float:
-    """Return what computing tokens takes, by the costs that are known now."""
-    return (corpus.costs or ALIKE)(cached, new)

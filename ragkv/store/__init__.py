@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def open_store(
     namespace: str = "default",
     *,
     device: torch.device = _CPU,
+    costs: Callable[[int, int], float] | None = None,
 ) -> Store:
     """Open the store of one namespace, with its tiers.
 
@@ -52,6 +54,9 @@ def open_store(
         Any text. Entries of other namespaces are never seen.
     device
         The model's: unless it is the CPU, a tier there comes before the memory.
+    costs
+        What computing ``(cached, new)`` tokens takes, by which entries are weighed that a full
+        tier evicts. ``None`` counts tokens.
 
     Raises
     ------
@@ -67,9 +72,11 @@ def open_store(
     if not isinstance(namespace, str):
         raise ConfigError(f"namespace must be a string, not {type(namespace).__name__}")
     if config.path == MEMORY:
-        return with_tiers(config, None, device)
+        return with_tiers(config, None, device, costs)
     has_tiers = config.memory_bytes > 0 or _device_bytes(config, device) > 0
-    return with_tiers(config, open_chunk_store(config, namespace, mapped=not has_tiers), device)
+    return with_tiers(
+        config, open_chunk_store(config, namespace, mapped=not has_tiers), device, costs
+    )
 
 
 def open_chunk_store(
@@ -83,9 +90,14 @@ def open_chunk_store(
     return ChunkStore(backend, namespace, read_only=config.read_only, mapped=mapped)
 
 
-def with_tiers(config: StoreConfig, below: Store | None, device: torch.device) -> Store:
+def with_tiers(
+    config: StoreConfig,
+    below: Store | None,
+    device: torch.device,
+    costs: Callable[[int, int], float] | None = None,
+) -> Store:
     """Return the configured tiers over a store; over None, they are the whole store."""
-    make = partial(MemoryStore, policy=config.policy, costs=config.costs)
+    make = partial(MemoryStore, policy=config.policy, costs=costs)
     # a tier may reject an entry; a store of its own may not
     memory = make(
         int(config.memory_bytes), pinned=device.type == "cuda", admission=below is not None
@@ -98,7 +110,7 @@ def with_tiers(config: StoreConfig, below: Store | None, device: torch.device) -
     store = TieredStore(memory, below, device=on_device)
     if not config.evict or config.disk_bytes is None:
         return store
-    return EvictingStore(store, config.disk_bytes, policy=config.policy, costs=config.costs)
+    return EvictingStore(store, config.disk_bytes, policy=config.policy, costs=costs)
 
 
 def _device_bytes(config: StoreConfig, device: torch.device) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -241,13 +241,6 @@ class Store(ABC):
     def room(self) -> Room | None:
         """Return what the disk has left; None where that is not known, as of a server."""
         return None
-
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:
-        """Weigh entries by the seconds of computing ``(cached, new)`` tokens, present ones too.
-
-        Where nothing is evicted, it does nothing.
-        """
-        del costs
 
     def gc(self) -> int:
         """Delete expired chunks and the remains of crashed writers; return the deleted chunks."""

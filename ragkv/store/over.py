@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ragkv.chunk.kv import ChunkKV
@@ -45,9 +45,6 @@ class StoreOver(Store):
 
     def entries(self) -> Iterator[EntryInfo]:  # noqa: D102
         return self.below.entries()
-
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:  # noqa: D102
-        self.below.set_costs(costs)
 
     def was_evicted(self, text: str) -> bool:  # noqa: D102
         return self.below.was_evicted(text)

@@ -28,7 +28,6 @@ from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.select import get_method
-from ragkv.store.tiers.costs import ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, costs=ALIKE, prefix_bytes=0)
+    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, prefix_bytes=0)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
         if data is None:

@@ -23,7 +23,6 @@ from ragkv.model.loaded import LoadedModel
 from ragkv.model.machine import device_name
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import Tokens, tokenize
-from ragkv.store.tiers.costs import ALIKE
 
 _SINK = "Answer from these passages."
 
@@ -95,7 +94,7 @@ def bench_ingest(
     prefill_s, ingest_s = [], []
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix="ragkv-ingest-") as place,
-        RagKV(loaded, store=StoreConfig(place, codec=codec, costs=ALIKE)) as kv,
+        RagKV(loaded, store=StoreConfig(place, codec=codec)) as kv,
     ):
         tokenized = [
             (one, tokenize(Rendered(one, add_special_tokens=False), loaded.tokenizer))

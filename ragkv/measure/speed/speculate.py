@@ -22,7 +22,6 @@ from ragkv.measure.speed.ttft import middle
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.machine import device_name
 from ragkv.select import get_method
-from ragkv.store.tiers.costs import ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +123,7 @@ def bench_speculate(
     reuse = ReuseConfig(recompute_ratio=plan.ratio, method=plan.method, load="always")
     rows = []
     for seconds in plan.retrieval_s:
-        with RagKV(
-            loaded, store=StoreConfig(MEMORY, prefix_bytes=0, costs=ALIKE), reuse=reuse
-        ) as kv:
+        with RagKV(loaded, store=StoreConfig(MEMORY, prefix_bytes=0), reuse=reuse) as kv:
             kv.precompute(chunks)
             rows.append(_measured(kv, questions, seconds, show_progress=show_progress))
     setup = {**setup_of(loaded), "plan": asdict(plan)}

@@ -22,7 +22,6 @@ from ragkv.store.prefixes.node import (
     copy_rows,
 )
 from ragkv.store.prefixes.terms import RepairTerms
-from ragkv.store.tiers.costs import ALIKE
 from ragkv.store.tiers.policies import make_policy
 
 _log = logging.getLogger(__name__)
@@ -80,11 +79,11 @@ class PrefixTree:
     budget
         Bytes. Nothing is kept of a prompt that is larger.
     costs
-        Seconds of computing ``(cached, new)`` tokens, by which PGDSF ranks the nodes. Only leaves
-        are evicted.
+        What computing ``(cached, new)`` tokens takes, by which PGDSF ranks the nodes; None counts
+        tokens. Only leaves are evicted.
     """
 
-    def __init__(self, budget: int, costs: Callable[[int, int], float] = ALIKE) -> None:
+    def __init__(self, budget: int, costs: Callable[[int, int], float] | None = None) -> None:
         self.budget = budget
         self._costs = costs
         self._lock = threading.Lock()
@@ -101,11 +100,6 @@ class PrefixTree:
     def __len__(self) -> int:
         """Return the number of nodes."""
         return len(self._policy)
-
-    def reprice(self) -> None:
-        """Rank the nodes anew, when the costs have changed."""
-        with self._lock:
-            self._policy.reprice(self._seconds)
 
     # ---- for requests
 
@@ -260,10 +254,8 @@ class PrefixTree:
 
     def _enter(self, node: PrefixNode) -> None:
         tokens = len(node.ids)
-        self._policy.insert(node, node.nbytes, self._seconds(node, tokens), tokens)
-
-    def _seconds(self, node: Hashable, tokens: int) -> float:
-        return self._costs(node.start if isinstance(node, PrefixNode) else 0, tokens)
+        cost = float(tokens) if self._costs is None else self._costs(node.start, tokens)
+        self._policy.insert(node, node.nbytes, cost, tokens)
 
     def _trim(self, spared: PrefixNode) -> None:
         """Evict leaves of least worth until the budget is kept, none that ``spared`` continues."""

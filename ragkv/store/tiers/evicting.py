@@ -105,13 +105,6 @@ class EvictingStore(StoreOver):
         with self._lock:
             return text in self._evicted and text not in self._policy
 
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:
-        """Weigh chunks, and the tiers' entries, by these costs."""
-        with self._lock:
-            self._costs = costs
-            self._policy.reprice(lambda _, tokens: costs(0, tokens))
-        super().set_costs(costs)
-
     def _make_room(self, entry: ChunkKV, nbytes: int, write: Callable[[], int]) -> int:
         self._learn(self._per_token or nbytes / len(entry))
         freed, written = 0, self._written
@@ -171,7 +164,7 @@ class EvictingStore(StoreOver):
         """Add a stored text to the policy, or count its use."""
         with self._lock:
             if text not in self._policy:
-                seconds = float(tokens) if self._costs is None else self._costs(0, tokens)
-                self._policy.insert(text, tokens, seconds, tokens)
+                cost = float(tokens) if self._costs is None else self._costs(0, tokens)
+                self._policy.insert(text, tokens, cost, tokens)
             elif used:
                 self._policy.hit(text)

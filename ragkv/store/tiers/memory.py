@@ -58,7 +58,7 @@ class MemoryStore(Store):
     policy
         Which entry is evicted first, see :func:`ragkv.store.tiers.policies.policy_names`.
     costs
-        Seconds that computing ``(cached, new)`` tokens takes, for the policies that weigh
+        What computing ``(cached, new)`` tokens takes, for the policies that weigh
         them; None counts every token alike.
     pinned
         Keep the tensors in pinned memory, for asynchronous copies to a GPU. It is allocated
@@ -156,11 +156,11 @@ class MemoryStore(Store):
                 self._remove(key)
             return None
         with self._lock:
-            seconds = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
+            cost = float(len(entry)) if self._costs is None else self._costs(0, len(entry))
             before = self._chunks.get(entry.text)
             self._remove(key)
             evicted = [self._evict(victim) for victim in self._victims(nbytes)]
-            self._policy.insert(key, nbytes, seconds, len(entry))
+            self._policy.insert(key, nbytes, cost, len(entry))
             self._kept[key] = entry
             self._change += 1
             chunk = before or _Chunk(self._change, terms.expires_at)
@@ -255,12 +255,6 @@ class MemoryStore(Store):
                 [text for text, _ in added][::-1],
                 [text for text, _ in removed][::-1],
             )
-
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:
-        """Weigh new entries and those that are there by these costs."""
-        with self._lock:
-            self._costs = costs
-            self._policy.reprice(lambda _, tokens: costs(0, tokens))
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """Return 0: nothing is loaded."""

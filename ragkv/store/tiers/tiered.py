@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -179,12 +179,6 @@ class TieredStore(StoreOver):
                 self._forget(own.removed)
             self._seen = found.newest
         return found
-
-    def set_costs(self, costs: Callable[[int, int], float]) -> None:
-        """Weigh the tiers' entries by these costs."""
-        for tier in self.tiers:
-            tier.set_costs(costs)
-        super().set_costs(costs)
 
     def tiers_in_use(self) -> tuple[TierUse, ...]:
         """Return the tiers, and the hits of the store below, whose bytes nobody counts."""

@@ -361,7 +361,6 @@ def test_what_is_wanted_often_and_costs_much_stays() -> None:
         True,
         True,
     ]
-    tree.reprice()
     assert_sound(tree)
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
 import pytest
-import torch
 from store_entries import FINGERPRINT, make_entry
-from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.errors import ConfigError
-from ragkv.model.load import load_model
 from ragkv.store import MemoryStore
-from ragkv.store.tiers import costs, policies
+from ragkv.store.tiers import policies
 from ragkv.store.tiers.admission import Admission, CountSketch
-from ragkv.store.tiers.costs import CostTable, measure_costs
 from ragkv.store.tiers.memory import size_of
 from ragkv.store.tiers.policies import make_policy, pgdsf, policy_names
 
@@ -177,108 +171,3 @@ def test_admission_forgets() -> None:
     assert admission.admits("new", ["once hot"])
     assert not admission.admits("new", [1])
     assert not admission.admits("new", ["once hot", 1])
-
-
-# ---- costs
-
-
-def test_costs_are_bilinear_between_the_points_and_carried_on_beyond() -> None:
-    table = CostTable((0, 100), (10, 20, 40), ((1.0, 2.0, 6.0), (3.0, 5.0, 9.0)))
-    for row, cached in enumerate(table.cached):
-        for column, new in enumerate(table.new):
-            assert table(cached, new) == table.seconds[row][column]
-    assert table(0, 15) == 1.5
-    assert table(50, 10) == 2.0
-    assert table(50, 30) == pytest.approx((4.0 + 7.0) / 2)
-    assert table(0, 60) == 10.0
-    assert table(200, 20) == 8.0
-    assert table(0, 0) == 0.0  # carried on, and never below 0
-    assert CostTable((0,), (64, 256), ((0.1, 0.9),))(0, 16) == pytest.approx(0.025)  # its share
-    assert CostTable.from_dict(table.to_dict()) == table
-    assert CostTable.at_rate(200.0)(5000, 100) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"cached": [0], "new": [1, 2], "seconds": [[1.0]]},
-        {"cached": [0], "new": [2, 1], "seconds": [[1.0, 2.0]]},
-        {"cached": [0], "new": [1], "seconds": [[1.0]]},
-        {"cached": [], "new": [1, 2], "seconds": []},
-        {"cached": [0], "new": [1, 2], "seconds": [["x", 2.0]]},
-    ],
-)
-def test_a_table_that_is_none_is_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        CostTable.from_dict(fields)
-
-
-def test_costs_are_measured_on_a_model() -> None:
-    model = tiny_model()
-    before = torch.get_rng_state()
-    table = measure_costs(load_model(model, tiny_tokenizer()), (0, 64), (8, 32), repeats=1)
-    assert (table.cached, table.new) == ((0, 64), (8, 32))
-    assert all(seconds > 0 for row in table.seconds for seconds in row)
-    assert torch.equal(torch.get_rng_state(), before)
-    model.config.max_position_embeddings = 100
-    assert measure_costs(load_model(model, tiny_tokenizer()), repeats=1).cached == (0,)
-
-
-def test_out_of_time_fewer_points_are_measured() -> None:
-    loaded = load_model(tiny_model(), tiny_tokenizer())
-    for limits in ({"budget_s": 0.0}, {"pass_s": 0.0}):
-        rate = measure_costs(loaded, (0, 64), (8, 32), **limits)
-        assert rate.is_flat
-        assert rate(0, 100) == pytest.approx(100 * rate(0, 1)) != 0
-    entered = []
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        entered.append(1)
-        yield
-
-    one = measure_costs(loaded, (0, 512), (8, 32), repeats=1, turn=turn)
-    assert one.cached == (0, 512)
-    assert len(entered) == 1 + 2 + 512 // 32 + 2  # one warms up
-
-
-def test_costs_out_of_a_pass_s_length_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token takes a millisecond: what takes longer than a tenth of a second is omitted."""
-    monkeypatch.setattr(
-        costs._Prefills, "_timed", lambda self, cache, cached, new: new / 1e3, raising=True
-    )
-    loaded = load_model(tiny_model(), tiny_tokenizer())
-    points = ((0, 128, 1024), (16, 64, 256))
-    table = measure_costs(loaded, *points, pass_s=0.1, repeats=1)
-    assert (table.cached, table.new) == ((0, 128, 1024), (16, 64))
-    # 16 + 80, 128 + 80
-    table = measure_costs(loaded, *points, pass_s=0.1, budget_s=0.4, repeats=1)
-    assert (table.cached, table.new) == ((0, 128), (16, 64))
-    assert table(128, 64) == pytest.approx(0.064)
-
-
-def test_costs_that_come_late_rank_what_is_there() -> None:
-    """As if they had been known from the start, ageing aside."""
-    policy = make_policy("pgdsf")
-    for key, tokens in (("long", 100), ("short", 10), ("gone", 50)):
-        policy.insert(key, tokens, float(tokens), tokens)
-    policy.hit("short")
-    policy.evict("gone")
-    assert policy.victims(1) == ["long"]
-    policy.reprice(lambda _, new: new * new / 1e3)
-    assert policy.clock == 0
-    assert policy.victims(1) == ["short"]
-    policy.insert("gone", 50, 2.5, 50)  # its second miss
-    policy.insert("new", 50, 2.5, 50)
-    policy.hit("long")
-    assert policy.victims(110)[::2] == ["short", "gone"]
-
-
-def test_costs_that_come_late_change_no_order_by_time() -> None:
-    policy = make_policy("lru")
-    for key in "abcab":
-        policy.hit(key) if key in policy else policy.insert(key, 1)
-    before = policy.victims(3)
-    policy.reprice(lambda _, new: 5.0 * new)
-    assert policy.victims(3) == before

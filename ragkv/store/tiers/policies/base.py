@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 _SPARE = 64
@@ -18,8 +18,8 @@ class Record:
     ----------
     nbytes
         Bytes that it takes in the tier.
-    seconds, tokens
-        What it cost when it was last missed, and the tokens that were new to that computation.
+    cost, tokens
+        What computing it took when it was last missed, and the tokens that were new then.
     uses
         Requests that wanted it since it came, the one that brought it included.
     last
@@ -27,7 +27,7 @@ class Record:
     """
 
     nbytes: int
-    seconds: float = 0.0
+    cost: float = 0.0
     tokens: int = 1
     uses: int = 0
     last: int = 0
@@ -53,16 +53,16 @@ class Policy(ABC):
     def priority(self, key: Hashable, record: Record) -> float:
         """Return an entry's priority, had it just been used."""
 
-    def insert(self, key: Hashable, nbytes: int, seconds: float = 0.0, tokens: int = 1) -> None:
+    def insert(self, key: Hashable, nbytes: int, cost: float = 0.0, tokens: int = 1) -> None:
         """Note an entry that a request missed and that is in the tier now.
 
         Parameters
         ----------
-        seconds, tokens
+        cost, tokens
             What computing it took, and the tokens that were new to that computation.
         """
         self.remove(key)
-        self._records[key] = Record(nbytes, seconds, tokens)
+        self._records[key] = Record(nbytes, cost, tokens)
         self.nbytes += nbytes
         self.hit(key)
 
@@ -81,22 +81,6 @@ class Policy(ABC):
     def count(self, key: Hashable, record: Record) -> None:
         """Enter a use, before its priority is asked for, where the record does not suffice."""
         del key, record
-
-    def reprice(self, seconds: Callable[[Hashable, int], float]) -> None:
-        """Rank all entries anew by what computing them costs, known only now.
-
-        Ageing begins again: the clock was in what earlier costs counted.
-
-        Parameters
-        ----------
-        seconds
-            What computing an entry takes, by its key and tokens.
-        """
-        self.clock = 0.0
-        for key, record in self._records.items():
-            record.seconds = seconds(key, record.tokens)
-            self._rank(key, record)
-        self._heapify()
 
     def _rank(self, key: Hashable, record: Record) -> tuple[float, int]:
         rank = self._ranks[key] = self.priority(key, record), record.last

@@ -2,13 +2,13 @@
 
 The priority is ``clock + frequency * mean over the misses of cost / new tokens``: a
 request that misses an entry pays, for each new token, what its own cached and new lengths
-make it cost (:class:`ragkv.store.tiers.costs.CostTable`). Frequency and misses outlive eviction.
+make it cost. Frequency and misses outlive eviction.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ragkv.store.tiers.policies.base import Policy, Record
@@ -21,7 +21,7 @@ REMEMBERED = 1 << 16
 class _History:
     requests: int = 0
     misses: int = 0
-    cost: float = 0.0  # sum over the misses, seconds per new token
+    cost: float = 0.0  # sum over the misses, per new token
 
 
 class PGDSF(Policy):
@@ -38,20 +38,9 @@ class PGDSF(Policy):
         history.requests += 1
         if record.uses == 1:
             history.misses += 1
-            history.cost += record.seconds / max(1, record.tokens)
+            history.cost += record.cost / max(1, record.tokens)
         while len(self._histories) > REMEMBERED:
             self._histories.popitem(last=False)
-
-    def reprice(self, seconds: Callable[[Hashable, int], float]) -> None:
-        """Give all misses of an entry its new cost; those that are not in the tier the mean."""
-        per_token = {
-            hash(key): seconds(key, record.tokens) / max(1, record.tokens)
-            for key, record in self._records.items()
-        }
-        mean = sum(per_token.values()) / max(1, len(per_token))
-        for name, history in self._histories.items():
-            history.cost = history.misses * per_token.get(name, mean)
-        super().reprice(seconds)
 
     def priority(self, key: Hashable, record: Record) -> float:  # noqa: ARG002
         """Return ``clock + frequency * mean cost``."""
