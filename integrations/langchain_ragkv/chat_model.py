@@ -30,7 +30,7 @@ from langchain_ragkv.generation import PipelineSettings, read_settings
 from langchain_ragkv.keywords import Keywords, read_keywords
 from langchain_ragkv.load import model_fields
 from langchain_ragkv.pieces import apieces, pieces
-from langchain_ragkv.structured import check_is_object, following, json_schema_of
+from langchain_ragkv.structured import calling, following
 from langchain_ragkv.tools import definitions
 from ragkv import RagKV
 from ragkv.config import MOST_LOGPROBS, checked_variables
@@ -253,8 +253,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             enforced; otherwise answers follow the rest of it.
         """
         if method == "function_calling":
-            check_is_object(json_schema_of(schema), method)
-            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+            return calling(self.bind_tools, schema, include_raw=include_raw, **kwargs)
         strict = bool(kwargs.pop("strict", False))
         bind = partial(self.bind, **kwargs)
         return following(bind, schema, method=method, include_raw=include_raw, strict=strict)

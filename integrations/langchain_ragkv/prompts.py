@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
@@ -58,25 +59,39 @@ def convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise ConfigError("At least one message is needed.")
-    return [_convert(message) for message in messages]
+    answered = {each.tool_call_id for each in messages if isinstance(each, ToolMessage)}
+    return [_convert(message, answered) for message in messages]
 
 
-def _convert(message: BaseMessage) -> dict[str, Any]:
+def _convert(message: BaseMessage, answered: AbstractSet[str]) -> dict[str, Any]:
     out: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    if isinstance(message, AIMessage) and message.tool_calls:
+    if isinstance(message, AIMessage) and (calls := _calls(message, answered)):
         out["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["name"], "arguments": call["args"]},
-            }
-            for call in message.tool_calls
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+            for call_id, name, given in calls
         ]
     if isinstance(message, ToolMessage):
         out["tool_call_id"] = message.tool_call_id
         if message.name:
             out["name"] = message.name
     return out
+
+
+def _calls(
+    message: AIMessage, answered: AbstractSet[str]
+) -> list[tuple[str | None, str, dict[str, Any]]]:
+    """Return id, name and arguments of a message's calls.
+
+    An invalid call is one without arguments where a result answers it, which says what was wrong:
+    agents go on so.
+    """
+    valid = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+    invalid = [
+        (call["id"], call["name"] or "unknown", dict[str, Any]())
+        for call in message.invalid_tool_calls
+        if call["id"] in answered
+    ]
+    return [*valid, *invalid]
 
 
 def _role(message: BaseMessage) -> str:

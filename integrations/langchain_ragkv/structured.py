@@ -19,10 +19,15 @@ from typing import (
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    PydanticToolsParser,
+)
 from langchain_core.outputs import Generation
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict, is_typeddict
@@ -141,6 +146,53 @@ def following(
     parser: Any = WholeJson()
     if isinstance(schema, type) and is_basemodel_subclass(schema):
         parser = WholeObject(pydantic_object=schema)
+    return _chain(llm, parser, include_raw=include_raw)
+
+
+def calling(
+    bind_tools: Bind, schema: Any, *, include_raw: bool, **kwargs: Any
+) -> Runnable[LanguageModelInput, Any]:
+    """Return a chain of the model, which has to call the schema as a tool, and the parser.
+
+    Parameters
+    ----------
+    bind_tools
+        The model's ``bind_tools``; it takes ``kwargs``.
+    schema, include_raw
+        As in :func:`following`.
+
+    Raises
+    ------
+    ConfigError
+        The schema is not of objects, or ``kwargs`` have tools of their own.
+    """
+    check_is_object(json_schema_of(schema), "function_calling")
+    if own := {"tools", "tool_choice"} & kwargs.keys():
+        raise ConfigError(
+            f"function_calling has a tool of its own: omit {', '.join(sorted(own))}, or use "
+            "method='json_schema'"
+        )
+    form = {"kwargs": {"method": "function_calling"}, "schema": schema}
+    llm = bind_tools([schema], tool_choice="any", ls_structured_output_format=form, **kwargs)
+    parser: Any = PydanticToolsParser(tools=[schema], first_tool_only=True)
+    if not (isinstance(schema, type) and is_basemodel_subclass(schema)):
+        name = convert_to_openai_tool(schema)["function"]["name"]
+        parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+    return _chain(llm, RunnableLambda(_with_call) | parser, include_raw=include_raw)
+
+
+def _with_call(message: AIMessage) -> AIMessage:
+    if not message.tool_calls:
+        text = "".join(call["args"] or "" for call in message.invalid_tool_calls)
+        raise OutputParserException(
+            "the answer is no whole call: is max_tokens too small?", llm_output=text
+        )
+    return message
+
+
+def _chain(
+    llm: Runnable[LanguageModelInput, Any], parser: Any, *, include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
     if not include_raw:
         chain: Runnable[LanguageModelInput, Any] = llm | parser
         return chain

@@ -65,6 +65,12 @@ class TextPieces:
         """The whole answer so far, cut at the first stop text."""
         return self._until_stop(self._decoded(self._ids))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop text ended the answer."""
+        text = self._decoded(self._ids)
+        return self._until_stop(text) != text
+
     def _decoded(self, ids: list[int]) -> str:
         if self._keeps:
             ids = [token for token in ids if token not in self._hidden]

@@ -61,9 +61,9 @@ class AnswerText:
     text
         All of it, once it is finished.
     tool_calls, invalid_tool_calls
-        What the answer calls, where the prompt has tools. What has no tool's name
-        yet, or that of a tool that is not allowed, is text, and nothing where the answer had to be
-        a call.
+        What the answer calls, where the prompt has tools. What is cut off before a tool's name or
+        its arguments, or names a tool that is not allowed, is text, and nothing where the answer
+        had to be a call.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class AnswerText:
         Parameters
         ----------
         cut_off
-            Whether the answer did not come to its own end.
+            Whether the answer was too long; a stop text cuts it off, too.
         """
         rest = self._pass(self._pieces.finish())
         if self._calls is None:
             self.text = self._pieces.text()
             return rest
         self.text, found = self._calls.finish()
-        cut_off = cut_off or self._calls.format is None
+        cut_off = cut_off or self._calls.format is None or self._pieces.is_stopped
         unread = [call for call in found if not self._is_call(call, cut_off=cut_off)]
         calls = [call for call in found if call not in unread][: 1 if self._one_call else None]
         if self._calls.format is not None:

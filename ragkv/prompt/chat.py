@@ -52,7 +52,7 @@ class Chat(Sequence[Message]):
     def __init__(
         self,
         messages: Iterable[Message],
-        tools: Iterable[Mapping[str, Any]] = (),
+        tools: Iterable[Mapping[str, Any]] | None = (),
         tool_choice: object = "auto",
         *,
         parallel_tool_calls: bool = True,
@@ -61,6 +61,9 @@ class Chat(Sequence[Message]):
         check_bool("parallel_tool_calls", parallel_tool_calls)
         self._messages = normal_messages(messages)
         self.chat_template_kwargs = checked_variables(chat_template_kwargs)
+        tools = () if tools is None else tools
+        if not isinstance(tools, Iterable):
+            raise ConfigError(f"tools must be a list of tools, not {tools!r}")
         self.tools = tuple(_checked(tool) for tool in tools)
         self.allowed_tools: frozenset[str] | None = None
         if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
@@ -164,7 +167,7 @@ def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": {"type": "object", **given, **own},
+            "arguments": {**given, "type": "object", **own},
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
@@ -180,8 +183,13 @@ def _checked(tool: object) -> Mapping[str, Any]:
         )
     if not function["name"].strip():
         raise ConfigError(f"a tool must have a name, not {function['name']!r}")
-    if not isinstance(function.get("parameters") or {}, Mapping):
-        raise ConfigError(f"the parameters of {function['name']!r} must be a JSON schema, a dict")
+    given = function.get("parameters")
+    kind = given.get("type", "object") if isinstance(given, Mapping) else given
+    if given is not None and "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise ConfigError(
+            f"the parameters of {function['name']!r} must be a JSON schema, a dict, of the type "
+            f"'object', not {kind!r}"
+        )
     return {"type": "function", **tool}  # type: ignore[dict-item]
 
 

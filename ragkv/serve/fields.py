@@ -51,6 +51,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that would change an answer, and are not supported: their values without effect."""
 
+_INSTEAD = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"}
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """A million wrong texts are one error."""
@@ -205,6 +206,7 @@ class SomeTools(Fields):
     allowed_tools: AllowedTools
 
 
+_OF_CHOICE = ("tool_choice", "allowed_tools")
 _KINDS_OF_CHOICE = {"function": "a tool", "allowed_tools": "some tools"}
 
 
@@ -308,7 +310,9 @@ class ChatFields(AnswerFields):
                 chat_template_kwargs=self.chat_template_kwargs,
             )
         except ConfigError as error:
-            raise RefusedError(400, str(error), param="tools", code="invalid_value") from error
+            of_choice = self.tools and str(error).startswith(_OF_CHOICE)
+            param = "tool_choice" if of_choice else "tools"
+            raise RefusedError(400, str(error), param=param, code="invalid_value") from error
 
 
 class CompletionFields(AnswerFields):
@@ -333,7 +337,7 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     if issubclass(kind, AnswerFields):
         for name, values in NEUTRAL.items():
             if name in fields and fields.pop(name) not in values:
-                raise unsupported(name, name)
+                raise unsupported(name, name + _INSTEAD.get(name, ""))
         fields = {name: value for name, value in fields.items() if name not in IGNORED}
     try:
         return kind.model_validate(fields)

@@ -7,6 +7,7 @@ import copy
 import pytest
 from tiny import tiny_tokenizer
 
+from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import render, template_head
 from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
@@ -174,6 +175,13 @@ def test_definitions_go_through_the_template():
     assert "Searches the manual." in head
     assert '<tool_call>{"name": "search", "arguments": {"query": "x"}}' in text
     assert text.endswith("[tool]Here.")
+
+
+def test_tools_that_are_none_and_that_are_no_list():
+    messages = [{"role": "user", "content": "Where?"}]
+    assert Chat(messages, None).tools == ()
+    with pytest.raises(ConfigError, match="must be a list"):
+        Chat(messages, 3)
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message():

@@ -218,3 +218,55 @@ def test_the_sink_has_the_tools(client, kv):
     found = client.post("/v1/sink", json={"template": template, "tools": [SEARCH]}).json()
     assert found["sink"] == kv.sink_from(template, [SEARCH])
     assert "Searches." in found["sink"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "function": {"name": "jump"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "auto",
+                "tools": [{"type": "function", "function": {"name": "jump"}}],
+            },
+        },
+    ],
+)
+def test_a_choice_of_no_tool_is_of_the_field_tool_choice(client, choice):
+    response = client.post(CHAT, json=chat(tools=[SEARCH], tool_choice=choice))
+    refused(response, 400)
+    assert response.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("field", "instead"), [("functions", "'tools'"), ("function_call", "'tool_choice'")]
+)
+def test_older_fields_are_refused_with_the_newer(client, field, instead):
+    response = client.post(CHAT, json=chat(**{field: [{"name": "search"}]}))
+    refused(response, 400)
+    assert f"use {instead}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("given", [[], {"type": "string"}, {"type": ["array", "null"]}, True])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_are_of_an_object(client, given, choice):
+    tool = {"type": "function", "function": {"name": "look", "parameters": given}}
+    response = client.post(CHAT, json=chat(tools=[tool], tool_choice=choice))
+    refused(response, 400)
+    assert "'look' must be" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"), [("arguments", '{"name": "search", "'), ("search", '{"name": "')]
+)
+def test_a_stop_text_before_the_arguments_leaves_no_call(
+    client_and_engine, make_say, stop, text, streaming
+):
+    client, kv = client_and_engine
+    make_say(kv, CALL)
+    choice = ended(client, streaming, tools=[SEARCH], stop=[stop])
+    assert not choice.message.tool_calls
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == text

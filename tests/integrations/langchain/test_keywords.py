@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages.tool import invalid_tool_call
 from langchain_core.tools import tool
 from langchain_ragkv import ChatRagKV
+from langchain_ragkv.prompts import convert_messages
 from listening import listening
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -317,3 +320,63 @@ def test_unknown_keywords_are_refused_with_the_nearest(make_engine, name, near):
 def test_unknown_fields_are_refused_with_the_nearest(make_engine, name, near):
     with pytest.raises(ValidationError, match=rf"field {name}: .*did you mean {near}\?"):
         ChatRagKV(kv=make_engine(), **{name: 1})
+
+
+class Level(BaseModel):
+    """A level."""
+
+    level: Literal[1, 2]
+
+
+LEVEL = {"title": "Level", "description": "A level.", **Level.model_json_schema()}
+
+
+@pytest.mark.parametrize("wanted", [Level, LEVEL])
+def test_structured_output_by_a_call_takes_settings(chat, wanted):
+    llm, _ = chat
+    given = {"method": "function_calling", "temperature": 0.5, "seed": 1, "strict": True}
+    found = llm.with_structured_output(wanted, **given).invoke("x")
+    assert found in (Level(level=1), Level(level=2), {"level": 1}, {"level": 2})
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("wanted", [Level, LEVEL])
+def test_structured_output_by_a_call_that_is_cut_off_is_no_none(chat, make_say, wanted, tokens):
+    llm, kv = chat
+    form = partial(llm.with_structured_output, wanted, method="function_calling", max_tokens=tokens)
+    make_say(kv, '{"name": "Level", "arguments": {"level": 1}}')
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        form().invoke("x")
+    make_say(kv, '{"name": "Level", "arguments": {"level": 1}}')
+    found = form(include_raw=True).invoke("x")
+    assert found["parsed"] is None
+    assert isinstance(found["parsing_error"], OutputParserException)
+
+
+def test_structured_output_by_a_call_holds_strictly(chat):
+    """``strict`` refuses what cannot be enforced, as json_schema does."""
+    llm, _ = chat
+    wanted = {**LEVEL, "properties": {"level": {"not": {"const": 3}}}}
+    with pytest.raises(ConfigError, match="not"):
+        llm.with_structured_output(wanted, method="function_calling", strict=True).invoke("x")
+    with pytest.raises(ConfigError, match="omit tools"):
+        llm.with_structured_output(Level, method="function_calling", tools=[add])
+
+
+@pytest.mark.parametrize("name", ["add", None])
+def test_a_call_that_was_cut_off_is_there_before_its_result(chat, make_say, name):
+    """As agents go on after one: LangChain's answer it by a tool message."""
+    llm, kv = chat
+    begun = invalid_tool_call(name=name, args='{"a": 1', id="abc123def", error="cut off")
+    history = [
+        HumanMessage("How much?"),
+        AIMessage("", invalid_tool_calls=[begun]),
+        ToolMessage("arguments were truncated", tool_call_id="abc123def"),
+    ]
+    _, asked, answered = convert_messages(history)
+    (call,) = asked["tool_calls"]
+    assert call["id"] == answered["tool_call_id"]
+    assert call["function"] == {"name": name or "unknown", "arguments": {}}
+    assert "tool_calls" not in convert_messages(history[:2])[1]
+    make_say(kv, "It is 3.")
+    assert llm.bind_tools([add]).invoke(history).content == "It is 3."

@@ -235,6 +235,18 @@ async def test_objects_of_a_class(made):
     assert isinstance((await structured.achat([ChatMessage("Who?")])).raw, Person)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"tool_choice": "required"}, {"tool_required": True}, {"allow_parallel_tool_calls": False}],
+)
+def test_what_is_asked_of_calls_changes_no_object(made, given):
+    """LlamaIndex's programs and users of models that answer by a call give it."""
+    llm, _ = made
+    assert isinstance(llm.structured_predict(Person, PromptTemplate("Who?"), given), Person)
+    *_, last = llm.stream_structured_predict(Person, PromptTemplate("Who?"), given)
+    assert isinstance(last, Person)
+
+
 async def test_a_stream_of_objects(made):
     llm, _ = made
     prompt = PromptTemplate("Who is {name}?")

@@ -11,6 +11,9 @@ from llama_index.core.program.streaming_utils import process_streaming_content_i
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
+_OF_CALLS = ("tool_choice", "tool_required", "allow_parallel_tool_calls")
+"""What LlamaIndex's programs ask of the call that other models answer by: here is none."""
+
 
 class StructuredPrediction(LLM):
     """The part of RagKVLLM whose answers are objects of a pydantic class.
@@ -102,7 +105,8 @@ class StructuredPrediction(LLM):
     ) -> dict[str, Any]:
         messages: list[ChatMessage] = self._get_messages(prompt, **prompt_args)
         schema = output_cls.model_json_schema()
-        return {"messages": messages, "json_schema": schema, **(llm_kwargs or {})}
+        given = {name: each for name, each in (llm_kwargs or {}).items() if name not in _OF_CALLS}
+        return {"messages": messages, "json_schema": schema, **given}
 
 
 def _known(response: ChatResponse, output_cls: Any, before: Any) -> Any:
