@@ -27,6 +27,7 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
     engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
     engine.precompute(CHUNKS)
     engine.prefill(PROMPT)
+    engine.wait()
     waited: list[list[str]] = []
 
     def before(*_: object) -> None:
@@ -41,6 +42,7 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
     ]
     for method in ("query", "epic", "reuse"):
         engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
+        engine.wait()  # what the background waits for is not the pass's
     for hook in hooks:
         hook.remove()
     assert waited == [[]] * 4  # query has a pass to choose by
