@@ -10,7 +10,7 @@ from ragkv.config.checks import check_bool
 from ragkv.config.schema import DOCUMENT
 from ragkv.config.template import checked_variables
 from ragkv.errors import ConfigError
-from ragkv.prompt.messages import Message, normal_messages
+from ragkv.prompt.messages import Message, check_json, normal_messages
 
 CHOICES = ("auto", "none", "any")
 _WORDS = ("auto", "none", "required")
@@ -190,6 +190,7 @@ def _checked(tool: object) -> Mapping[str, Any]:
             f"the parameters of {function['name']!r} must be a JSON schema, a dict, of the type "
             f"'object', not {kind!r}"
         )
+    check_json(f"the definition of {function['name']!r}", tool)
     return {"type": "function", **tool}  # type: ignore[dict-item]
 
 

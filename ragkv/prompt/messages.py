@@ -73,7 +73,28 @@ def arguments_of(given: object) -> dict[str, Any]:
         return {}
     if not isinstance(read, Mapping):
         raise ConfigError(f"arguments must be a JSON object, not {given!r:.80}")
+    check_json("arguments", read)
     return dict(read)
+
+
+def check_json(name: str, value: object) -> None:
+    """Check that JSON can say a value: in a template, others are the names of their types.
+
+    Raises
+    ------
+    ConfigError
+        It has a date, a set or the like.
+    """
+    try:
+        json.dumps(value, default=_json_of)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must be JSON: {error}") from None
+
+
+def _json_of(value: object) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r:.80} is of the type {type(value).__name__}")
 
 
 def short_id(text: str) -> str:

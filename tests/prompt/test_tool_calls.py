@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
+from decimal import Decimal
+from types import MappingProxyType
 
 import pytest
 from tiny import tiny_tokenizer
@@ -182,6 +185,25 @@ def test_tools_that_are_none_and_that_are_no_list():
     assert Chat(messages, None).tools == ()
     with pytest.raises(ConfigError, match="must be a list"):
         Chat(messages, 3)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, dt.date(2026, 1, 1), Decimal("1.5"), b"x", [object()]])
+def test_what_json_cannot_say_is_refused(value):
+    """transformers' templates write ``<date>`` for a date, without a word."""
+    call = {"function": {"name": "search", "arguments": {"query": value}}}
+    messages = [{"role": "user", "content": "Where?"}]
+    with pytest.raises(ConfigError, match=r"a call of 'search'.*must be JSON"):
+        Chat([*messages, {"role": "assistant", "tool_calls": [call]}])
+    function = {"name": "look", "parameters": {"properties": {"query": {"default": value}}}}
+    with pytest.raises(ConfigError, match=r"'look' must be JSON"):
+        Chat(messages, [{"type": "function", "function": function}])
+
+
+def test_mappings_and_tuples_are_json():
+    given = MappingProxyType({"query": ("a", None, 1.5)})
+    call = {"function": {"name": "search", "arguments": given}}
+    (found,) = Chat([{"role": "assistant", "tool_calls": [call]}])[0]["tool_calls"]
+    assert found["function"]["arguments"] == dict(given)
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message():
