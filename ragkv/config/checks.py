@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from difflib import get_close_matches
+from typing import Self
 
 from ragkv.errors import ConfigError
 
@@ -26,6 +27,16 @@ def check_removed(names: Container[str]) -> None:
     for name, instead in _REMOVED.items():
         if name in names:
             raise ConfigError(f"{name} is no setting of ragkv any more: {instead}")
+
+
+class Settings:
+    """Base of the settings' classes: a setting that is no more is a ConfigError."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  __init__ has the fields
+        check_removed(given)
+        return object.__new__(cls)
 
 
 def check_known(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from ragkv.config.checks import (
+    Settings,
     check_bool,
     check_choice,
     check_known,
@@ -83,7 +84,7 @@ class AutoRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class ReuseConfig:
+class ReuseConfig(Settings):
     """How cached chunks are reused and how much of them is recomputed.
 
     Parameters
@@ -141,10 +142,6 @@ class ReuseConfig:
     contextual_versions: bool = False
     seed: int = 0
     calibrated_for: str | None = None
-
-    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  refuses removed names
-        check_removed(given)
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str | Named):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 
 from ragkv.config.checks import (
+    Settings,
     check_bool,
     check_choice,
     check_number,
-    check_removed,
     check_text,
 )
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
@@ -36,7 +35,7 @@ def _check_codec(codec: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Settings):
     """Where chunk caches are stored.
 
     Parameters
@@ -81,10 +80,6 @@ class StoreConfig:
     codec: str = "raw"
     prefix_bytes: int | None = None
     version_bytes: int | None = None
-
-    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  refuses removed names
-        check_removed(given)
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         wrong = self.path is not None and not isinstance(self.path, str | Path)

@@ -19,14 +19,6 @@ from ragkv.cli.texts import read_texts, split_text
 from ragkv.errors import ConfigError
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def texts(tmp_path) -> Path:
     folder = tmp_path / "texts"

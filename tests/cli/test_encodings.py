@@ -9,17 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.cli.main import app
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

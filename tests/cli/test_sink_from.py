@@ -25,14 +25,6 @@ SYSTEM = (
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def system(tmp_path) -> Path:
     file = tmp_path / "system.txt"
