@@ -25,7 +25,8 @@ from ragkv.store.versions import kept
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
-kept.NO_CONTEXT = inf  # such a version is placed whatever stands before the chunk
+PLACED = (kept, "NO_CONTEXT", inf)
+"""What is set so that such a version is placed whatever stands before the chunk."""
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
 RATIOS = (0.0, 0.3, 1.0)
 NEW_TOKENS = 3
