@@ -1,1 +1,1 @@
-"""Generate: transformers' own generation, starting from the repaired cache."""
+"""Generate: a decoding loop with transformers' logits processors, from the repaired cache."""
