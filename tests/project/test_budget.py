@@ -1,0 +1,83 @@
+"""The sizes that the project keeps to: lines of each room, settings, commands, words of docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import ragkv.config
+from ragkv.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+# Raising a figure is a commit of its own, whose message says which user gets what from it.
+LINES = {
+    "ragkv/attend": 1400,
+    "ragkv/chunk": 300,
+    "ragkv/cli": 3100,
+    "ragkv/config": 2100,
+    "ragkv/decode": 1300,
+    "ragkv/engine": 5000,
+    "ragkv/measure": 7500,
+    "ragkv/model": 2200,
+    "ragkv/prompt": 2100,
+    "ragkv/recompute": 600,
+    "ragkv/report": 1200,
+    "ragkv/retrieve": 200,
+    "ragkv/select": 1200,
+    "ragkv/serve": 3700,
+    "ragkv/splice": 800,
+    "ragkv/store": 6400,
+    "benchmarks": 0,
+    "examples": 500,
+    "integrations": 4400,
+    "kernels": 2400,
+    "tests": 38700,
+}
+COUNTS = {"settings": 46, "commands": 20, "words of docs": 45_300}
+
+
+def lines_of(room: str) -> int:
+    files = (ROOT / room).rglob("*.py")
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+def settings() -> int:
+    """Return the number of fields of all classes of settings."""
+    public = vars(ragkv.config).values()
+    classes = [each for each in public if isinstance(each, type) and is_dataclass(each)]
+    return sum(len(fields(each)) for each in classes)
+
+
+def commands(group: Any) -> Iterator[str]:
+    for name, command in group.commands.items():
+        yield from commands(command) if hasattr(command, "commands") else [name]
+
+
+def words_of_docs() -> int:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def check(what: str, size: int, budget: int) -> None:
+    assert size <= budget, f"{what}: {size} instead of {budget}: what does this make superfluous?"
+
+
+@pytest.mark.parametrize("room", LINES)
+def test_lines(room: str):
+    check(room, lines_of(room), LINES[room])
+
+
+def test_every_room_has_a_budget():
+    rooms = {f"ragkv/{path.name}" for path in (ROOT / "ragkv").iterdir() if lines_of(str(path))}
+    assert rooms <= LINES.keys()
+
+
+def test_counts():
+    check("settings", settings(), COUNTS["settings"])
+    check("commands", len(list(commands(typer.main.get_command(app)))), COUNTS["commands"])
+    check("words of docs", words_of_docs(), COUNTS["words of docs"])
