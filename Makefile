@@ -50,10 +50,10 @@ format: setup ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
-	cd tests/faults && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)
+	cd tests/tools && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)
 
 soak: setup ## a server under load, harm and a restart for ten minutes (SOAK="--minutes 1")
-	cd tests/faults && PYTHONPATH=../support ../../$(BIN)/python -m soak $(SOAK)
+	cd tests/tools && PYTHONPATH=../support ../../$(BIN)/python -m soak $(SOAK)
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
