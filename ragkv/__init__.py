@@ -6,15 +6,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ragkv.answer.completion import Completion
     from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
     from ragkv.engine.engine import RagKV
-    from ragkv.engine.stream import Completion, CompletionStream, Prefilled
+    from ragkv.engine.stream import CompletionStream, Prefilled
     from ragkv.prompt.chat import Chat
     from ragkv.report.account import PrecomputeReport, ReuseReport
 
 _HOMES = {
     "Chat": "ragkv.prompt.chat",
-    "Completion": "ragkv.engine.stream",
+    "Completion": "ragkv.answer.completion",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
     "PrecomputeReport": "ragkv.report.account",

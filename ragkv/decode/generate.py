@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,12 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
 from ragkv.config.generation import SAMPLING
 from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import Drafts
-from ragkv.decode.listener import Listener, TokenLogprobs
+from ragkv.decode.listener import Listener
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import StopTexts, stops_of
@@ -36,7 +37,6 @@ from ragkv.model.architecture import config_of
 from ragkv.model.calls import require_used
 from ragkv.model.loaded import LoadedModel
 
-FinishReason = Literal["stop", "length", "cancelled"]
 _RESET_FIELDS = (
     "stop_strings",  # StopTexts finds them
     "cache_implementation",  # ragkv gives the cache

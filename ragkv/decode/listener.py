@@ -4,42 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-LEAST_LOGPROB = -9999.0
-"""In place of minus infinity, which JSON does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """A drawn token's log-probability by the model's own scores, before temperature.
-
-    ``top`` are the most probable tokens with theirs, the best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-    def in_openais_form(self, text_of: Callable[[int], str]) -> dict[str, Any]:
-        """Return an item of OpenAI's ``logprobs``; ``text_of`` returns a token's text."""
-
-        def one(token: int, logprob: float) -> dict[str, Any]:
-            text = text_of(token)
-            whole = "\ufffd" not in text  # a part of a character has no text of its own
-            return {
-                "token": text,
-                "logprob": max(logprob, LEAST_LOGPROB),
-                "bytes": list(text.encode()) if whole else None,
-            }
-
-        top = [one(*each) for each in self.top]
-        return {**one(self.token_id, self.logprob), "top_logprobs": top}
+from ragkv.answer.completion import TokenLogprobs
 
 
 class Listener(BaseStreamer):

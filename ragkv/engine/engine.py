@@ -12,14 +12,14 @@ from typing import Any, Literal, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ragkv.answer.completion import Completion, TokenLogprobs
 from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.decode.generate import Drawn
-from ragkv.decode.listener import Listener, TokenLogprobs
+from ragkv.decode.listener import Listener
 from ragkv.decode.stopping import stops_of
 from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
-from ragkv.engine.named import NamedChunks
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import (
     Request,
@@ -32,7 +32,7 @@ from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_settings
 from ragkv.engine.speculations import Speculates, Speculations
 from ragkv.engine.state import EngineState
-from ragkv.engine.stream import Completion, CompletionStream, OnText, Prefilled
+from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
@@ -45,6 +45,7 @@ from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
+from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
@@ -317,7 +318,8 @@ class RagKV(Speculates, EngineState):
         self._follow_up(request, plan)
         calls = answer.tool_calls, answer.invalid_tool_calls
         about_it = (report, drawn.finish_reason, drawn.logprobs)
-        return Completion(answer.text, drawn.token_ids, *about_it, *calls)
+        by_text = tuple(each.in_openais_form(self._text_of) for each in drawn.logprobs)
+        return Completion(answer.text, drawn.token_ids, *about_it, *calls, by_text)
 
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
-from ragkv.engine.named import NamedList
 from ragkv.engine.requests import GivesWay
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
 from ragkv.report.clock import Clock
+from ragkv.retrieve.named import NamedList
 from ragkv.select import Method
 
 

@@ -13,7 +13,6 @@ from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.history import history_warnings
-from ragkv.engine.named import NamedChunks
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
 from ragkv.engine.request import Request, check_revision
@@ -24,6 +23,7 @@ from ragkv.model.flops import prefill_flops_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
+from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ragkv.answer.engine import ModelTraits
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
@@ -61,6 +62,12 @@ class EngineState:
         return self._loaded.name
 
     @property
+    def traits(self) -> ModelTraits:
+        """What wrappers want to know of the model."""
+        own = getattr(self.model, "generation_config", None)
+        return ModelTraits(self._loaded.positions, bool(self.tokenizer.chat_template), own)
+
+    @property
     def supported(self) -> bool:
         """Whether chunks can be reused with this model."""
         return isinstance(self._loaded, ReusableModel)
@@ -69,3 +76,11 @@ class EngineState:
     def unsupported_reason(self) -> str:
         """Why chunks cannot be reused; empty if they can."""
         return self._loaded.unsupported
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return a text's tokens, without special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _text_of(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -1,25 +1,20 @@
-"""The engine's results: a prefill, a completion, a stream of text."""
+"""The engine's results: a prefill, and a stream of an answer's text."""
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Self
 
 import torch
 from transformers.cache_utils import Cache
 
-from ragkv.decode.generate import FinishReason
-from ragkv.decode.listener import TokenLogprobs
+from ragkv.answer.completion import Completion, TokenLogprobs
+from ragkv.answer.stream import Pieces, TextStream
 from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
-from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.report.account import ReuseReport
 
@@ -47,38 +42,6 @@ class Prefilled:
     copies: CopyRepair | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """An answer: its text without special tokens and stop texts, its tokens, its report.
-
-    Attributes
-    ----------
-    finish_reason
-        ``"stop"``: the model's end, a stop token or a stop text; ``"length"``: as many tokens as
-        were allowed; ``"cancelled"``.
-    logprobs, text_logprobs
-        Of each token, where they were asked for: by its id; a server's, by its text in OpenAI's
-        form.
-    tool_calls, invalid_tool_calls
-        Calls of a :class:`ragkv.Chat`'s tools; they are not part of ``text``.
-    """
-
-    text: str
-    token_ids: list[int]
-    report: ReuseReport
-    finish_reason: FinishReason = "stop"
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    tool_calls: tuple[ToolCall, ...] = ()
-    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
-    text_logprobs: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def openai_finish_reason(self) -> str:
-        """``finish_reason``, or ``"tool_calls"`` where there are some and none was cut off."""
-        cut_off = self.finish_reason == "length" and self.invalid_tool_calls
-        return "tool_calls" if self.tool_calls and not cut_off else self.finish_reason
-
-
 _PATIENCE_S = 5.0
 _DEADLOCK = (
     "This thread holds the model, for which the stream waits: read it outside of `with kv.turn():`."
@@ -88,36 +51,25 @@ Run = Callable[[OnText, Callable[[], bool], list[TokenLogprobs]], Completion]
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _Running(Pieces):
     """State shared by a stream and its thread, which does not keep the stream alive."""
 
-    pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     completion: Completion | None = None
-    notify: Callable[[], object] = lambda: None
 
     def work(self, run: Run) -> None:
         try:
-            self.completion = run(self._put, self.cancelled.is_set, self.logprobs)
-            self._put(None)
+            self.completion = run(self.put, self.cancelled.is_set, self.logprobs)
+            self.put(None)
         except Cancelled:
-            self._put(None)
+            self.put(None)
         except BaseException as error:  # noqa: BLE001  handed to the reader
-            self._put(error)
-
-    def _put(self, piece: str | BaseException | None) -> None:
-        self.pieces.put(piece)
-        with suppress(RuntimeError):  # the reader's event loop is closed
-            self.notify()
+            self.put(error)
 
 
-class CompletionStream(Iterator[str], AsyncIterator[str]):
-    """Pieces of an answer's text while it is being generated.
-
-    Iterate over it, with ``for`` or ``async for``; ``completion`` is the whole answer
-    afterwards. Closing it early, leaving its ``with`` or ``async with`` block, or dropping it
-    ends the generation.
+class CompletionStream(TextStream):
+    """An answer's text while a thread generates it.
 
     Parameters
     ----------
@@ -131,74 +83,44 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
 
     def __init__(self, run: Run, *, holds_model: Callable[[], bool] = lambda: False) -> None:
         self._running = _Running()
+        super().__init__(self._running)
         self._holds_model = holds_model
-        self._ended = False
         self._thread = threading.Thread(target=self._running.work, args=(run,), daemon=True)
         weakref.finalize(self, self._running.cancelled.set)
         self._thread.start()
 
-    def __next__(self) -> str:
-        """Return the next piece; raises as :meth:`read` does."""
-        piece = self.read()
-        if piece is None:
-            raise StopIteration
-        return piece
-
     def read(self, timeout: float | None = None) -> str | None:
-        """Return the next piece, or None at the end.
+        """Return the next piece as every stream does.
 
         Raises
         ------
-        TimeoutError
-            There was none within ``timeout`` seconds; the stream goes on.
         ModelInUseError
             The calling thread itself holds the model, as inside :meth:`ragkv.RagKV.turn`.
         """
-        if self._ended:
-            return None
-        patience = _PATIENCE_S if timeout is None and self._holds_model() else timeout
+        if timeout is not None or self._ended or not self._holds_model():
+            return super().read(timeout)
         try:
-            return self._taken(self._running.pieces.get(timeout=patience))
-        except queue.Empty:
-            if timeout is None:
-                raise ModelInUseError(_DEADLOCK) from None
-            raise TimeoutError(f"no text within {timeout:g} seconds") from None
+            return super().read(_PATIENCE_S)
+        except TimeoutError:
+            raise ModelInUseError(_DEADLOCK) from None
 
     async def __anext__(self) -> str:
-        """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
-        ready = asyncio.Event()
-        self._running.notify = partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
-        while not self._ended:
-            ready.clear()
-            with suppress(queue.Empty):
-                piece = self._taken(self._running.pieces.get_nowait())
-                if piece is None:
-                    break
-                return piece
-            try:
-                await asyncio.wait_for(ready.wait(), _PATIENCE_S if self._holds_model() else None)
-            except TimeoutError:
-                raise ModelInUseError(_DEADLOCK) from None
-        raise StopAsyncIteration
+        """Return the next piece; raises as :meth:`read` does."""
+        if self._ended or not self._holds_model():
+            return await super().__anext__()
+        try:
+            return await asyncio.wait_for(super().__anext__(), _PATIENCE_S)
+        except TimeoutError:
+            raise ModelInUseError(_DEADLOCK) from None
 
     def _taken(self, piece: str | BaseException | None) -> str | None:
-        if isinstance(piece, str):
-            return piece
-        self._ended = True
-        self._thread.join()
-        if piece is not None:
-            raise piece
-        return None
+        if not isinstance(piece, str):
+            self._thread.join()
+        return super()._taken(piece)
 
     @property
     def completion(self) -> Completion:
-        """The whole answer.
-
-        Raises
-        ------
-        RuntimeError
-            The stream has not been read to its end.
-        """
+        """The whole answer."""
         if self._running.completion is None or not self._ended:
             raise RuntimeError("read the stream to its end first")
         return self._running.completion
@@ -218,19 +140,3 @@ class CompletionStream(Iterator[str], AsyncIterator[str]):
         if wait and not self._holds_model():
             self._thread.join()
         self._ended = True
-
-    async def aclose(self) -> None:
-        """End the generation like :meth:`close`, without waiting."""
-        self.close(wait=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

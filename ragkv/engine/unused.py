@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from ragkv.engine.corpus import Corpus
-from ragkv.engine.named import NamedChunks
 from ragkv.engine.plan import Account, Plan
 from ragkv.engine.request import Request
 from ragkv.engine.rewritten import Rewritten
@@ -18,6 +17,7 @@ from ragkv.prompt.find import Span, is_registrable
 from ragkv.report.account import Miss
 from ragkv.report.reasons import level_of
 from ragkv.report.summary import sentences
+from ragkv.retrieve.named import NamedChunks
 from ragkv.splice.layout import Origin
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from ragkv.decode.listener import TokenLogprobs
-from ragkv.engine.stream import Completion, CompletionStream
+from ragkv.answer.completion import Completion, TokenLogprobs
+from ragkv.engine.stream import CompletionStream
 from ragkv.serve.refusal import RefusedError
 
 

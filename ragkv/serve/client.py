@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import httpx
 
 from ragkv.config import DecodeConfig, ReuseConfig
-from ragkv.engine.named import NamedChunks
 from ragkv.errors import ConfigError, ServerError
 from ragkv.prompt.chat import prompt_of
 from ragkv.report.account import PrecomputeReport
+from ragkv.retrieve.named import NamedChunks
 from ragkv.serve.remote.answer import (
     Events,
     Prompt,
@@ -29,7 +29,7 @@ from ragkv.serve.remote.connection import Connection, within
 from ragkv.serve.remote.stream import OnText, RemoteStream
 
 if TYPE_CHECKING:
-    from ragkv.engine.stream import Completion
+    from ragkv.answer.completion import Completion
 
 __all__ = ["KEY_VARIABLE", "TIMEOUT_S", "RemoteRagKV", "RemoteStream"]
 

@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from ragkv.decode.listener import LEAST_LOGPROB, TokenLogprobs
-from ragkv.engine.stream import Completion
+from ragkv.answer.completion import LEAST_LOGPROB, Completion, TokenLogprobs
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import cached_tokens
 

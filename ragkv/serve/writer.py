@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ragkv.decode.listener import TokenLogprobs
+from ragkv.answer.completion import Completion, TokenLogprobs
 from ragkv.engine.engine import RagKV
-from ragkv.engine.stream import Completion
 from ragkv.serve.answers import AnswerPart
 from ragkv.serve.engine_calls import text_of
 from ragkv.serve.fields import AnswerFields

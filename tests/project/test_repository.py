@@ -22,6 +22,8 @@ ROOMS = (
     "report",
     "retrieve",
     "prompt",
+    "answer",
+    "client",
     "model",
     "chunk",
     "store",

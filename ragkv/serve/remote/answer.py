@@ -15,7 +15,7 @@ from ragkv.report.account import ReuseReport
 from ragkv.serve.remote.connection import Connection
 
 if TYPE_CHECKING:
-    from ragkv.engine.stream import Completion
+    from ragkv.answer.completion import Completion
 
 Prompt = str | Sequence[Mapping[str, Any]]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -209,7 +209,7 @@ class Events:
         ServerError
             The server sent no report of ragkv.
         """
-        from ragkv.engine.stream import Completion
+        from ragkv.answer.completion import Completion
 
         if not isinstance(self._report, Mapping):
             raise ServerError(

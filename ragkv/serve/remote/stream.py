@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ragkv.errors import ClosedError
 
 if TYPE_CHECKING:
-    from ragkv.engine.stream import Completion
+    from ragkv.answer.completion import Completion
 
 OnText = Callable[[str], None]
 Answering = Coroutine[Any, Any, "Completion"]
