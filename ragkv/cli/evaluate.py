@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ragkv.measure.quality.summary import Evaluation
     from ragkv.measure.results import Saved
 
-DEFAULT_METHODS = "query,cacheclip,epic,random,reuse"
+DEFAULT_METHODS = "query,cacheclip,epic,reuse"
 _OF_NEEDLES = ("tokens", "haystack", "needle_values")
 _OF_RUNS = ("resume", "time_in_turn")
 _MEASURING = (

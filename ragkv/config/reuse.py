@@ -33,23 +33,18 @@ class Grouping:
     window
         Length of a window in prompt tokens.
     threshold
-        With ``mode="threshold"``: a window is recomputed whole if *more than* this many of its
-        tokens were chosen, and otherwise only as a part of others.
-    mode
-        ``"threshold"`` as in the paper: windows slide by one token within a chunk. The highest
+        A window is recomputed whole if *more than* this many of its tokens were chosen, and
+        otherwise only as a part of others. Windows slide by one token within a chunk. The highest
         scores are chosen, as many as their windows fit the recompute ratio: the share that is
-        recomputed is never above it. ``"fill"``: windows, at any offset in the prompt, are
-        ranked by their mean score and taken until the budget is spent exactly.
+        recomputed is never above it.
     """
 
     window: int = 8
     threshold: int = 5
-    mode: Literal["threshold", "fill"] = "threshold"
 
     def __post_init__(self) -> None:
         check_whole("grouping window", self.window, 1, 4096)
         check_whole("grouping threshold", self.threshold, 0, self.window - 1)
-        check_choice("grouping mode", self.mode, ("threshold", "fill"))
 
 
 @runtime_checkable
@@ -124,7 +119,7 @@ class ReuseConfig(Settings):
         before them in the prompt. Of the operator's chunks: those of a document, and those that
         ``precompute`` was given with this setting on.
     seed
-        Seed of the ``random`` method.
+        Seed that a method of your own may draw with, ``scene.seed``.
     calibrated_for
         Fingerprint of the model that the ratio was calibrated for; other models are refused.
         ``None`` accepts all.

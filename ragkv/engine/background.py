@@ -99,9 +99,9 @@ class Background:
         Where the configuration says so, versions of the prompt's chunks are computed.
         """
         located, config = plan.located, request.config
-        if request.method.continues:
+        if request.method.uses_prompts:
             self._submit(self._conversations.settle)
-        sink_of = partial(self._corpus.sink_for, config, request.method)
+        sink_of = partial(self._corpus.sink_for, config)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         known = {span.text for span in located.known or ()}

@@ -29,7 +29,6 @@ from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report.account import PrecomputeReport
-from ragkv.select import Method
 from ragkv.store.base import Found, Store, Terms, has_expired
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
 
@@ -84,10 +83,8 @@ class Corpus:
         """Tokens a second that the model computes, as measured."""
         """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
 
-    def sink_for(self, config: ReuseConfig, method: Method) -> Sink:
-        """Return the sink that a configuration and its method name."""
-        if not method.sink:
-            return self.sink("")
+    def sink_for(self, config: ReuseConfig) -> Sink:
+        """Return the sink that a configuration names."""
         if config.sink == "auto":
             return self.sink(chat_head(self.loaded.tokenizer))
         return self.sink(undated(config.sink, self.loaded.tokenizer))

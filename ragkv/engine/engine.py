@@ -165,10 +165,10 @@ class RagKV(Speculates, EngineState):
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
-        config, method = self._configured(overrides)
+        config, _ = self._configured(overrides)
         with self._lifecycle:
             corpus = None if self._reuse is None else self._reuse.corpus
-            return corpus is not None and corpus.contains(text, corpus.sink_for(config, method))
+            return corpus is not None and corpus.contains(text, corpus.sink_for(config))
 
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the KV of former prompts; return whether it was stored."""
@@ -197,7 +197,7 @@ class RagKV(Speculates, EngineState):
             if for_next_answer:
                 self._named.add(named)
             if self._reuse is not None:
-                self._reuse.load(named, *self._configured(overrides))
+                self._reuse.load(named, self._configured(overrides)[0])
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.

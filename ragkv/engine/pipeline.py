@@ -133,7 +133,7 @@ class Pipeline(FullPrefill):
                 return prompt
             spans = self._corpus.find(prompt.text)
         with request.clock.step("load"):
-            sink = self._corpus.sink_for(request.config, request.method)
+            sink = self._corpus.sink_for(request.config)
             continued = self._conversations.find(request, prompt.tokens, sink)
             located = replace(prompt, sink=sink, known=tuple(spans), continued=continued)
             begin = located.continued_chars

@@ -199,7 +199,7 @@ def report_of(
             plan.located.text,
             plan.located.tokens.offsets,
             _scores(plan),
-            attention=request.method.mass,
+            attention=request.method.auto == "attention",
         ),
     )
 

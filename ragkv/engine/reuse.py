@@ -74,7 +74,7 @@ class Reuse:
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too."""
         config, method = setting
-        corpora = [(self.corpus, self.corpus.sink_for(config, method))]
+        corpora = [(self.corpus, self.corpus.sink_for(config))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
         reports = [
@@ -91,9 +91,9 @@ class Reuse:
         self._drop_former_after(reports[0].removed)
         return reports[0]
 
-    def load(self, named: Sequence[str], config: ReuseConfig, method: Method) -> None:
+    def load(self, named: Sequence[str], config: ReuseConfig) -> None:
         """Start loading chunks that the next prompts will contain."""
-        self.background.fetch(named, partial(self.corpus.sink_for, config, method))
+        self.background.fetch(named, partial(self.corpus.sink_for, config))
 
     def forget(self, text: str) -> bool:
         """Delete a chunk, and the conversations, whose prompts may have contained it."""

@@ -127,7 +127,7 @@ class Unused:
             everything = recomputed and not (self._plan.origin == Origin.CACHED).any()
             return "ratio" if everything else None
         if span is not None:
-            return "method" if self._request.method.reuse != "chunks" else "unaligned"
+            return "method" if not self._request.method.uses_chunks else "unaligned"
         return self._reason_of_unknown(text, start)
 
     def _reason_of_unknown(self, text: str, start: int) -> str:

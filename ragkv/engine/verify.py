@@ -119,7 +119,7 @@ class _Check:
         corpus = Corpus(loaded, store, lock)
         self._pipeline = Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
         config = ReuseConfig()
-        corpus.encode(chunks, corpus.sink_for(config, method_of(config)))
+        corpus.encode(chunks, corpus.sink_for(config))
 
     def prefill(
         self, chunks: Sequence[str], *, method: str = "query", ratio: float = 0.2

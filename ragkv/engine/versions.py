@@ -230,7 +230,7 @@ class Versions:
 
     def _serves(self, request: Request) -> bool:
         on = request.config.contextual_versions and self.kept.budget > 0
-        return on and request.method.versions
+        return on and request.method.uses_versions
 
     def _up_to_missing(self, chain: list[str], sink: Sink) -> list[str]:
         """Return the chunks up to the last that has no version behind those before it."""

@@ -15,10 +15,9 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.recompute.drift import Drift
 from ragkv.recompute.focus import FocusedChunks
-from ragkv.recompute.mean_shift import MeanShift
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
-from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.layout import Layout
 
 
@@ -38,7 +37,7 @@ class Repair:
         Repair of copies during decoding.
     """
 
-    drift: Drift | MeanShift | None = None
+    drift: BeforeWrite | None = None
     sparse: SparseRows | None = None
     focus: FocusedChunks | None = None
     copies: CopyRepair | None = None
@@ -64,9 +63,9 @@ class Repair:
         if not len(choice.positions) or len(choice.positions) == len(layout.cached):
             return cls()
         on_cpu = loaded.device.type == "cpu"
-        drift: Drift | MeanShift | None = Drift(layout, rows, loaded) if method.drift else None
-        if choice.moved is not None:
-            drift = MeanShift(layout, rows, choice.moved, loaded)
+        drift: BeforeWrite | None = Drift(layout, rows, loaded) if method.drift else None
+        if choice.mover is not None:
+            drift = choice.mover(rows)
         return cls(
             drift=drift,
             sparse=SparseRows(layout, rows, method.sparse, loaded)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.config import AutoRatio, Grouping, ReuseConfig
-from ragkv.select.method import FloatArray, Method, Probed, Scene, Spread
+from ragkv.config import Grouping, ReuseConfig
+from ragkv.select.method import FloatArray, Method, Scene, Scored, Spread
+from ragkv.splice.buffer import BeforeWrite
 from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
+
+TARGET, FLOOR, CEILING = 0.8, 0.05, 0.4
+"""``"auto"`` by attention: the share of the query's attention that the recomputed tokens have,
+but at least and at most these shares of the cached tokens."""
+
+ALPHA = 1.0
+"""``"auto"`` by overhead: the factor of each chunk's cache fix overhead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +37,14 @@ class Choice:
         ``[cached]`` float32: the ranking; None where nothing was scored.
     reason
         How ``"auto"`` chose, in one sentence; empty for a given ratio.
-    moved
-        ``[2, cached]`` float32: how far the tokens that are not recomputed follow the others, see
-        :class:`ragkv.select.method.Probed`; None: not at all.
+    mover
+        The rule's own way of moving the other tokens, see :class:`ragkv.select.method.Scored`.
     """
 
     positions: Positions
     scores: FloatArray | None = None
     reason: str = ""
-    moved: FloatArray | None = None
+    mover: Callable[[Positions], BeforeWrite] | None = None
 
 
 def takes_all(layout: Layout, config: ReuseConfig) -> bool:
@@ -50,7 +58,7 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
 
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
     without scoring. Tokens that are exact already are not chosen below 1, whatever their
-    scores: the budget goes to the others. ``config.grouping`` overrides the method's own.
+    scores: the budget goes to the others.
     """
     cached = scene.layout.cached
     ratio = config.recompute_ratio
@@ -60,25 +68,24 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     if not stale.any() or ratio == 0 or method.score is None:
         return Choice(cached[:0])
     found = method.score(scene)
-    paid = scores = found.scores if isinstance(found, Probed) else found
+    scores, mover = found if isinstance(found, Scored) else (found, None)
+    paid = scores
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
     ranks = np.argsort(-scores.astype(np.float64), kind="stable")
     ranks = ranks[stale[ranks]]
     reason = ""
     if ratio == "auto":
-        auto_ratio = overhead_ratio if method.by_overhead else ratio_for
-        ratio, reason = auto_ratio(paid[ranks], len(cached), config.auto)
+        by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
+        ratio, reason = by_what(paid[ranks], len(cached))
     budget = round(ratio * len(cached))
-    windows = config.grouping or method.grouping
-    if windows is None:
+    if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
-    elif windows.mode == "fill":
-        positions = _best_windows(cached[stale], scores[stale], budget, windows.window)
     else:
-        positions = _whole_windows(scene.layout, cached[stale], cached[ranks], budget, windows)
-    moved = found.moved if isinstance(found, Probed) else None
-    return Choice(positions, scores, reason, moved)
+        positions = _whole_windows(
+            scene.layout, cached[stale], cached[ranks], budget, method.grouping
+        )
+    return Choice(positions, scores, reason, mover)
 
 
 def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.float64]) -> FloatArray:
@@ -95,7 +102,7 @@ def _kernel(spread: Spread) -> npt.NDArray[np.float64]:
     return kernel
 
 
-def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, str]:
+def attention_ratio(paid: FloatArray, cached: int) -> tuple[float, str]:
     """Return the smallest share of the cached tokens with the target share of attention.
 
     Parameters
@@ -107,24 +114,24 @@ def ratio_for(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, st
     """
     mass = np.cumsum(paid.astype(np.float64))
     share = mass / max(mass[-1], 1e-30)
-    needed = min(len(paid), int(np.searchsorted(share, auto.target)) + 1) / cached
-    ratio = min(max(needed, auto.floor), auto.ceiling)
+    needed = min(len(paid), int(np.searchsorted(share, TARGET)) + 1) / cached
+    ratio = min(max(needed, FLOOR), CEILING)
     count = min(round(ratio * cached), len(share))
     covered = share[count - 1] if count else 0.0
-    bound = "" if ratio == needed else f", bounded by {auto.floor:g} and {auto.ceiling:g}"
+    bound = "" if ratio == needed else f", bounded by {FLOOR:g} and {CEILING:g}"
     return ratio, (
-        f"{needed:.1%} of the cached tokens hold {auto.target:.0%} of the query's attention to "
+        f"{needed:.1%} of the cached tokens hold {TARGET:.0%} of the query's attention to "
         f"them; {ratio:.1%} chosen{bound}, holding {covered:.0%}"
     )
 
 
-def overhead_ratio(paid: FloatArray, cached: int, auto: AutoRatio) -> tuple[float, str]:
+def overhead_ratio(paid: FloatArray, cached: int) -> tuple[float, str]:
     """Return the share that Cache-Craft recomputes: of each chunk ``ceil(CFO |Ci|)`` tokens.
 
-    The parameters are those of :func:`ratio_for`; scores above ``-alpha`` are recomputed.
+    The parameters are those of :func:`attention_ratio`; scores above ``-ALPHA`` are recomputed.
     """
-    ratio = int((paid > -auto.alpha).sum()) / cached
-    return ratio, f"the cache fix overhead of the chunks is {ratio:.1%} at alpha {auto.alpha:g}"
+    ratio = int((paid > -ALPHA).sum()) / cached
+    return ratio, f"the cache fix overhead of the chunks is {ratio:.1%} at alpha {ALPHA:g}"
 
 
 def _whole_windows(
@@ -162,17 +169,6 @@ def _whole_windows(
         else:
             high = middle - 1
     return windows_of(low)
-
-
-def _best_windows(cached: Positions, scores: FloatArray, budget: int, window: int) -> Positions:
-    """Windows at any offset by mean score until the budget is spent; the last one in part."""
-    dense, count = np.zeros((2, int(cached[-1]) + 2 * window))
-    dense[cached], count[cached] = scores, 1
-    means = _sums(dense, window) / np.maximum(_sums(count, window), 1)
-    means[_sums(count, window) == 0] = -np.inf
-    best = np.max([means[shift : shift + len(means) - window] for shift in range(window)], axis=0)
-    order = np.lexsort((cached, -best[cached]))
-    return np.sort(cached[order[:budget]])
 
 
 def _sums(numbers: npt.NDArray[Any], window: int) -> npt.NDArray[Any]:

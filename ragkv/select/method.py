@@ -16,32 +16,32 @@ from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.observe import Observer
 from ragkv.attend.sparse import Sparse
 from ragkv.config import Grouping, Named, ReuseConfig
+from ragkv.config.checks import check_choice
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.model.loaded import ReusableModel
 from ragkv.select import rules
 from ragkv.select.auxiliary import Auxiliary
-from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.layout import Layout
 
 FloatArray = npt.NDArray[np.float32]
+_REUSE = ("none", "prefix", "chunks", "versions", "prompts")
 
 
-class Probed(NamedTuple):
-    """A rule's scores, and how far each token moved in the layer that it looked at.
-
-    The tokens that are not recomputed follow the recomputed ones of their chunk as far
-    (:mod:`ragkv.recompute.mean_shift`).
+class Scored(NamedTuple):
+    """A rule's scores, and its own way of moving the tokens that are not recomputed.
 
     Attributes
     ----------
     scores
         ``[cached]`` float32.
-    moved
-        ``[2, cached]`` float32: of keys and of values.
+    mover
+        Called with the sorted positions ``[rows]`` that the pass computes; returns what moves
+        the other rows of a layer.
     """
 
     scores: FloatArray
-    moved: FloatArray
+    mover: Callable[[npt.NDArray[np.int64]], BeforeWrite]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,25 +162,29 @@ class Focus:
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
+    ``ReuseConfig.method`` and a call's ``method=`` take such an object in place of a name.
+
     Parameters
     ----------
     name
-        As given in ``ReuseConfig.method``; equal to the rule's file name.
-    source
-        Where it comes from.
+        What reports call it; of a rule in ``rules/``, the file's name.
     score
         Returns ``[cached]`` float32, higher is recomputed first, in the order of
-        ``scene.layout.cached``, or a :class:`Probed`. None recomputes nothing below ratio 1.
-    mass
-        Whether scores are shares of the query's attention: ``recompute_ratio="auto"``
-        can then stop at a target share.
+        ``scene.layout.cached``, or a :class:`Scored`. None recomputes nothing below ratio 1.
+    auto
+        What ``recompute_ratio="auto"`` reads in the scores; None: it cannot be given.
+        ``"attention"``: shares of the query's attention, of which it covers
+        :data:`ragkv.select.choose.TARGET`. ``"overhead"``: minus the alpha from which on
+        Cache-Craft recomputes a token.
     spread
         The share of neighbours' scores that is added to a token's, or None.
     reuse
-        ``chunks``: all known chunks; ``prefix``: only what is an exact prefix of the
-        prompt; ``none``: nothing, an ordinary prefill.
-    sink
-        Whether chunks are encoded behind the shared sink.
+        What a prompt uses of what was computed before, each more than the one before:
+        ``none``, an ordinary prefill; ``prefix``, an exact prefix of the prompt; ``chunks``, the
+        entries of all known chunks; ``versions``, the chunks' contextual versions too
+        (:mod:`ragkv.store.versions`), where the configuration has them; ``prompts``, the rows of
+        former prompts too (:mod:`ragkv.store.prefixes`), and its own are kept for later ones.
+        Baselines stop at ``chunks``: their figures must not depend on earlier prompts.
     grouping
         Windows that are recomputed whole, or None.
     auxiliary
@@ -197,39 +201,34 @@ class Method:
     lookup
         Repair of the tokens that the answer is about to copy
         (:mod:`ragkv.recompute.copy_repair`), or None.
-    continues
-        Whether a prompt may take the rows of a former prompt that it begins with, and its own are
-        kept for later ones (:mod:`ragkv.store.prefixes`). Not for baselines, ``prefix`` among
-        them: what is measured of a prompt must not depend on the prompts before it.
-    versions
-        Whether chunks may be placed from their contextual versions (:mod:`ragkv.store.versions`),
-        where the configuration has them. Not for baselines either.
-    by_overhead
-        Whether scores are minus the alpha from which on Cache-Craft recomputes a token:
-        ``recompute_ratio="auto"`` then recomputes as many as ``AutoRatio.alpha`` says.
     """
 
     name: str
-    source: str
-    score: Callable[[Scene], FloatArray | Probed] | None = None
-    mass: bool = False
+    score: Callable[[Scene], FloatArray | Scored] | None = None
+    auto: Literal["attention", "overhead"] | None = None
     spread: Spread | None = None
-    reuse: Literal["chunks", "prefix", "none"] = "chunks"
-    sink: bool = True
+    reuse: Literal["none", "prefix", "chunks", "versions", "prompts"] = "chunks"
     grouping: Grouping | None = None
     auxiliary: bool = False
     drift: bool = False
     sparse: Sparse | None = None
     focus: Focus | None = None
     lookup: CopyLookup | None = None
-    continues: bool = False
-    versions: bool = False
-    by_overhead: bool = False
 
     @property
-    def can_choose_ratio(self) -> bool:
-        """Whether ``recompute_ratio="auto"`` can be given."""
-        return self.mass or self.by_overhead
+    def uses_chunks(self) -> bool:
+        """Whether chunks are placed wherever they stand in the prompt."""
+        return self.reuse not in ("none", "prefix")
+
+    @property
+    def uses_versions(self) -> bool:
+        """Whether chunks may be placed from their contextual versions."""
+        return self.reuse in ("versions", "prompts")
+
+    @property
+    def uses_prompts(self) -> bool:
+        """Whether a prompt may begin with a former prompt's rows."""
+        return self.reuse == "prompts"
 
     @property
     def pieces(self) -> dict[str, object]:
@@ -239,14 +238,13 @@ class Method:
         return {**{item.name: getattr(self, item.name) for item in fields(self)}, "score": named}
 
     def __post_init__(self) -> None:
+        if self.auto is not None:
+            check_choice("a method's auto", self.auto, ("attention", "overhead"))
+        check_choice("a method's reuse", self.reuse, _REUSE)
         if self.focus is not None and (self.drift or self.sparse is not None):
             raise ConfigError(
                 "rows that a focus ends are missed by drift and sparse attention: omit focus, or "
                 "drift and sparse"
-            )
-        if self.continues and self.reuse != "chunks":
-            raise ConfigError(
-                "a former prompt is continued only where chunks are reused: omit continues or reuse"
             )
 
 
@@ -261,7 +259,7 @@ def method_of(config: ReuseConfig) -> Method:
         The ratio is ``"auto"`` and the method's scores do not say how much to recompute.
     """
     method = get_method(config.method)
-    if config.recompute_ratio == "auto" and not method.can_choose_ratio:
+    if config.recompute_ratio == "auto" and method.auto is None:
         raise ConfigError(
             "recompute_ratio='auto' needs a method that scores by the query's attention, such as "
             f"'query', or 'cachecraft'; {method.name!r} does not"
@@ -286,7 +284,10 @@ def get_method(name: str | Named) -> Method:
     if isinstance(name, Method):
         return name
     if name not in method_names():
-        raise UnknownMethodError(f"no method {name!r}; known: {', '.join(method_names())}")
+        raise UnknownMethodError(
+            f"no method {name!r}; known: {', '.join(method_names())}. Other baselines are Method "
+            "objects in ragkv_bench.methods: give the object"
+        )
     method = importlib.import_module(f"{rules.__name__}.{name}").METHOD
     if not isinstance(method, Method):
         raise TypeError(f"ragkv/select/rules/{name}.py must define METHOD, a Method")
@@ -295,4 +296,5 @@ def get_method(name: str | Named) -> Method:
 
 def independent(name: str | Named) -> Method:
     """Return the method as it is measured: no prompt begins with another one's rows."""
-    return replace(get_method(name), continues=False)
+    method = get_method(name)
+    return replace(method, reuse="versions") if method.uses_prompts else method

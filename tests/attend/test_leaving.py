@@ -16,14 +16,22 @@ from ragkv.attend.observe import LayerCall
 from ragkv.engine.plan import Plan
 from ragkv.errors import ConfigError
 from ragkv.recompute.focus import focused_chunks
-from ragkv.select import Focus, Method, Sparse, get_method
+from ragkv.select import Focus, Method, Scene, Sparse
+from ragkv.select.method import FloatArray
 from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
 Positions = np.ndarray
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-RANDOM = replace(get_method("random"), focus=Focus(2))
+
+
+def at_random(scene: Scene) -> FloatArray:
+    return np.random.default_rng(0).random(len(scene.layout.cached), dtype=np.float32)
+
+
+PLAIN = Method("random", score=at_random)
+RANDOM = replace(PLAIN, focus=Focus(2))
 
 
 class LeaveAbove:
@@ -77,7 +85,7 @@ def plan_of(kv: RagKV, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     with monkeypatch.context() as patched:
         patched.setattr("ragkv.engine.pipeline.Pipeline._recompute", recompute)
-        kv.prefill(PROMPT, method="random", recompute_ratio=0.5)
+        kv.prefill(PROMPT, method=PLAIN, recompute_ratio=0.5)
     return made[0]
 
 
@@ -96,7 +104,7 @@ def test_the_others_rows_are_cached_ones_above_the_layer_and_fresh_below(
     kv.precompute(CHUNKS)
     stale, whole, focused = (
         kv.prefill(PROMPT, method=method, recompute_ratio=ratio)
-        for method, ratio in (("random", 0), ("random", 0.5), (RANDOM, 0.5))
+        for method, ratio in ((PLAIN, 0), (PLAIN, 0.5), (RANDOM, 0.5))
     )
     report = focused.report
     assert report.positions == whole.report.positions  # the ratio counts all chosen tokens
@@ -155,6 +163,6 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         Focus(0)
     with pytest.raises(ConfigError, match="omit focus"):
-        Method("mine", source="here", score=get_method("random").score, drift=True, focus=Focus(1))
+        replace(RANDOM, drift=True)
     with pytest.raises(ConfigError, match="omit focus"):
         replace(RANDOM, sparse=Sparse(0.5, 4))

@@ -19,7 +19,6 @@ from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.select import method_of
 from ragkv.store import Found, MemoryStore, TieredStore
 from ragkv.store.tiers.rates import Rate, is_slower
 
@@ -43,7 +42,7 @@ class Planted(MemoryStore):
 
 
 def sink_of(engine: RagKV) -> Sink:
-    return engine._reuse.corpus.sink_for(engine.reuse, method_of(engine.reuse))
+    return engine._reuse.corpus.sink_for(engine.reuse)
 
 
 @pytest.fixture

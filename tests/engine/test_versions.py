@@ -14,7 +14,6 @@ from tiny import FAMILIES, ask, some_chunks, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
-from ragkv.config import AutoRatio
 from ragkv.engine.capture import compute_versions
 from ragkv.engine.stream import Prefilled
 from ragkv.model.calls import cache_argument
@@ -66,7 +65,7 @@ def distance(engine: RagKV, out: Prefilled) -> float:
 def joined(engine: RagKV, texts: list[str]) -> tuple[list[int], list[range]]:
     """Token ids of the sink and of the chunks as they were ingested; where each chunk is."""
     corpus = engine._reuse.corpus
-    sink = corpus.sink_for(engine.reuse, engine._configured({})[1])
+    sink = corpus.sink_for(engine.reuse)
     ids, spans = sink.ids.tolist(), []
     for text in texts:
         own = corpus.get(text, sink).entry.token_ids.tolist()
@@ -196,8 +195,8 @@ def test_cachecraft_recomputes_what_the_overhead_says(
         raise AssertionError("versions have their figures: no pass is needed")
 
     monkeypatch.setattr(Scene, "observe", fail)
-    auto = AutoRatio(alpha=alpha)
-    out = engine.prefill(ask([A, C, B, D]), method="cachecraft", recompute_ratio="auto", auto=auto)
+    monkeypatch.setattr("ragkv.select.choose.ALPHA", alpha)
+    out = engine.prefill(ask([A, C, B, D]), method="cachecraft", recompute_ratio="auto")
     *others, last = out.report.chunks
     assert [use.source for use in out.report.chunks] == ["entry", *["version"] * 3]
     assert [use.recomputed for use in others] == [0, 0, 0]

@@ -6,18 +6,18 @@ import itertools
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.config import AutoRatio, Grouping
+from ragkv.config import Grouping
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Method, Scene, get_method, method_names, method_of
-from ragkv.select.choose import choose
+from ragkv.select.choose import Choice, choose
 from ragkv.select.mapping import map_scores
 from ragkv.select.method import FloatArray, Spread
 from ragkv.splice.layout import Layout, Origin, Placed
@@ -46,14 +46,11 @@ def by_score(scores: list[float], **pieces: Any) -> Method:
     def score(_: Scene) -> FloatArray:
         return np.array(scores, np.float32)
 
-    return Method("test", "test", score=score, **pieces)
+    return Method("test", score=score, **pieces)
 
 
-def chosen_of(
-    method: Method, where: Scene, ratio: float | Literal["auto"], **more: Any
-) -> list[int]:
-    config = ReuseConfig(method=method, recompute_ratio=ratio, **more)
-    return choose(method, where, config).positions.tolist()
+def chosen_of(method: Method, where: Scene, ratio: float) -> list[int]:
+    return choose(method, where, ReuseConfig(recompute_ratio=ratio)).positions.tolist()
 
 
 CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
@@ -70,7 +67,7 @@ def test_none_and_all_need_no_scores(ratio: float, expected: list[int]) -> None:
         raise AssertionError("no scores are needed")
 
     where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
-    assert chosen_of(Method("t", "t", score=explode), where, ratio) == expected
+    assert chosen_of(Method("t", score=explode), where, ratio) == expected
 
 
 def plain_windows(
@@ -148,17 +145,6 @@ def test_a_run_across_two_chunks_fills_no_window() -> None:
     assert not set(two) & set(range(13, 19))
 
 
-def test_windows_that_fill_the_budget() -> None:
-    scores = [0.0] * 16
-    scores[5], scores[9], scores[10] = 1.0, 0.7, 0.8
-    where = scene([CACHED] * 16)
-    grouping = Grouping(window=4, threshold=1, mode="fill")
-    method = by_score(scores, grouping=grouping)
-    # the best window holds 9 and 10 alone: 7 to 10, 8 to 11 and 9 to 12
-    assert chosen_of(method, where, 6 / 16, grouping=grouping) == [7, 8, 9, 10, 11, 12]
-    assert chosen_of(method, where, 7 / 16, grouping=grouping) == [2, 7, 8, 9, 10, 11, 12]
-
-
 def test_scores_spread_to_neighbours() -> None:
     where = scene([FRESH, *[CACHED] * 6, FRESH, CACHED, CACHED])
     scores = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.15, 0.1]
@@ -181,18 +167,23 @@ def test_a_spread_that_makes_no_sense(share: float, within: float) -> None:
 
 
 def test_auto_takes_the_smallest_set_that_holds_the_target() -> None:
-    where = scene([CACHED] * 10)
-    method = by_score([0.5, 0.2, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02, 0.02], mass=True)
-    choice = choose(method, where, ReuseConfig(recompute_ratio="auto", auto=AutoRatio(0.75)))
+    """80% of the query's attention, by 5 to 40% of the tokens."""
+    where, config = scene([CACHED] * 40), ReuseConfig(recompute_ratio="auto")
+
+    def choice_of(*scores: float) -> Choice:
+        rest = (1 - sum(scores)) / (40 - len(scores))
+        method = by_score([*scores, *[rest] * (40 - len(scores))], auto="attention")
+        return choose(method, where, config)
+
+    choice = choice_of(0.5, 0.2, 0.15)
     assert choice.positions.tolist() == [0, 1, 2]
-    assert "30.0% of the cached tokens hold 75%" in choice.reason
-    low = AutoRatio(0.1, floor=0.2, ceiling=0.4)
-    assert chosen_of(method, where, "auto", auto=low) == [0, 1]
-    high = AutoRatio(1.0, floor=0.2, ceiling=0.4)
-    assert chosen_of(method, where, "auto", auto=high) == [0, 1, 2, 3]
-    none = choose(method, where, ReuseConfig(recompute_ratio="auto", auto=AutoRatio(0.75, 0, 0)))
-    assert none.positions.tolist() == []
-    assert none.reason.endswith("0.0% chosen, bounded by 0 and 0, holding 0%")
+    assert choice.reason.endswith(
+        "hold 80% of the query's attention to them; 7.5% chosen, holding 85%"
+    )
+    assert choice_of(0.95).positions.tolist() == [0, 1]
+    even = choice_of(0.025)
+    assert even.positions.tolist() == list(range(16))
+    assert even.reason.endswith("40.0% chosen, bounded by 0.05 and 0.4, holding 40%")
 
 
 def test_auto_needs_a_method_that_looks_at_attention() -> None:
@@ -200,15 +191,10 @@ def test_auto_needs_a_method_that_looks_at_attention() -> None:
         method_of(ReuseConfig(method=by_score([1.0, 2.0]), recompute_ratio="auto"))
 
 
-def test_every_method_has_a_file_and_a_source() -> None:
-    names = method_names()
-    assert {
-        "full", "prefix", "naive", "reuse", "epic", "random", "cacheclip", "query"
-    } <= set(names)  # fmt: skip
-    for name in names:
-        method = get_method(name)
-        assert method.name == name
-        assert method.source
+def test_methods_have_the_names_of_their_files() -> None:
+    names = "cacheblend cachecraft cacheclip epic full prefix query reuse"
+    assert {*names.split()} <= set(method_names())
+    assert all(get_method(name).name == name for name in method_names())
     with pytest.raises(UnknownMethodError, match=r"known: .*query"):
         get_method("telepathy")
 
@@ -228,18 +214,6 @@ def test_epic_takes_the_heads_of_later_chunks(make_engine: Make) -> None:
         assert set(known[: use.recomputed]) == {Origin.RECOMPUTED}
 
 
-def test_random_follows_its_seed(make_engine: Make) -> None:
-    engine = make_engine()
-    chunks = some_chunks(3)
-    engine.precompute(chunks)
-    prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
-
-    def positions(seed: int) -> bytes:
-        return engine.prefill(prompt, method="random", seed=seed).report.positions
-
-    assert positions(1) == positions(1) != positions(2)
-
-
 def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: object) -> None:
     model, tokenizer = tiny_model("qwen2", seed=3), tiny_tokenizer()
     folder = f"{tmp_path}/auxiliary"
@@ -247,36 +221,16 @@ def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: ob
     tokenizer.save_pretrained(folder)
     engine = make_engine()
     chunks = some_chunks(3)
-    settings = {"method": "cacheclip", "auxiliary_model": folder}
+    loose = replace(get_method("cacheclip"), grouping=Grouping(window=8, threshold=3))
+    settings = {"method": loose, "auxiliary_model": folder}
     engine.precompute(chunks, **settings)
     prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
-    loose = Grouping(window=8, threshold=3)
-    report = engine.prefill(prompt, **settings, recompute_ratio=0.3, grouping=loose).report
+    report = engine.prefill(prompt, **settings, recompute_ratio=0.3).report
     assert 0 < report.effective_ratio <= 0.3
     runs = re.findall(rb"\x02+", report.positions)  # of recomputed tokens
     inner = [run for run in runs if b"\x01" + run + b"\x01" in report.positions]
     assert inner
     assert min(map(len, inner)) >= 8  # none is cut off within a chunk
-    filled = engine.prefill(
-        prompt, method="cacheclip_fill", auxiliary_model=folder, recompute_ratio=0.3
-    ).report
-    assert filled.effective_ratio == pytest.approx(0.3, abs=0.002)  # the budget, to a token
-
-
-def test_auxiliary_scores_equal_attention_over_chunk_and_query(make_engine: Make) -> None:
-    """Against eager attention of an ordinary forward pass over sink ++ chunk ++ query."""
-    engine = make_engine(attention="eager")
-    chunk, query = some_chunks(1)[0], " What is the answer?"
-    config = engine.reuse.override(auxiliary_model=engine.model_name)
-    ((scores, offsets),) = engine._reuse.auxiliaries.scorer(config).score([chunk], query)
-    tokenizer = engine.tokenizer
-    head = tokenizer(engine.sink_from([{"role": "user", "content": "{x}"}]))["input_ids"]
-    body, tail = tokenizer(chunk)["input_ids"], tokenizer(query)["input_ids"]
-    with torch.no_grad():
-        out = engine.model(torch.tensor([head + body + tail]), output_attentions=True)
-    weights = out.attentions[-1][0, :, -len(tail) :, len(head) : len(head) + len(body)]
-    np.testing.assert_allclose(scores, weights.mean(dim=(0, 1)).numpy(), atol=1e-5)
-    assert len(offsets) == len(body)
 
 
 def test_scores_move_over_character_offsets() -> None:
@@ -290,19 +244,7 @@ def test_scores_move_over_character_offsets() -> None:
     np.testing.assert_allclose(map_scores(scores[:2], gaps, target[:2]), [0.5, 0.75])
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "query",
-        "epic",
-        "cacheblend",
-        "random",
-        "cacheclip",
-        "cacheclip_fill",
-        "prophetkv",
-        "agentkvshift",
-    ],
-)
+@pytest.mark.parametrize("method", ["query", "epic", "cacheblend", "cacheclip"])
 def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, method: str) -> None:
     engine = make_engine("llama")
     chunks = some_chunks(3)

@@ -326,7 +326,7 @@ def test_what_cannot_have_begun_is_sent_again(connect, stub):
 
 def test_settings_are_refused_before_anything_is_sent(connect, stub):
     kv = connect()
-    own = Method("mine", source="a test", score=lambda _: None)
+    own = Method("mine", score=lambda _: None)
     for wrong in (
         {"max_new_tokens": 0},
         {"recompute_ration": 1},

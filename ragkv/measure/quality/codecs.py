@@ -128,7 +128,7 @@ def compare_codecs(
         See ``strict``.
     """
     for method in methods:
-        if get_method(method).reuse != "chunks":
+        if not get_method(method).uses_chunks:
             raise ConfigError(f"method {method} stores no chunks that a codec could change")
     settings = [setting for setting in grid(methods, ratios) if setting[0] != FULL]
     if not data.examples:

@@ -109,7 +109,7 @@ def compare_recurring(
         A method uses no versions, there are too few requests, or no chunk is long enough.
     """
     for method in methods:
-        if not get_method(method).versions:
+        if not get_method(method).uses_versions:
             raise ConfigError(f"method {method} uses no contextual versions: --methods query")
     if requests < 2:
         raise ConfigError(f"--recurring compares two halves of the requests, not {requests}")

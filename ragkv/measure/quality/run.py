@@ -49,7 +49,7 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
         if method.score is None:
             out.append((name, 1.0 if method.reuse == "none" else 0.0))
             continue
-        usable = [ratio for ratio in ratios if ratio != "auto" or method.can_choose_ratio]
+        usable = [ratio for ratio in ratios if ratio != "auto" or method.auto]
         if not usable:
             raise ConfigError(
                 f"method {method.name} needs at least one ratio"

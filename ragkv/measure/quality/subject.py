@@ -164,7 +164,7 @@ class Subject:
         Those that were computed while the reference's tokens were fed are among them.
         """
         report = prefilled.report
-        if get_method(method).reuse == "chunks":
+        if get_method(method).uses_chunks:
             ahead = 0 if prefilled.copies is None else prefilled.copies.repaired
             return report.effective_ratio + ahead / max(
                 1, report.reused_tokens + report.recomputed_tokens

@@ -144,7 +144,7 @@ class _Bench:
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
             for index, trace in enumerate(self._traces):
                 for method, _ in settings:
-                    if get_method(method).reuse == "chunks":
+                    if get_method(method).uses_chunks:
                         bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks")
                         self._kv.precompute(trace.chunks, method=method, sink=trace.sink)
                 for number, (asked, ids) in enumerate(zip(trace.prompts, trace.ids, strict=True)):

@@ -84,7 +84,7 @@ class TtftPlan:
         for ratio in self.ratios:
             ReuseConfig(recompute_ratio=ratio)
         for method in self.methods:
-            if get_method(method).reuse != "chunks":
+            if not get_method(method).uses_chunks:
                 raise ConfigError(
                     f"method {method!r} reuses no chunks: name methods to compare with full prefill"
                 )

@@ -5,7 +5,7 @@ shift that all of its tokens have in common. Layer 0 is computed in full, then l
 values are; ``d`` is how far a token's moved there, keys and values apart. Of every chunk the share
 of tokens with the largest ``d`` of keys, and the same share by values, are recomputed: the probes.
 In every layer the mean shift of a chunk's probes is added to its other tokens, times ``min(d, 1)``
-(:mod:`ragkv.recompute.mean_shift`).
+(:mod:`ragkv.select.mean_shift`).
 
 The probes, the shift in common and its weight of at most 1 are from summaries of the abstract; the
 formulas of probes and weight follow what a reimplementation says of the paper's algorithm 1.
@@ -14,13 +14,16 @@ Euclidean distance over all KV heads; keys' shifts are averaged before rotation;
 ratio counts all probes.
 """
 
+from functools import partial
+
 import numpy as np
 
-from ragkv.select.deviation import deviations
-from ragkv.select.method import FloatArray, Method, Probed, Scene
+from ragkv.select.mean_shift import MeanShift
+from ragkv.select.method import FloatArray, Method, Scene, Scored
+from ragkv.select.rules.cacheblend import deviations
 
 
-def score(scene: Scene) -> Probed:
+def score(scene: Scene) -> Scored:
     """Return ``[cached]``: minus the share of its chunk at which a token becomes a probe."""
     layout = scene.layout
     moved = np.sqrt(deviations(scene))
@@ -31,7 +34,7 @@ def score(scene: Scene) -> Probed:
         own = own[stale[own]]
         best = np.minimum(_ranks(moved[0, own]), _ranks(moved[1, own]))
         scores[own] = -best / max(1, len(own))
-    return Probed(scores, moved)
+    return Scored(scores, partial(MeanShift, layout, moved, scene.loaded))
 
 
 def _ranks(moved: FloatArray) -> FloatArray:
@@ -41,4 +44,4 @@ def _ranks(moved: FloatArray) -> FloatArray:
     return ranks
 
 
-METHOD = Method("agentkvshift", source="AgentKVShift, arXiv 2607.21604", score=score)
+METHOD = Method("agentkvshift", score=score)

@@ -29,7 +29,6 @@ def score(scene: Scene) -> FloatArray:
 
 METHOD = Method(
     "cacheclip",
-    source="CacheClip, arXiv 2510.10129",
     score=score,
     grouping=Grouping(window=8, threshold=5),
     auxiliary=True,

@@ -3,7 +3,7 @@
 Cache-Craft, arXiv 2502.15734: of chunk Ci the ``ceil(CFO |Ci|)`` tokens with the highest
 attention to earlier chunks are recomputed, where CFO, the cache fix overhead, is alpha times
 that of the version in use (:mod:`ragkv.store.versions`). With a given ``recompute_ratio`` alpha
-follows from it; with ``"auto"`` it is ``AutoRatio.alpha``.
+follows from it; with ``"auto"`` it is :data:`ragkv.select.choose.ALPHA`.
 
 A version has these figures from its capture, and choosing takes no time. A chunk that was cached
 alone has none and shares no prefix with the prompt: its CFO is ``alpha CCI``. Those figures come
@@ -103,9 +103,8 @@ def _paid(scene: Scene, slots: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.fl
 
 METHOD = Method(
     "cachecraft",
-    source="Cache-Craft, arXiv 2502.15734",
     score=score,
+    auto="overhead",
+    reuse="versions",
     focus=Focus(layers=8),
-    versions=True,
-    by_overhead=True,
 )

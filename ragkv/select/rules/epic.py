@@ -1,4 +1,4 @@
-"""The first tokens of every chunk after the first (EPIC's LegoLink).
+"""The first tokens of every chunk after the first (EPIC's LegoLink, arXiv 2410.15332).
 
 The paper takes k = 16 a chunk; here k follows from ``recompute_ratio``.
 """
@@ -19,4 +19,4 @@ def score(scene: Scene) -> FloatArray:
     return np.concatenate(parts).astype(np.float32)
 
 
-METHOD = Method("epic", source="EPIC, arXiv 2410.15332, LegoLink", score=score)
+METHOD = Method("epic", score=score)

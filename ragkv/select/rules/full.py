@@ -2,4 +2,4 @@
 
 from ragkv.select.method import Method
 
-METHOD = Method("full", source="transformers", reuse="none")
+METHOD = Method("full", reuse="none")

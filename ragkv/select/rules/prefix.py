@@ -5,4 +5,4 @@ Of what ragkv stores, that is the sink and, right behind it, the prompt's first 
 
 from ragkv.select.method import Method
 
-METHOD = Method("prefix", source="vLLM automatic prefix caching", reuse="prefix")
+METHOD = Method("prefix", reuse="prefix")

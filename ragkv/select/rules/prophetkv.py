@@ -36,4 +36,4 @@ def score(scene: Scene) -> FloatArray:
     return scores
 
 
-METHOD = Method("prophetkv", source="ProphetKV, arXiv 2602.02579", score=score)
+METHOD = Method("prophetkv", score=score)

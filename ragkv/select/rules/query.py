@@ -47,13 +47,11 @@ def score(scene: Scene) -> FloatArray:
 
 METHOD = Method(
     "query",
-    source="ragkv; after ProphetKV and InfoFlow",
     score=score,
-    mass=True,
+    auto="attention",
     spread=Spread(0.05, within=8.0),
+    reuse="prompts",
     drift=True,
     sparse=Sparse(after=0.6, near=16),
     lookup=CopyLookup(tokens=6, at_most=16, rare=4),
-    continues=True,
-    versions=True,
 )

@@ -84,8 +84,8 @@ def test_a_stream_gives_the_same_text_and_account():
 
 def test_settings_hold_per_model_per_call_and_bound():
     assert report(chat(recompute_ratio=0.5, method="epic").invoke(prompt()))["method"] == "epic"
-    once = chat(recompute_ratio=0.5).invoke(prompt(), recompute_ratio=0, method="naive")
-    assert (report(once)["recompute_ratio"], report(once)["method"]) == (0, "naive")
+    once = chat(recompute_ratio=0.5).invoke(prompt(), recompute_ratio=0, method="reuse")
+    assert (report(once)["recompute_ratio"], report(once)["method"]) == (0, "reuse")
     assert report(once)["recomputed_tokens"] == 0
     bound = chat().bind(recompute_ratio=1).invoke(prompt())
     assert report(bound)["effective_ratio"] == 1
@@ -183,8 +183,8 @@ def test_streaming_tells_callbacks_every_piece():
 
 def test_a_cache_of_answers_knows_the_settings():
     cached = InMemoryCache()
-    first = chat(cache=cached, method="naive").invoke(prompt())
-    again = chat(cache=cached, method="naive").invoke(prompt())
+    first = chat(cache=cached, method="reuse").invoke(prompt())
+    again = chat(cache=cached, method="reuse").invoke(prompt())
     assert report(first)["ttft_s"] == report(again)["ttft_s"]
     assert report(chat(cache=cached, method="full").invoke(prompt()))["method"] == "full"
 

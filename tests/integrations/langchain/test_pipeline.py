@@ -200,7 +200,7 @@ def test_settings_hold_per_call():
         return made.generations[0][0].generation_info["ragkv"]
 
     assert report()["recompute_ratio"] == 0.5
-    assert report(recompute_ratio=0, method="naive")["recomputed_tokens"] == 0
+    assert report(recompute_ratio=0, method="reuse")["recomputed_tokens"] == 0
     assert report(max_new_tokens=3)["completion_tokens"] == 3
     with pytest.raises(ConfigError, match="unknown reuse setting typical"):
         swapped().invoke(prompt(), typical=3)

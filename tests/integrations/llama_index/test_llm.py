@@ -191,12 +191,12 @@ def test_the_report_is_with_the_answer_and_not_in_the_chat_message(kv):
 
 
 def test_settings_of_one_call(kv):
-    llm = make(kv, recompute_ratio=0.5, method="random")
+    llm = make(kv, recompute_ratio=0.5, method="epic")
     assert llm.complete(PROMPT).additional_kwargs["recompute_ratio"] == 0.5
     auto = make(kv, recompute_ratio="auto").complete(PROMPT)
     assert "attention" in auto.additional_kwargs["choice"]
-    report = llm.complete(PROMPT, recompute_ratio=0.0, method="naive", max_new_tokens=3)
-    assert report.additional_kwargs["method"] == "naive"
+    report = llm.complete(PROMPT, recompute_ratio=0.0, method="reuse", max_new_tokens=3)
+    assert report.additional_kwargs["method"] == "reuse"
     assert report.additional_kwargs["recomputed_tokens"] == 0
     assert len(report.raw["token_ids"]) <= 3
     text = llm.complete(PROMPT).text

@@ -43,7 +43,7 @@ FIELDS = {
 
 def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_path):
     kv = make_engine(reuse=ReuseConfig(repair_ahead=True))
-    methods = ["prefix", "naive", "reuse", "epic", "random", "query"]
+    methods = ["prefix", "reuse", "epic", "cacheblend", "query"]
     found = evaluate(
         kv, small_data(), methods=methods, ratios=[0.2, 1], records=tmp_path / "r.jsonl"
     )
@@ -51,15 +51,14 @@ def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_pat
     assert list(rows) == [
         ("full", 1),
         ("prefix", 0),
-        ("naive", 0),
         ("reuse", 0),
-        *[(name, ratio) for name in methods[3:] for ratio in (0.2, 1)],
+        *[(name, ratio) for name in methods[2:] for ratio in (0.2, 1)],
     ]
     assert (found.data, found.examples) == ("mine", 2)
     assert found.model == kv.model_name
     full = rows["full", 1]
     assert (full.kl, full.agreement, full.share_recomputed, full.speedup) == (0, 1, 1, 1)
-    for name in methods[3:]:
+    for name in methods[2:]:
         exact, part = rows[name, 1], rows[name, 0.2]
         assert exact.kl < 1e-6
         assert exact.agreement == exact.share_recomputed == 1
@@ -115,8 +114,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(make_engine, tmp_path, monk
         run()  # a complete run starts anew
         assert len(seen) == 6
         seen.clear()
-        evaluate(kv, small_data(), methods=["naive", "reuse", "epic"], records=path, resume=True)
-        assert seen == [("x_0", "naive"), ("x_1", "naive")]
+        evaluate(kv, small_data(), methods=["prefix", "reuse", "epic"], records=path, resume=True)
+        assert seen == [("x_0", "prefix"), ("x_1", "prefix")]
         seen.clear()
         run(resume=False)
         assert len(seen) == 6
@@ -323,14 +322,14 @@ def test_what_another_rule_or_version_measured_is_measured_again(
         file.write_text(f"def score(scene):\n    return {weight} * scene.layout.cached\n")
         monkeypatch.delitem(sys.modules, "my_rule", raising=False)
         rule = importlib.import_module("my_rule").score
-        keys |= {subject.key(Method("mine", "t", score=rule), 0.3) for _ in range(2)}
+        keys |= {subject.key(Method("mine", score=rule), 0.3) for _ in range(2)}
     for weight in (1, 2):
         scope = {"__name__": "nowhere"}
         exec(f"score = lambda scene: {weight} * scene.layout.cached", scope)  # noqa: S102
-        keys.add(subject.key(Method("mine", "t", score=scope["score"]), 0.3))
+        keys.add(subject.key(Method("mine", score=scope["score"]), 0.3))
     assert len(keys) == 5
     file.unlink()  # what is no longer there cannot be read
-    keys.add(subject.key(Method("mine", "t", score=rule), 0.3))
+    keys.add(subject.key(Method("mine", score=rule), 0.3))
     assert len(keys) == 6
     monkeypatch.setattr("ragkv.measure.quality.code._own", lambda: "another version")
     assert subject.key("epic", 0.3) not in keys
@@ -358,9 +357,9 @@ def test_what_a_rule_was_given_is_part_of_it(make_engine):
     subject = Subject(make_engine(), small_data(1).examples[0], ["epic"])
     rules = [partial(score, weight=2), partial(score, weight=3), made(2), made(3), Weighed(2)]
     rules += [Weighed(3), Weighed(3).__call__]
-    keys = [subject.key(Method("mine", "t", score=rule), 0.3) for rule in rules]
+    keys = [subject.key(Method("mine", score=rule), 0.3) for rule in rules]
     assert len(set(keys)) == len(rules)
-    assert subject.key(Method("mine", "t", score=made(2)), 0.3) == keys[2]
+    assert subject.key(Method("mine", score=made(2)), 0.3) == keys[2]
 
 
 def test_a_rule_without_a_file_is_the_same_in_another_process():
@@ -369,7 +368,7 @@ def test_a_rule_without_a_file_is_the_same_in_another_process():
     for _ in range(2):
         scope = {"__name__": "nowhere"}
         exec(text, scope)  # noqa: S102
-        told.append(code_of(Method("mine", "t", score=scope["score"])))
+        told.append(code_of(Method("mine", score=scope["score"])))
     assert told[0] == told[1]
 
 

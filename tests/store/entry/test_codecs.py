@@ -17,7 +17,6 @@ from store_entries import DTYPES, FINGERPRINT, make_entry, same
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import CODECS, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
-from ragkv.select import method_of
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.grid import LARGEST, GridCodec
 from ragkv.store.entry.format import decode, encode
@@ -357,7 +356,7 @@ def test_an_engine_stores_in_its_codec(make_engine, tmp_path):
         assert not kv.contains(text)
         kv.precompute([text])
         assert kv.contains(text)
-        sink = kv._reuse.corpus.sink_for(kv.reuse, method_of(kv.reuse))
+        sink = kv._reuse.corpus.sink_for(kv.reuse)
         assert sink.fingerprint.codec == name
         entry = kv._reuse.corpus.get(text, sink).entry
         assert isinstance(entry, ChunkKV)

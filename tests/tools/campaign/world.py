@@ -19,7 +19,6 @@ from ragkv.engine.corpus import Sink
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
 from ragkv.report.account import ReuseReport
-from ragkv.select import method_of
 from ragkv.store.base import Found
 from ragkv.store.versions import kept
 
@@ -140,7 +139,7 @@ def precompute(kv: RagKV, chunk: int, *, version: bool = True) -> None:
 
 def sink_of(kv: RagKV) -> Sink:
     """Return the engine's sink."""
-    return kv._reuse.corpus.sink_for(kv.reuse, method_of(kv.reuse))
+    return kv._reuse.corpus.sink_for(kv.reuse)
 
 
 def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:

@@ -29,18 +29,18 @@ class MeanShift:
     ----------
     layout
         The prompt's layout; rows that are exact already are neither read nor moved.
-    rows
-        ``[rows]`` sorted positions that the pass computes.
     moved
         ``[2, cached]`` float32: ``d`` of keys and of values.
+    rows
+        ``[rows]`` sorted positions that the pass computes.
     """
 
     def __init__(
         self,
         layout: Layout,
-        rows: npt.NDArray[np.int64],
         moved: npt.NDArray[np.float32],
         loaded: ReusableModel,
+        rows: npt.NDArray[np.int64],
     ) -> None:
         device = loaded.device
         self._kinds = loaded.architecture.rope_kinds
