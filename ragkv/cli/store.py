@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv.cli.console import err, out, say_json
+from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, Namespace, StorePath
 
 if TYPE_CHECKING:
@@ -114,38 +114,6 @@ def copy_command(
         f"already, {done.damaged} damaged and {done.expired} expired ones skipped.",
         as_json,
     )
-
-
-@store_app.command()
-def bench(
-    store: StorePath = None,
-    megabytes: Annotated[float, typer.Option("--mb", min=1, help="10^6 bytes to load.")] = 64,
-    chunk_megabytes: Annotated[
-        float, typer.Option("--chunk-mb", min=0.1, help="10^6 bytes of a chunk's keys and values.")
-    ] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Time loading from the store against plain memory-mapped files of the same bytes."""
-    from ragkv.measure.speed.store_bandwidth import bandwidth
-
-    with err.status("Writing, then loading …"):
-        found = bandwidth(
-            store,
-            megabytes=megabytes,
-            chunk_megabytes=chunk_megabytes,
-            rounds=rounds,
-        )
-    if as_json:
-        say_json(found.to_dict())
-        return
-    table = Table("", "store MB/s", "memmap MB/s", "share")
-    for name, pair in (("cold", found.cold), ("warm", found.warm)):
-        if pair is not None:
-            table.add_row(name, f"{pair.store:.0f}", f"{pair.memmap:.0f}", f"{pair.share:.0%}")
-    out.print(table)
-    if found.cold is None:
-        _say("Cold is not measured: the store has no files whose pages could be dropped.")
 
 
 def _open(

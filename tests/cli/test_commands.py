@@ -48,7 +48,7 @@ def test_help_is_light_and_lists_the_commands():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("demo", "precompute", "ask", "check"))
+    assert all(name in done.stdout for name in ("precompute", "ask", "serve", "check"))
 
 
 def test_precompute_stores_once(model, texts, tmp_path):
@@ -166,7 +166,6 @@ def test_check_names_what_makes_a_model_unsupported(tmp_path):
         (("precompute", "no/such/folder"), "no such file or folder: no/such/folder"),
         (("ask", "What?", "--path", "no/such/folder"), "no such file or folder"),
         (("ask", "What?", "--path", ".", "--method", "magic"), "no method 'magic'"),
-        (("demo", "--method", "magic"), "no method 'magic'"),
     ],
 )
 def test_errors_are_one_line(model, args, says):

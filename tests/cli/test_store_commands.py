@@ -16,10 +16,8 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.config import StoreConfig
-from ragkv.errors import StoreError
 from ragkv.store import open_chunk_store
 from ragkv.store.base import Terms
-from ragkv.store.chunk_store import ChunkStore
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -140,29 +138,6 @@ def test_cp_copies_a_folder(folder, tmp_path):
     assert run_json("verify", "--store", tmp_path / "other")["sound"]
     with closing(open_chunk_store(StoreConfig(tmp_path / "other"))) as store:
         assert same(store.get("a", FINGERPRINT).entry, make_entry("a", tokens=50))
-
-
-def test_bench(tmp_path):
-    options = ("bench", "--store", tmp_path / "store", "--mb", 6, "--chunk-mb", 2, "--rounds", 1)
-    found = run_json(*options)
-    assert found["megabytes"] == pytest.approx(6, abs=0.1)
-    assert found["chunk_megabytes"] == pytest.approx(2, abs=0.1)
-    for name in ("warm", "cold"):
-        assert found[name]["share"] == found[name]["store"] / found[name]["memmap"] > 0
-    assert not list((tmp_path / "store").iterdir())
-    assert "memmap MB/s" in run(*options).stdout
-    assert run("bench", "--store", ":memory:").exit_code == 2
-
-
-def test_a_bench_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise StoreError("the backend is gone")
-
-    monkeypatch.setattr(ChunkStore, "get", fail)
-    result = run("bench", "--store", tmp_path / "store", "--mb", 1, "--chunk-mb", 1)
-    assert result.exit_code == 2
-    assert "the backend is gone" in result.stderr
-    assert not list((tmp_path / "store").iterdir())
 
 
 def test_a_store_without_a_name_is_refused():

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("ragkv", "kernels", "integrations", "tests", "examples", "docs", ".ci")
-SOURCES = ("ragkv", "kernels", "integrations", "examples")
+FOLDERS = ("ragkv", "kernels", "integrations", "benchmarks", "tests", "examples", "docs", ".ci")
+SOURCES = ("ragkv", "kernels", "integrations", "benchmarks/ragkv_bench", "examples")
 ROOMS = (
     "errors",
     "config",
@@ -34,7 +34,6 @@ ROOMS = (
     "decode",
     "engine",
     "serve",
-    "measure",
     "cli",
 )
 # Written in pieces, so that this file does not contain them.
@@ -79,9 +78,9 @@ def test_nothing_names_this_machine_or_a_host(text: str):
 def test_files_are_short():
     long = {
         str(path.relative_to(ROOT)): lines
-        for path in python_files(*SOURCES, "tests")
+        for path in python_files(*SOURCES, "tests", "benchmarks/tests")
         if (lines := len(path.read_text(encoding="utf-8").splitlines()))
-        > (500 if path.is_relative_to(ROOT / "tests") else 400)
+        > (500 if "tests" in path.relative_to(ROOT).parts[:2] else 400)
     }
     assert not long
 
@@ -124,6 +123,14 @@ def test_imports_go_one_way():
             if top == "ragkv" and ROOMS.index(room) > ROOMS.index(own):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
+
+
+def test_only_the_benchmarks_import_the_benchmarks():
+    assert not [
+        path
+        for path in python_files("ragkv", "kernels", "integrations", "examples")
+        if any(name.split(".")[0] == "ragkv_bench" for name in imported(path))
+    ]
 
 
 def test_imports_have_no_circles():
@@ -204,11 +211,19 @@ def test_public_names_exist_and_are_few():
 
 
 def test_every_direct_requirement_is_pinned():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    projects = [
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in (".", "benchmarks")
+    ]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {_name(line) for line in lines if line and not line.startswith("#")}
-    optional = [each for extra in project["optional-dependencies"].values() for each in extra]
-    assert not {_name(each) for each in [*project["dependencies"], *optional]} - pinned
+    wanted = [
+        each
+        for project in projects
+        for extra in (project["dependencies"], *project["optional-dependencies"].values())
+        for each in extra
+    ]
+    assert {_name(each) for each in wanted} - pinned == {"ragkv"}
 
 
 def _name(requirement: str) -> str:
@@ -231,7 +246,7 @@ def test_files_named_in_documents_exist(path: Path):
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]*(?:\.py)?)`", text))
     mirrors = [ROOT, ROOT / "ragkv", ROOT / "kernels" / "ragkv_kernels", ROOT / "ragkv" / "store"]
     missing = [name for name in named if not any((home / name).exists() for home in mirrors)]
-    homes = ("ragkv/", "tests/", "kernels/", "integrations/", "examples/", "docs/")
+    homes = ("ragkv/", "tests/", "kernels/", "integrations/", "benchmarks/", "examples/", "docs/")
     assert not [name for name in missing if name.endswith(".py") or name.startswith(homes)]
 
 

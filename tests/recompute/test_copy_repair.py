@@ -14,11 +14,11 @@ from tiny import FAMILIES, some_chunks
 from ragkv import Prefilled, RagKV, ReuseConfig, StoreConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
-from ragkv.measure.quality.fidelity import Reference, followed
 from ragkv.prompt.history import TokenHistory
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.select import CopyLookup, Method, get_method
 from ragkv.splice.layout import Layout, Origin
+from ragkv_bench.quality.fidelity import Reference, followed
 
 Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]

@@ -17,12 +17,12 @@ from ragkv import RagKV
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
-from ragkv.measure.speed.run import bench_ttft
-from ragkv.measure.speed.ttft import TtftPlan
 from ragkv.select import method_names
 from ragkv.store.entry.codecs import CODECS, codec_of
 from ragkv.store.entry.codecs.grid import GridCodec
 from ragkv.store.entry.codecs.raw import Raw
+from ragkv_bench.speed.run import bench_ttft
+from ragkv_bench.speed.ttft import TtftPlan
 
 DEVICE = os.environ["RAGKV_SECOND_DEVICE"]
 EXACT = {"atol": 0, "rtol": 0} if DEVICE == "second" else {"atol": 1e-5, "rtol": 1e-5}

@@ -31,7 +31,6 @@ from store_entries import (  # noqa: F401
 
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.measure.speed import store_bandwidth as bench
 from ragkv.store import MemoryStore, TieredStore, open_store
 from ragkv.store.backends import files, folder_name
 from ragkv.store.backends.disk import DiskBackend
@@ -440,7 +439,6 @@ def test_a_second_store_in_the_process_leaves_the_firsts_lock(
         monkeypatch.setattr(diskcache, "Cache", locked)  # as after a minute
         with pytest.raises(StoreError, match="locked"), second.transaction():
             pass
-        bench._forget(store.folder.parent)
         other = subprocess.run(
             [sys.executable, "-c", LOCK, database], capture_output=True, text=True, check=False
         )

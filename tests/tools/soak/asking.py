@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from ragkv.measure.speed.load.client import CHAT, events
-from ragkv.measure.speed.load.documents import SourceDocument, language_reference
-from ragkv.measure.speed.load.workload import WorkloadPlan, draw_workload, messages_of
+from ragkv_bench.speed.load.client import CHAT, events
+from ragkv_bench.speed.load.documents import SourceDocument, language_reference
+from ragkv_bench.speed.load.workload import WorkloadPlan, draw_workload, messages_of
 
 NAMESPACES = {"soak": "key-of-soak", "other": "key-of-other"}
 NEAR_TIE = 1e-3

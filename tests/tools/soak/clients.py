@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from ragkv.measure.speed.load.client import CHAT
-from ragkv.measure.speed.load.documents import SourceDocument
+from ragkv_bench.speed.load.client import CHAT
+from ragkv_bench.speed.load.documents import SourceDocument
 from soak.asking import NAMESPACES, KnownQuestion, ask, in_form
 
 BUSY = {503, 504}

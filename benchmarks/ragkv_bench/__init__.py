@@ -1,0 +1,1 @@
+"""Evaluation, benchmarks, calibration and tuning of ragkv."""

@@ -1,0 +1,198 @@
+"""Evaluation data: JSON Lines, one example a line, errors named by file and line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ragkv.errors import ConfigError
+from ragkv_bench.data.tasks import TASKS
+
+
+class DataError(ConfigError):
+    """A line of an evaluation file cannot be used; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One retrieved passage; ``title`` may be empty."""
+
+    text: str
+    title: str = ""
+    is_gold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question over chunks in prompt order.
+
+    ``answers`` are alternatives in the question-answering tasks, one reference in
+    ``summarization``, and all required in the needle tasks.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    chunks: tuple[Chunk, ...]
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """The examples of a file and one message for every line that was skipped."""
+
+    name: str
+    examples: tuple[Example, ...]
+    problems: tuple[str, ...] = ()
+
+    def pick(self, limit: int | None, seed: int = 0, *, skip: int = 0) -> DataSet:
+        """Return ``limit`` examples drawn with ``seed``, in the file's order.
+
+        A larger limit with the same seed holds the smaller one's examples. ``None``
+        keeps all.
+
+        Parameters
+        ----------
+        skip
+            Leave out the examples that a limit of this draws with the same seed.
+
+        Raises
+        ------
+        ConfigError
+            ``limit`` is below 1, ``skip`` below 0, or nothing is left.
+        """
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit must be at least 1, not {limit!r}")
+        if not 0 <= skip < max(1, len(self.examples)):
+            raise ConfigError(
+                f"skip must be at least 0 and less than the {len(self.examples)} examples of "
+                f"{self.name}, not {skip!r}"
+            )
+        if not skip and (limit is None or limit >= len(self.examples)):
+            return self
+        order = list(range(len(self.examples)))
+        random.Random(seed).shuffle(order)  # noqa: S311  seeded, not secret
+        end = None if limit is None else skip + limit
+        kept = tuple(self.examples[i] for i in sorted(order[skip:end]))
+        return DataSet(self.name, kept, self.problems)
+
+
+def read_data(path: str | Path, *, strict: bool = True) -> DataSet:
+    """Read a JSONL file of examples.
+
+    Parameters
+    ----------
+    path
+        The file; blank lines are passed over.
+    strict
+        Stop at the first bad line; otherwise skip it and list it in ``problems``.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, a line is bad (``strict``), or no line is good.
+    """
+    file = Path(path)
+    try:
+        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
+    examples: list[Example] = []
+    problems: list[str] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            example = _parse(line, seen)
+        except (ValueError, RecursionError) as error:
+            message = f"{file}:{number}: {error}"
+            if strict:
+                raise DataError(message) from error
+            problems.append(message)
+        else:
+            seen[example.id] = number
+            examples.append(example)
+    if not examples:
+        first = f"; the first problem: {problems[0]}" if problems else ""
+        raise DataError(f"{file}: has no usable example{first}")
+    return DataSet(file.stem, tuple(examples), tuple(problems))
+
+
+def write_data(path: str | Path, examples: Iterable[Example]) -> None:
+    """Write examples as JSONL in the form that :func:`read_data` reads."""
+    with Path(path).open("w", encoding="utf-8") as out:
+        out.writelines(
+            json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in examples
+        )
+
+
+def _parse(line: bytes, seen: dict[str, int]) -> Example:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start} of the line)") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"must be a JSON object, not {type(row).__name__}")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("has a lone surrogate, which tokenizers do not read") from error
+    example_id, task = _text(row, "id"), _text(row, "task")
+    if example_id in seen:
+        raise ValueError(f"id {example_id!r} is line {seen[example_id]}'s already")
+    if task not in TASKS:
+        raise ValueError(f"task {task!r} is unknown; known: {', '.join(TASKS)}")
+    answers = _list(row, "answers")
+    if not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise ValueError("answers must be non-empty strings")
+    chunks = [_chunk(chunk, i) for i, chunk in enumerate(_list(row, "chunks"))]
+    return Example(
+        id=example_id,
+        question=_text(row, "question"),
+        answers=tuple(answers),
+        chunks=tuple(chunks),
+        task=task,
+    )
+
+
+def _chunk(value: Any, index: int) -> Chunk:
+    where = f"chunks[{index}]"
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object, not {type(value).__name__}")
+    title, is_gold = value.get("title") or "", value.get("is_gold", False)
+    if not isinstance(title, str):
+        raise ValueError(f"{where}.title must be a string, not {type(title).__name__}")
+    if not isinstance(is_gold, bool):
+        raise ValueError(f"{where}.is_gold must be true or false, not {is_gold!r}")
+    return Chunk(_text(value, "text", f"{where}."), title.strip(), is_gold)
+
+
+def _field(row: dict[str, Any], name: str, prefix: str = "") -> Any:
+    if name not in row:
+        raise ValueError(f"field {prefix}{name} is missing")
+    return row[name]
+
+
+def _text(row: dict[str, Any], name: str, prefix: str = "") -> str:
+    value = _field(row, name, prefix)
+    if not isinstance(value, str):
+        raise ValueError(f"{prefix}{name} must be a string, not {type(value).__name__}")
+    if not value.strip():
+        raise ValueError(f"{prefix}{name} is empty")
+    return value
+
+
+def _list(row: dict[str, Any], name: str) -> Sequence[Any]:
+    value = _field(row, name)
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} is empty")
+    return value

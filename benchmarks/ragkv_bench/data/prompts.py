@@ -1,0 +1,63 @@
+"""How an example becomes a prompt: an instruction, the chunks, the question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragkv_bench.data.tasks import TASKS, Kind
+
+if TYPE_CHECKING:
+    from ragkv_bench.data.examples import Chunk, Example
+
+Messages = list[dict[str, str]]
+
+# One line break before the chunks: byte-level tokenizers cut a run of line breaks otherwise
+# at the end of a text than before a word, and the shared sink would differ in its last token.
+TEMPLATES: dict[Kind, str] = {
+    "qa": (
+        "Answer the question using the passages below. Give only the answer, in a few words,"
+        " and nothing else.\n\nPassages:\n{context_str}\n\n"
+        "Give only the answer to this question, in a few words, and nothing else.\n"
+        "Question: {question}"
+    ),
+    "summary": (
+        "Read the transcript below and answer the request about it.\n\nTranscript:\n"
+        "{context_str}\n\nAnswer in one short paragraph.\nRequest: {question}"
+    ),
+    "needle": (
+        "Some special magic values are hidden in the following text. Remember them: you will be"
+        " asked for them afterwards.\n{context_str}\n\n{question} Answer with these values alone."
+    ),
+}
+"""One user message a kind of task; the chunks stand at ``{context_str}``."""
+
+
+def chunk_text(chunk: Chunk) -> str:
+    """Return the text that is precomputed and stands in the prompt, title first."""
+    return f"{chunk.title}\n{chunk.text}".strip()
+
+
+def chunk_texts(example: Example) -> list[str]:
+    """Return the texts of the example's chunks, in prompt order."""
+    return [chunk_text(chunk) for chunk in example.chunks]
+
+
+def prompt(example: Example, *, chat: bool = True) -> str | Messages:
+    """Return the example's prompt: one user message, or a string where ``chat`` is False.
+
+    Base models without a chat template take the string.
+    """
+    text = TEMPLATES[TASKS[example.task].kind].format(
+        context_str="\n\n".join(chunk_texts(example)), question=example.question.strip()
+    )
+    return _user(text) if chat else f"{text}\nAnswer:"
+
+
+def template(task: str, *, chat: bool = True) -> str | Messages:
+    """Return the task's prompt with its fields unfilled, as ``RagKV.sink_from`` takes it."""
+    text = TEMPLATES[TASKS[task].kind]
+    return _user(text) if chat else text
+
+
+def _user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,262 @@
+"""The smallest ``recompute_ratio`` that the user's own examples show to be enough."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from ragkv.config import PROFILE_FORMAT, ReuseConfig
+from ragkv.errors import ConfigError
+from ragkv.select import Method, get_method
+from ragkv_bench.data.examples import DataSet
+from ragkv_bench.quality.kept_bound import Measure
+from ragkv_bench.quality.records import Ratio, RecordFile
+from ragkv_bench.quality.run import check_chunks, measurements
+from ragkv_bench.quality.subject import FULL
+from ragkv_bench.quality.trial import Trial, judge
+from ragkv_bench.results import write
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+
+RATIOS = (0.7, 0.5, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
+"""What is tried, in this order. Ratio 1 is exact by construction."""
+
+_COLOURS = {"holds": "green", "likely": "yellow", "no": "red"}
+_CAPTION = (
+    "at least: the mean's one-sided 95% bound. share: of the cached tokens,"
+    " recomputed. more: examples that would roughly show a likely ratio to hold."
+)
+
+
+class NotShownError(ConfigError):
+    """The examples do not show that a ratio below 1 keeps the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What :func:`calibrate` found; ``trials`` from the highest ratio down.
+
+    ``reuse`` holds the settings that were measured; its ratio is not the chosen one.
+    """
+
+    model: str
+    fingerprint: str
+    reuse: ReuseConfig
+    measure: Measure
+    target: float
+    data: str
+    trials: tuple[Trial, ...]
+
+    def chosen(self, *, accept_likely: bool = False) -> Trial:
+        """Return the trial of the smallest ratio that holds, or is likely to.
+
+        Raises
+        ------
+        NotShownError
+            There is none; the message says how near the data comes.
+        """
+        wanted = ("holds", "likely") if accept_likely else ("holds",)
+        found = [trial for trial in self.trials if trial.verdict in wanted]
+        if found:
+            return found[-1]
+        first = self.trials[0]
+        near = (
+            f"no ratio below 1 is shown to keep {self.measure} at {self.target:.1%}: at "
+            f"{first.ratio:g} it is {first.mean:.1%} over {first.examples} examples, and at least "
+            f"{first.low:.1%} with 95% confidence"
+        )
+        if first.verdict == "no":
+            raise NotShownError(f"{near}. Lower the target, or try another method.")
+        more = f"about {first.more} more" if first.more is not None else "many more"
+        raise NotShownError(
+            f"{near}. It takes {more} examples to show it; accept_likely (--accept-likely) "
+            "takes the mean's word."
+        )
+
+    def config(self, *, accept_likely: bool = False) -> ReuseConfig:
+        """Return the settings with the chosen ratio, for this model alone.
+
+        Raises
+        ------
+        NotShownError
+            As :meth:`chosen`.
+        """
+        ratio = self.chosen(accept_likely=accept_likely).ratio
+        return self.reuse.override(recompute_ratio=ratio, calibrated_for=self.fingerprint)
+
+    def save(self, path: str | Path, *, accept_likely: bool = False) -> None:
+        """Write the profile that :meth:`ragkv.ReuseConfig.from_profile` reads.
+
+        Raises
+        ------
+        NotShownError
+            As :meth:`chosen`; nothing is written.
+        ConfigError
+            The file cannot be written, or the method has no name to be found by.
+        """
+        trial = self.chosen(accept_likely=accept_likely)
+        if not isinstance(self.reuse.method, str):
+            raise ConfigError(
+                "a profile only names its method, and this one was made of pieces: use config(), "
+                "or define it in ragkv/select/rules"
+            )
+        profile = {
+            "format": PROFILE_FORMAT,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "method": self.reuse.method,
+            "recompute_ratio": trial.ratio,
+            "grouping": asdict(self.reuse.grouping) if self.reuse.grouping else None,
+            "auxiliary_model": self.reuse.auxiliary_model,
+            "measure": self.measure,
+            "target": self.target,
+            "verdict": trial.verdict,
+            "shown": [trial.low, trial.mean],
+            "examples": trial.examples,
+            "data": self.data,
+            "ragkv": _version(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        try:
+            write(path, profile)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def table(self) -> Table:
+        """Return a rich table: one row a ratio."""
+        out = Table(
+            title=escape(
+                f"{self.model} on {self.data}, {self.trials[0].examples} examples\n"
+                f"{get_method(self.reuse.method).name} to keep {self.measure} at {self.target:.1%}"
+            ),
+            caption=_CAPTION,
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+        )
+        for heading in ("ratio", "mean", "at least", "verdict", "more", "share", "speed-up"):
+            out.add_column(heading, justify="left" if heading == "verdict" else "right")
+        for trial in self.trials:
+            colour = _COLOURS[trial.verdict]
+            out.add_row(
+                f"{trial.ratio:g}",
+                f"{trial.mean:.1%}",
+                f"{trial.low:.1%}",
+                f"[{colour}]{trial.verdict}[/]",
+                "-" if trial.more is None else f"{trial.more}",
+                "-" if trial.share_recomputed is None else f"{trial.share_recomputed:.0%}",
+                "-" if trial.speedup is None else f"{trial.speedup:.1f}x",
+            )
+        return out
+
+
+def calibrate(
+    kv: RagKV,
+    data: DataSet,
+    *,
+    target: float = 0.95,
+    method: str | Method = "query",
+    measure: Measure = "agreement",
+    ratios: Sequence[Ratio] = RATIOS,
+    seed: int = 0,
+    records: str | Path | None = None,
+    resume: bool | None = None,
+    strict: bool = True,
+    show_progress: bool = False,
+) -> Calibration:
+    """Find the smallest ratio that keeps a share of full attention's behaviour.
+
+    Ratios are tried from the highest down, until the mean misses the target. A ratio
+    holds if its own bound and that of every higher one reach the target. This is a test
+    in fixed sequence (Maurer, Hothorn and Lehmacher, 1995): to promise too low a ratio,
+    the first ratio that in truth misses the target must pass, and that has a chance of
+    5%. So several ratios are looked at without a correction, and without supposing that
+    fidelity grows with the ratio. A bisection would measure as many ratios and need
+    both. Going on with more examples *because* a ratio was only likely is another look,
+    which the 5% do not cover.
+
+    Parameters
+    ----------
+    target
+        Share to keep, between 0 and 1, as the mean over examples.
+    measure
+        ``agreement``: share of the first 16 tokens of full attention's answer at which
+        the method's most likely token is full attention's. It is the default: every
+        example counts, whether full attention answers it rightly or not, and its spread
+        is small. ``retention``: of full attention's task score, over what it answers.
+    ratios
+        Candidates; the highest is tried first.
+    seed, records, resume, strict
+        As in :func:`ragkv_bench.quality.run.evaluate`.
+
+    Raises
+    ------
+    ConfigError
+        The target, measure or a ratio cannot be used, the method chooses no tokens, the
+        model is served in full, no chunk is long enough to be reused, or no example could be
+        measured.
+    PromptTooLongError
+        See ``strict``.
+    """
+    fingerprint = kv.fingerprint
+    if fingerprint is None:
+        raise ConfigError(f"there is nothing to calibrate: {kv.unsupported_reason}")
+    if not 0 < target < 1:
+        raise ConfigError(f"target must lie between 0 and 1, not {target!r}: only ratio 1 keeps 1")
+    if measure not in get_args(Measure):
+        raise ConfigError(f"measure must be {' or '.join(get_args(Measure))}, not {measure!r}")
+    if get_method(method).score is None:
+        raise ConfigError(
+            f"method {get_method(method).name} chooses no tokens: it has no ratio to calibrate"
+        )
+    reuse = kv.reuse.override(method=method, calibrated_for=None)
+    order = _order(ratios, reuse)
+    check_chunks(data)
+    file = RecordFile(Path(records) if records is not None else None, resume=resume)
+    trials: list[Trial] = []
+    for ratio in order:
+        done = measurements(
+            kv,
+            data,
+            [(FULL, 1.0), (method, ratio)],
+            file,
+            strict=strict,
+            show_progress=show_progress,
+        )
+        above = all(trial.verdict == "holds" for trial in trials)
+        trial = judge(done, ratio, measure=measure, target=target, above=above, seed=seed)
+        trials.append(trial)
+        if trial.verdict == "no":
+            break
+    file.finish()
+    return Calibration(kv.model_name, fingerprint, reuse, measure, target, data.name, tuple(trials))
+
+
+def _order(ratios: Sequence[Ratio], reuse: ReuseConfig) -> list[float]:
+    """Return the ratios below 1, the highest first."""
+    order: set[float] = set()
+    for ratio in ratios:
+        if ratio == "auto":
+            raise ConfigError("'auto' chooses for each request: name ratios to calibrate")
+        reuse.override(recompute_ratio=ratio)
+        if ratio < 1:
+            order.add(float(ratio))
+    if not order:
+        raise ConfigError("name at least one ratio below 1 to try: ratio 1 is exact")
+    return sorted(order, reverse=True)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("ragkv")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,185 @@
+"""Methods x ratios x examples: answer, fidelity and time of each, and their summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm.auto import tqdm
+
+from ragkv.errors import ConfigError, PromptTooLongError
+from ragkv.prompt.find import is_registrable
+from ragkv.select import Method, get_method
+from ragkv_bench.data.examples import DataSet
+from ragkv_bench.data.prompts import chunk_texts
+from ragkv_bench.quality.records import EvalRecord, Ratio, RecordFile, ratio_name
+from ragkv_bench.quality.subject import FULL, Setting, Subject
+from ragkv_bench.quality.summary import Evaluation, summarise
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+
+_log = logging.getLogger(__name__)
+
+
+def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setting]:
+    """Return the (method, ratio) pairs to measure: ``full`` first, each once.
+
+    A method that chooses no tokens is listed once: at 1 if it reuses nothing, else at 0.
+    ``"auto"`` is listed for methods that can choose a ratio.
+
+    Raises
+    ------
+    UnknownMethodError
+        A method does not exist.
+    ConfigError
+        No method is named, two have one name, or one needs a ratio and none that it can use
+        is given.
+    """
+    if not methods:
+        raise ConfigError("name at least one method to evaluate")
+    out: list[Setting] = [(FULL, 1.0)]
+    known = {FULL: get_method(FULL)}
+    for name in methods:
+        method = get_method(name)
+        if known.setdefault(method.name, method) != method:
+            raise ConfigError(f"two methods are called {method.name}: results go by the name")
+        if method.score is None:
+            out.append((name, 1.0 if method.reuse == "none" else 0.0))
+            continue
+        usable = [ratio for ratio in ratios if ratio != "auto" or method.auto]
+        if not usable:
+            raise ConfigError(
+                f"method {method.name} needs at least one ratio"
+                + (": it cannot choose for 'auto'" if ratios else "")
+            )
+        out.extend((name, ratio if ratio == "auto" else float(ratio)) for ratio in usable)
+    return list({(get_method(name).name, ratio): (name, ratio) for name, ratio in out}.values())
+
+
+def check_chunks(data: DataSet) -> None:
+    """Say in the log how many examples show nothing of reuse: none of their chunks is cached.
+
+    Raises
+    ------
+    ConfigError
+        All of them.
+    """
+    count = sum(not any(map(is_registrable, chunk_texts(each))) for each in data.examples)
+    if count and count == len(data.examples):
+        raise ConfigError(f"no chunk of {data.name} is long enough to be reused")
+    if count:
+        _log.warning(
+            "%d of %d examples of %s have no chunk that is long enough to be reused: every"
+            " method computes them in full",
+            count,
+            len(data.examples),
+            data.name,
+        )
+
+
+def evaluate(
+    kv: RagKV,
+    data: DataSet,
+    *,
+    methods: Sequence[str | Method],
+    ratios: Sequence[Ratio] = (0.2,),
+    seed: int = 0,
+    records: str | Path | None = None,
+    resume: bool | None = None,
+    strict: bool = True,
+    time_in_turn: bool = True,
+    show_progress: bool = False,
+) -> Evaluation:
+    """Measure methods against full prefill on a data set.
+
+    Each example's chunks are precomputed behind the head of its task's prompt. Fidelity
+    is taken over the full answer's first 16 tokens, see :mod:`ragkv_bench.quality.fidelity`.
+
+    Parameters
+    ----------
+    methods, ratios
+        As in :class:`ragkv.ReuseConfig`; ``full`` is always measured too.
+    seed
+        Of the bootstrap intervals.
+    records
+        JSONL of single measurements: an interrupted run over it is taken up again.
+    resume
+        True also adds to a complete run's records, False starts over in any case.
+    strict
+        Raise for a prompt that exceeds the model's positions; otherwise warn and skip it.
+    time_in_turn
+        Measure a full prefill before every method's, not one an example, so that both
+        see the same state of the machine.
+
+    Raises
+    ------
+    ConfigError
+        A method or ratio does not exist, no chunk is long enough to be reused, or no
+        example could be measured.
+    PromptTooLongError
+        See ``strict``.
+    """
+    settings = grid(methods, ratios)
+    for method, ratio in settings:
+        kv.reuse.override(method=method, recompute_ratio=ratio)
+    check_chunks(data)
+    file = RecordFile(Path(records) if records is not None else None, resume=resume)
+    done = measurements(
+        kv,
+        data,
+        settings,
+        file,
+        strict=strict,
+        time_in_turn=time_in_turn,
+        show_progress=show_progress,
+    )
+    file.finish()
+    measured = len({record.id for record in done})
+    return Evaluation(kv.model_name, data.name, measured, summarise(done, seed=seed))
+
+
+def measurements(
+    kv: RagKV,
+    data: DataSet,
+    settings: Sequence[Setting],
+    file: RecordFile,
+    *,
+    strict: bool = True,
+    time_in_turn: bool = True,
+    show_progress: bool = False,
+) -> list[EvalRecord]:
+    """Return the records of all settings, measuring those that the file does not have.
+
+    Raises
+    ------
+    ConfigError, PromptTooLongError
+        As :func:`evaluate`.
+    """
+    methods = list(dict.fromkeys(method for method, _ in settings))
+    bar = tqdm(total=len(data.examples) * len(settings), disable=not show_progress, desc=data.name)
+    done: list[EvalRecord] = []
+    with bar:
+        for example in data.examples:
+            subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
+            try:
+                for method, ratio in settings:
+                    name = f"{get_method(method).name} {ratio_name(ratio)}"
+                    bar.set_postfix_str(name, refresh=False)
+                    key = subject.key(method, ratio)
+                    record = file.get(key)
+                    if record is None:
+                        record = subject.measure(method, ratio)
+                        file.add(record)
+                    done.append(record)
+                    bar.update()
+            except PromptTooLongError as error:
+                if strict:
+                    raise
+                done = [record for record in done if record.id != example.id]
+                _log.warning("example %s is skipped: %s", example.id, error)
+    if not done:
+        raise ConfigError(f"no example of {data.name} fits the model")
+    return done

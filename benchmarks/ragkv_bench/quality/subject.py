@@ -1,0 +1,175 @@
+"""One example under one method after another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragkv.config import DecodeConfig
+from ragkv.decode.generate import draw
+from ragkv.decode.steps import Steps
+from ragkv.decode.stopping import stops_of
+from ragkv.decode.text import TextPieces
+from ragkv.model.loaded import require_reusable
+from ragkv.select import Method, get_method, independent
+from ragkv.splice.buffer import SplicedCache
+from ragkv_bench.data.examples import Example
+from ragkv_bench.data.prompts import chunk_texts, prompt, template
+from ragkv_bench.data.tasks import TASKS
+from ragkv_bench.quality.code import code_of
+from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
+from ragkv_bench.quality.records import EvalRecord, Ratio
+from ragkv_bench.quality.scores import score
+
+if TYPE_CHECKING:
+    from ragkv import Prefilled, RagKV
+
+FULL = "full"
+Setting = tuple[str | Method, Ratio]
+"""A method, or its name, and its ratio."""
+
+
+class Subject:
+    """An example, its prompt, and what its measurements share.
+
+    Parameters
+    ----------
+    methods
+        The methods that will be measured: ingestion prepares the chunks for all of them.
+    time_in_turn
+        Time a full prefill before every method's, not only the first.
+    """
+
+    def __init__(
+        self,
+        kv: RagKV,
+        example: Example,
+        methods: Sequence[str | Method],
+        *,
+        time_in_turn: bool = True,
+    ) -> None:
+        chat = bool(kv.tokenizer.chat_template)
+        self._kv = kv
+        self._example = example
+        self._methods = methods
+        self._time_in_turn = time_in_turn
+        self._prompt = prompt(example, chat=chat)
+        self._sink = kv.sink_from(template(example.task, chat=chat))
+        self._reference: Reference | None = None
+        self._ttft_full_s: float | None = None
+        self._tokens = 0
+
+    def key(self, method: str | Method, ratio: Ratio) -> str:
+        """Return a hash of everything that a measurement depends on."""
+        chosen = get_method(method)
+        overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
+        reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
+        loaded = self._kv.loaded
+        model = [self._kv.model_name, self._kv.fingerprint or "", str(loaded.dtype)]
+        settings = [*model, asdict(reuse), *code_of(chosen)]
+        parts = [*settings, asdict(self._example), self._prompt]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
+        """Prefill, compare with full attention, then answer from the same prefill."""
+        against = self._against()
+        ttft_full_s = self._full_ttft()
+        near, share, ttft_s = Fidelity(kl=0.0, agreement=1.0), 1.0, ttft_full_s
+        prefilled: Prefilled | None = None
+        name = get_method(method).name
+        if name != FULL:
+            prefilled = self._prefill(method, ratio)
+            ttft_s = prefilled.report.ttft_s
+            near = fidelity(self._kv, prefilled, against)
+            share = self._share(method, prefilled)
+        answer = self._answer(method, ratio, prefilled)
+        scored = score(self._example, answer)
+        return EvalRecord(
+            key=self.key(method, ratio),
+            id=self._example.id,
+            method=name,
+            ratio=ratio,
+            answer=answer,
+            score=scored.value,
+            exact_match=scored.exact_match,
+            kl=near.kl,
+            agreement=near.agreement,
+            share_recomputed=share,
+            prompt_tokens=self._tokens,
+            ttft_s=ttft_s,
+            ttft_full_s=ttft_full_s,
+        )
+
+    def _against(self) -> Reference:
+        """Precompute the chunks and take the full answer, on the first call."""
+        if self._reference is None:
+            for method in self._methods:
+                if get_method(method).reuse != "none":
+                    texts = chunk_texts(self._example)
+                    self._kv.precompute(texts, sink=self._sink, method=method)
+            prefilled = self._prefill(FULL, 1.0)
+            self._ttft_full_s = prefilled.report.ttft_s
+            self._tokens = len(prefilled.token_ids)
+            self._reference = reference(self._kv, prefilled)
+        return self._reference
+
+    def _full_ttft(self) -> float:
+        """Seconds of a full prefill; each is used once where both are timed in turn."""
+        seconds = self._ttft_full_s
+        if seconds is None:
+            seconds = self._prefill(FULL, 1.0).report.ttft_s
+        self._ttft_full_s = None if self._time_in_turn else seconds
+        return seconds
+
+    def _answer(self, method: str | Method, ratio: Ratio, prefilled: Prefilled | None) -> str:
+        """Answer greedily, from the prefill where its cache is a spliced one.
+
+        Such a cache gives the rows back that were fed on it since; an ordinary one may
+        not (sliding windows), and the prompt is prefilled again. So it is where rows were
+        repaired since.
+        """
+        length, kv = TASKS[self._example.task].length(self._example.id), self._kv
+        if (
+            prefilled is None
+            or prefilled.copies is not None
+            or not isinstance(prefilled.cache, SplicedCache)
+        ):
+            overrides = self._overrides(method, ratio)
+            return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
+        ids = np.asarray(prefilled.token_ids, dtype=np.int32)
+        prefilled.cache.crop(len(ids) - prefilled.cache.get_seq_length())
+        config = DecodeConfig(length)
+        steps = Steps(require_reusable(kv.loaded), ids, prefilled.cache, lambda: prefilled.logits)
+        with kv.turn():
+            drawn = draw(kv.loaded, ids, steps, config)
+        pieces = TextPieces(kv.tokenizer, stops_of(kv.loaded, config))
+        for token in drawn.token_ids:
+            pieces.feed(token)
+        return pieces.text()
+
+    def _prefill(self, method: str | Method, ratio: Ratio) -> Prefilled:
+        return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
+
+    def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
+        return {"method": independent(method), "recompute_ratio": ratio, "sink": self._sink}
+
+    def _share(self, method: str | Method, prefilled: Prefilled) -> float:
+        """Share of chunk tokens computed; of all of them where a method caches only some.
+
+        Those that were computed while the reference's tokens were fed are among them.
+        """
+        report = prefilled.report
+        if get_method(method).uses_chunks:
+            ahead = 0 if prefilled.copies is None else prefilled.copies.repaired
+            return report.effective_ratio + ahead / max(
+                1, report.reused_tokens + report.recomputed_tokens
+            )
+        tokenizer = self._kv.tokenizer
+        texts = chunk_texts(self._example)
+        tokens = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)
+        return min(1.0, max(0.0, 1.0 - report.reused_tokens / tokens))

@@ -1,0 +1,152 @@
+"""An endpoint: the model that it serves, the fields that it takes, its chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from ragkv.errors import PeerError
+from ragkv_bench.speed.load.answer import ServedAnswer
+from ragkv_bench.speed.load.client import ask
+from ragkv_bench.speed.load.documents import SourceDocument
+
+_FIELDS: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "ignore_eos": {"ignore_eos": True},
+    "ragkv": {"ragkv": {"report": True}},
+}
+_NEARLY_GREEDY = {"temperature": 1e-5}
+"""For servers that divide by the temperature."""
+_POLL_S = 0.2
+_MISSING = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What was found out about an endpoint by asking it.
+
+    Attributes
+    ----------
+    extra
+        The fields beyond OpenAI's oldest that it takes, with the values to send.
+    notes
+        What it does not take.
+    """
+
+    model: str
+    extra: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+    def body(self, messages: Sequence[dict[str, str]], answer_tokens: int) -> dict[str, Any]:
+        """Return a greedy, streamed request."""
+        return {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "stream": True,
+            **self.extra,
+        }
+
+
+def open_client(url: str, *, api_key: str | None = None, timeout_s: float) -> httpx.AsyncClient:
+    """Return a client on which no request waits for another's connection."""
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        timeout=httpx.Timeout(timeout_s, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    )
+
+
+async def probe(
+    client: httpx.AsyncClient, *, model: str | None = None, ignore_eos: bool = True
+) -> Endpoint:
+    """Ask which model is served and, by a short request each, which fields are taken.
+
+    Raises
+    ------
+    PeerError
+        Nothing answers there, or not even a plain request is answered.
+    """
+    name = model or await _only_model(client)
+    plain = Endpoint(name, {}).body([{"role": "user", "content": "Say yes."}], 2)
+    answer = await ask(client, plain)
+    if answer.error is not None:
+        raise PeerError(
+            f"{client.base_url} does not answer a chat request for {name!r} "
+            f"({answer.error}): {answer.message or 'the stream has no end'}"
+        )
+    extra: dict[str, Any] = {}
+    notes = []
+    if not answer.text and (await ask(client, plain | _NEARLY_GREEDY)).text:
+        extra |= _NEARLY_GREEDY
+        notes.append(f"says nothing at temperature 0: {_NEARLY_GREEDY['temperature']:g} instead")
+    for option, fields in _FIELDS.items():
+        if option == "ignore_eos" and not ignore_eos:
+            continue
+        if _takes(option, await ask(client, plain | extra | fields)):
+            extra |= fields
+        else:
+            notes.append(f"{option} is not taken")
+    return Endpoint(name, extra, tuple(notes))
+
+
+def _takes(option: str, answer: ServedAnswer) -> bool:
+    """Whether a field did what it is for, or at least no harm where that cannot be seen."""
+    if option == "stream_options":
+        return answer.error is None and not answer.counted
+    return answer.error is None and (option != "ragkv" or bool(answer.sources))
+
+
+async def _only_model(client: httpx.AsyncClient) -> str:
+    response = await _send(client, "GET", "/v1/models")
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise PeerError(
+            f"{response.url} names no model ({response.status_code}): give --model"
+        ) from error
+
+
+async def precompute(
+    client: httpx.AsyncClient, documents: Sequence[SourceDocument]
+) -> float | None:
+    """Post each document's chunks to ``/v1/chunks`` and wait until all are there.
+
+    Returns
+    -------
+    float or None
+        Seconds that it took; None where the endpoint has no such path.
+
+    Raises
+    ------
+    PeerError
+        The endpoint refuses chunks or loses them.
+    """
+    started = time.perf_counter()
+    for document in documents:
+        body = {"texts": list(document.chunks), "document": document.name}
+        response = await _send(client, "POST", "/v1/chunks", json=body)
+        if response.status_code in _MISSING:
+            return None
+        while response.is_success and response.json()["status"] == "running":
+            await asyncio.sleep(_POLL_S)
+            response = await _send(client, "GET", f"/v1/chunks/{response.json()['id']}")
+        if not response.is_success or response.json()["status"] != "done":
+            raise PeerError(f"{document.name} was not precomputed: {response.text[:300]}")
+    return time.perf_counter() - started
+
+
+async def _send(client: httpx.AsyncClient, method: str, path: str, **given: Any) -> httpx.Response:
+    try:
+        return await client.request(method, path, **given)
+    except httpx.HTTPError as error:
+        raise PeerError(f"{client.base_url} does not answer: {error!r}") from error

@@ -1,0 +1,111 @@
+"""From examples and two models to a tuned auxiliary model and what the tuning did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from ragkv.model.loaded import LoadedModel, require_reusable
+from ragkv_bench import results
+from ragkv_bench.data.examples import DataSet
+from ragkv_bench.tune.features import Tail
+from ragkv_bench.tune.figures import TuningFigures, measure
+from ragkv_bench.tune.target import Target, look, read_question
+from ragkv_bench.tune.train import Epoch, TuneSettings, split, train
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleSet:
+    """The training or the held-out examples, before and after."""
+
+    examples: int
+    before: TuningFigures
+    after: TuningFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a tuning did.
+
+    Attributes
+    ----------
+    best_epoch
+        The weights that were kept; 0 are those before training.
+    """
+
+    primary: str
+    auxiliary: str
+    data: str
+    settings: TuneSettings
+    training: ExampleSet
+    heldout: ExampleSet
+    epochs: tuple[Epoch, ...]
+    best_epoch: int
+
+    def save(self, path: str | Path) -> None:
+        """Write everything as JSON."""
+        results.write(path, asdict(self))
+
+
+def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = False) -> list[Target]:
+    """Return what the primary model's query attends to in every example.
+
+    All prompts are read before the model runs: a bad one is named at once.
+
+    Raises
+    ------
+    ConfigError
+        An example has no chunk that can be reused.
+    PromptTooLongError
+        A prompt has more tokens than the primary model has positions.
+    """
+    reusable = require_reusable(primary)
+    questions = [read_question(example, primary) for example in data.examples]
+    return [
+        look(question, reusable)
+        for question in tqdm(questions, desc="targets", disable=not show_progress)
+    ]
+
+
+def tune(
+    targets: Sequence[Target],
+    auxiliary: LoadedModel,
+    settings: TuneSettings,
+    *,
+    primary: str,
+    data: str,
+    show_progress: bool = False,
+) -> Tuning:
+    """Train the auxiliary model, in place, towards the targets.
+
+    Parameters
+    ----------
+    primary, data
+        Names for the report.
+
+    Raises
+    ------
+    ConfigError
+        There are too few examples to split, or the model has too few layers.
+    """
+    divided = split(targets, settings)
+    tail = Tail(require_reusable(auxiliary), settings.layers)
+    training, heldout = (
+        [tail.features(target) for target in tqdm(part, desc=name, disable=not show_progress)]
+        for part, name in zip(divided, ("features", "held-out features"), strict=True)
+    )
+    epochs = train(tail, training, heldout, settings, show_progress=show_progress)
+    best = min(epochs, key=lambda epoch: epoch.heldout.kl)
+    return Tuning(
+        primary=primary,
+        auxiliary=auxiliary.name,
+        data=data,
+        settings=settings,
+        training=ExampleSet(len(training), epochs[0].training, measure(tail, training)),
+        heldout=ExampleSet(len(heldout), epochs[0].heldout, best.heldout),
+        epochs=tuple(epochs),
+        best_epoch=best.number,
+    )

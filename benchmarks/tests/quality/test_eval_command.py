@@ -1,0 +1,233 @@
+"""``ragkv eval`` from its options to table, JSON and picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import typer
+from evaluations import small_data
+from tiny import tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+import ragkv
+from ragkv.errors import ConfigError
+from ragkv_bench.commands.evaluate import evaluate_command
+from ragkv_bench.picture import save_chart
+from ragkv_bench.quality import write_data
+from ragkv_bench.quality.chart import chart
+from ragkv_bench.quality.records import records_path
+from ragkv_bench.quality.summary import Evaluation, SummaryRow
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    """Let the command load a tiny model whatever it is asked for."""
+    real = ragkv.RagKV
+    monkeypatch.setattr(
+        ragkv, "RagKV", lambda model, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
+    )
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(evaluate_command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, Exception):
+        raise result.exception
+    return result
+
+
+def test_data_to_table_json_and_picture(tmp_path):
+    path, out, plot = tmp_path / "d.jsonl", tmp_path / "e.json", tmp_path / "p.png"
+    write_data(path, small_data(3).examples)
+    result = _run("--data", path, "--methods", "reuse, epic, query", "--ratio", "0.1,auto", "--limit", 2,
+                  "--json", out, "--plot", plot)  # fmt: skip
+    assert result.exit_code == 0
+    for words in ("on d, 2 examples", "epic 0.1", "query auto", "reuse", str(plot.name)):
+        assert words in result.output
+    assert [(row["method"], row["ratio"]) for row in json.loads(out.read_text())["rows"]] == [
+        ("full", 1),
+        ("reuse", 0),
+        ("epic", 0.1),
+        ("query", 0.1),
+        ("query", "auto"),
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "e.rows.jsonl").exists()
+    again = _run("--chart", out, "--plot", tmp_path / "p.svg")
+    assert "query auto" in again.output
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--data", "d.jsonl", "--tokens", 512], "--tokens changes nothing without --needles"),
+        (["--data", "d.jsonl", "--resume"], "--resume changes nothing without --json"),
+        (["--data", "d.jsonl", "--codec", "int8", "--time-once"], "--time-in-turn .* --codec"),
+        (["--chart", "e.json", "--json", "f.json"], "--json changes nothing with --chart"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        _run(*arguments)
+
+
+def test_results_whose_names_differ_behind_a_dot_have_their_own_measurements(tmp_path):
+    names = [records_path(tmp_path / name).name for name in ("m-3.1.json", "m-3.2.json", "m-3.1")]
+    assert names == ["m-3.1.rows.jsonl", "m-3.2.rows.jsonl", "m-3.1.rows.jsonl"]
+
+
+def test_needles_are_built_over_any_text(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("A plain sentence stands here. " * 50)
+    out = tmp_path / "n.json"
+    _run("--needles", "single, multiquery,single", "--tokens", 700, "--haystack", text, "--limit", 1,
+         "--methods", "reuse", "--json", out)  # fmt: skip
+    saved = json.loads(out.read_text())
+    assert (saved["data"], saved["examples"]) == ("needles-single-multiquery-700", 2)
+    assert len((tmp_path / "n.rows.jsonl").read_text().splitlines()) == 2 * 2 + 1
+    assert saved["rows"][1]["ci95"].keys() >= {"kl"}
+
+
+def test_bad_lines_stop_or_are_named(tmp_path):
+    path = tmp_path / "d.jsonl"
+    write_data(path, small_data(1).examples)
+    path.write_text("nonsense\n" + path.read_text())
+    with pytest.raises(ConfigError, match=r"d\.jsonl:1: not JSON"):
+        _run("--data", path, "--methods", "reuse")
+    result = _run("--data", path, "--methods", "reuse", "--no-strict")
+    assert "d.jsonl:1: not JSON" in result.stderr.replace("\n", "")
+    assert "1 examples" in result.output
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ragkv_bench.quality.run.evaluate", interrupt)
+    path = tmp_path / "d.jsonl"
+    write_data(path, small_data(1).examples)
+    result = _run("--data", path, "--json", tmp_path / "e.json")
+    assert result.exit_code == 130
+    assert "goes on from here" in result.output
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="give one of --data"):
+        _run()
+    with pytest.raises(ConfigError, match="give one of --data"):
+        _run("--data", "d.jsonl", "--needles", "single")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        _run("--needles", "single", "--json", tmp_path / "no" / "e.json")
+    with pytest.raises(ConfigError, match="is a folder: name a file"):
+        _run("--needles", "single", "--json", tmp_path)
+    for ending in ("p", "p.docx"):
+        with pytest.raises(ConfigError, match=r"its ending must be one of .*png"):
+            _run("--needles", "single", "--plot", tmp_path / ending)
+    with pytest.raises(ConfigError, match="needle kind must be one of"):
+        _run("--needles", "triple")
+    with pytest.raises(ConfigError, match="takes single"):
+        _run("--needles", ",")
+    with pytest.raises(ConfigError, match="--ratio takes numbers"):
+        _run("--needles", "single", "--tokens", 700, "--limit", 1, "--ratio", "a")
+
+
+def _evaluation():
+    def row(method, ratio, share, kl, kept):
+        return SummaryRow(
+            method, ratio, 0.5, 0.5, kept, kl, 0.9, share, 1.0, 2.0, {"kl": (kl / 2, kl * 2)}
+        )
+
+    rows = [row("full", 1.0, 1.0, 0.0, 1.0), row("prefix", 0.0, 0.9, 1e-13, 1.0)]
+    for i in range(9):
+        rows += [
+            row(f"m{i}", r, r, (i + 1) * 0.05 / r, None if i == 8 else 0.9) for r in (0.2, 0.1)
+        ]
+    return Evaluation("/a/long/folder" * 20 + "/model", "data", 5, tuple(rows))
+
+
+def test_the_picture_has_one_line_a_method_and_no_text_over_text():
+    figure = chart(_evaluation())
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    assert left.get_yscale() == "log"
+    handles, labels = left.get_legend_handles_labels()
+    assert labels == [f"m{i}" for i in range(9)]  # what is exact is left out
+    line = handles[0].lines[0]
+    assert list(line.get_xdata()) == [0.1, 0.2]
+    assert list(line.get_ydata()) == pytest.approx([0.5, 0.25])
+    looks = {(h.lines[0].get_color(), h.lines[0].get_marker()) for h in handles}
+    assert len(looks) == 9
+    assert len(right.get_legend_handles_labels()[1]) == 8
+    (legend,) = figure.legends
+    boxes = [text.get_window_extent() for text in (*legend.get_texts(), figure._suptitle)]
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        boxes += [text.get_window_extent() for x, text in ticks if low <= x <= high]
+        boxes += [axes.xaxis.label.get_window_extent(), axes.yaxis.label.get_window_extent()]
+    for i, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[i + 1 :])
+        assert figure.bbox.contains(one.x0, one.y0)
+        assert figure.bbox.contains(one.x1, one.y1)
+
+
+def test_auto_is_one_marker_in_the_picture():
+    rows = [SummaryRow("m", r, 0.5, 0.5, 0.9, k, 0.9, share, 1.0, 2.0)
+            for r, share, k in ((0.1, 0.1, 0.4), ("auto", 0.17, 0.2), (0.3, 0.3, 0.1))]  # fmt: skip
+    left, _ = chart(Evaluation("m", "d", 1, tuple(rows))).axes
+    handles, labels = left.get_legend_handles_labels()
+    assert labels == ["m", "m auto"]
+    assert [list(handle.lines[0].get_xdata()) for handle in handles] == [[0.1, 0.3], [0.17]]
+
+
+def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
+    full = Evaluation("m", "d", 1, _evaluation().rows[:1])
+    save_chart(chart(full), tmp_path / "p.svg")
+    assert [text.get_text() for axes in chart(full).axes for text in axes.texts] == [
+        "no figures"
+    ] * 2
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_chart(chart(full), tmp_path / "p.docx")
+
+
+def test_ratios_0_and_1_are_named_beside_others():
+    from ragkv_bench.quality.table import table
+
+    zero, part, one = (SummaryRow("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
+    reuse = replace(zero, method="reuse")
+    shown = table(Evaluation("m", "d", 1, (zero, part, one, reuse)))
+    assert list(shown.columns[0].cells) == ["query 0", "query 0.2", "query 1", "reuse"]
+
+
+def test_the_table_fits_80_columns(capsys):
+    from rich.console import Console
+
+    from ragkv_bench.quality.table import table
+
+    console = Console(width=80, force_terminal=False)
+    console.print(table(_evaluation()))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert re.search(r"m0 0\.2 +20% +0\.250 +90% +0\.500 +90% +1\.00 +2\.0x", shown)
+    assert "0.125-0.500" in shown
+
+
+def test_recurring_requests_compare_versions_with_entries(tmp_path):
+    path, out = tmp_path / "d.jsonl", tmp_path / "r.json"
+    write_data(path, small_data(2).examples)
+    result = _run("--data", path, "--methods", "query", "--recurring", 4, "--json", out)
+    assert "4 requests" in result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["half"], row["versions"]) for row in rows] == [
+        (1, False),
+        (2, False),
+        (1, True),
+        (2, True),
+    ]
+    with pytest.raises(ConfigError, match="--codec changes nothing with --recurring"):
+        _run("--data", path, "--recurring", 4, "--codec", "int8")

@@ -1,0 +1,233 @@
+"""Loads: closed and open loops, percentiles, the result, its table and picture, the command."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+
+import pytest
+from stub_endpoint import Reply, end, piece, stub_endpoint, usage, whole
+from typer.testing import CliRunner
+
+from ragkv.cli.main import app
+from ragkv.errors import ConfigError
+from ragkv_bench.speed.load.answer import ServedAnswer
+from ragkv_bench.speed.load.bench import bench_serve
+from ragkv_bench.speed.load.chart import load_chart
+from ragkv_bench.speed.load.endpoint import Endpoint, open_client
+from ragkv_bench.speed.load.result import LoadResult, percentile, rows_of
+from ragkv_bench.speed.load.run import LoadShape, arrivals, run_load
+from ragkv_bench.speed.load.table import load_table
+from ragkv_bench.speed.load.workload import Dialogue, Workload
+
+ENDPOINT = Endpoint("m", {})
+
+
+def workload(*turns: int) -> Workload:
+    return Workload(
+        (),
+        tuple(
+            Dialogue((f"d{n}",), (f"chunk {n}",), tuple(f"{n}.{turn}?" for turn in range(count)))
+            for n, count in enumerate(turns)
+        ),
+    )
+
+
+def chat(path: str, body: dict) -> Reply:
+    return Reply(whole("x", "y"))
+
+
+async def load(answer, what: Workload, shape: LoadShape):
+    async with stub_endpoint(answer) as stub, open_client(stub.url, timeout_s=30) as client:
+        return stub, *await run_load(client, ENDPOINT, what, shape)
+
+
+async def test_a_closed_loop_has_as_many_requests_as_clients():
+    slow = Reply([0.02, *whole("x")])
+    stub, answers, wall_s = await load(lambda *_: slow, workload(*[1] * 9), LoadShape(clients=3))
+    assert stub.most_at_once == 3
+    assert len(answers) == 9
+    assert wall_s >= 3 * 0.02
+
+
+async def test_turns_follow_each_other_with_the_answers_that_came():
+    stub, answers, _ = await load(chat, workload(3, 1), LoadShape(clients=1))
+    assert [answer.turn for answer in answers] == [0, 1, 2, 0]
+    assert [len(body["messages"]) for body in stub.bodies] == [1, 3, 5, 1]
+    assert stub.bodies[2]["messages"][3] == {"role": "assistant", "content": "xy"}
+    assert stub.bodies[1]["messages"] == stub.bodies[2]["messages"][:3]
+
+
+async def test_a_conversation_ends_at_its_first_error():
+    _, answers, _ = await load(
+        lambda *_: Reply([b"full"], status=503), workload(3, 2), LoadShape(clients=2)
+    )
+    assert [answer.error for answer in answers] == ["503", "503"]
+
+
+async def test_an_open_loop_does_not_wait_for_answers():
+    slow = Reply([0.1, *whole("x")])
+    stub, answers, wall_s = await load(lambda *_: slow, workload(*[1] * 8), LoadShape(rate=1000.0))
+    assert stub.most_at_once == 8
+    planned = arrivals(workload(*[1] * 8), 1000.0, 0)
+    assert sorted(answer.started_s for answer in answers) == pytest.approx(planned, abs=1e-6)
+    assert wall_s < 8 * 0.1
+
+
+async def test_an_open_loop_counts_from_the_planned_arrival(monkeypatch):
+    """A client that is late says so in the latency."""
+    real = asyncio.sleep
+
+    async def late(seconds: float) -> None:
+        await real(max(seconds, 0) + 0.05)
+
+    monkeypatch.setattr("ragkv_bench.speed.load.run.asyncio.sleep", late)
+    async with stub_endpoint(lambda *_: Reply(whole("x"))) as stub, open_client(stub.url, timeout_s=9) as client:  # fmt: skip
+        answers, _ = await run_load(client, ENDPOINT, workload(1), LoadShape(rate=10.0))
+    assert answers[0].ttft_s >= 0.05
+
+
+def test_arrivals_are_poisson_at_the_rate():
+    many = workload(*[1, 3] * 3000)
+    times = arrivals(many, 20.0, seed=1)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(2 / 20.0, rel=0.05)  # two requests each
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)
+    assert times == arrivals(many, 20.0, seed=1) != arrivals(many, 20.0, seed=2)
+
+
+def test_one_kind_of_loop():
+    for wrong in ({}, {"clients": 1, "rate": 1.0}):
+        with pytest.raises(ConfigError, match="one of --clients"):
+            LoadShape(**wrong)
+    for wrong in ({"clients": 0}, {"rate": 0.0}, {"rate": float("inf")}, {"clients": 1, "answer_tokens": 0}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            LoadShape(**wrong)
+
+
+def test_percentiles():
+    numbers = [float(n) for n in range(101)]
+    assert [percentile(numbers, p) for p in (50, 90, 99)] == [50, 90, 99]
+    assert percentile([1.0, 2.0], 50) == 1.5
+    assert percentile([3.0], 99) == 3.0
+    assert percentile([], 50) is None
+
+
+def answered(turn: int = 0, **more) -> ServedAnswer:
+    given = {"ttft_s": 1.0, "answer_s": 3.0, "completion_tokens": 5, "prompt_tokens": 50}
+    return ServedAnswer(turn=turn, **given | more)
+
+
+def test_rows_over_all_and_by_turn():
+    answers = [
+        answered(sources={"sink": 10, "fresh": 40}),
+        answered(1, ttft_s=0.5, cached_tokens=50, counted=True),
+        answered(1, error="503", ttft_s=None),
+        answered(0, error="cut off"),
+    ]
+    everything, first, second = rows_of(answers, wall_s=10.0)
+    assert (everything.turns, first.turns, second.turns) == ("all", "1", "2")
+    assert (everything.requests, everything.errors) == (4, 2)
+    assert everything.errors_by_kind == {"503": 1, "cut off": 1}
+    assert everything.ttft_p50_s == 0.75
+    assert everything.inter_token_p50_s == pytest.approx((0.5 + 0.625) / 2)
+    assert (everything.tokens_per_s, everything.requests_per_s) == (1.0, 0.2)
+    assert (everything.cached_share, everything.counted) == (0.5, 1)
+    assert everything.sources == {"sink": 0.2, "fresh": 0.8}
+    assert (first.ttft_p99_s, second.ttft_p99_s) == (1.0, 0.5)
+    (nothing,) = rows_of([answered(error="503", ttft_s=None)], wall_s=1.0)
+    assert nothing.ttft_p50_s is None
+    assert nothing.cached_share == 0.0
+
+
+def result(name: str, answers) -> LoadResult:
+    return LoadResult(name, 4, None, 10.0, None, rows_of(answers, 10.0), {"notes": ["a note"]})
+
+
+def test_saved_and_loaded(tmp_path):
+    path = tmp_path / "r.json"
+    found = result("engine", [answered(), answered(1)])
+    found.save(path)
+    assert LoadResult.load(path) == found
+    path.write_text('{"name": "other"}')
+    with pytest.raises(ConfigError, match="not by `ragkv bench serve`"):
+        LoadResult.load(path)
+
+
+def test_table_and_chart_of_several_engines(tmp_path):
+    from rich.console import Console
+
+    results = [
+        result("one[b]", [answered(), answered(1)]),
+        result("none", [answered(error="503", ttft_s=None)]),
+    ]
+    with (tmp_path / "t.txt").open("w", encoding="utf-8") as out:
+        Console(file=out, width=80).print(load_table(results))
+    text = (tmp_path / "t.txt").read_text(encoding="utf-8")
+    assert "one[b]" in text
+    assert "4 clients" in text
+    assert "1/1" in text
+    figure = load_chart(results)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["one[b]", "none"]
+    assert len(figure.axes[1].patches) == 6
+
+
+def ours(path: str, body: dict) -> Reply:
+    """An endpoint with chunks and reports."""
+    if path == "/v1/models":
+        return Reply([b'{"data": [{"id": "m"}]}'])
+    if path == "/v1/chunks":
+        return Reply([b'{"id": "j", "status": "done"}'])
+    last = {**usage(100, 1, 40), "ragkv": {"reused_tokens": 40, "fresh_tokens": 60}}
+    return Reply([piece("x"), end(), last, "[DONE]"])
+
+
+async def test_a_benchmark_warms_up_and_precomputes(tmp_path):
+    async with stub_endpoint(ours) as stub:
+        found = await bench_serve(stub.url, workload(1, 1, 1, 1), LoadShape(clients=2), warm_up=1)
+    assert found.rows[0].requests == 3
+    assert found.rows[0].sources == {"reused": 0.4, "fresh": 0.6}
+    assert found.precompute_s is not None
+    assert found.setup["fields"] == ["ignore_eos", "ragkv", "stream_options"]
+    assert found.name == stub.url
+
+
+async def test_the_command(tmp_path):
+    """All of it: the same trace twice, drawn and from the file."""
+    saved, path, plot = tmp_path / "t.jsonl", tmp_path / "r.json", tmp_path / "p.svg"
+
+    def bench(*options: str):
+        return asyncio.to_thread(CliRunner().invoke, app, ["bench", "serve", *options])
+
+    async with stub_endpoint(ours) as stub:
+        first = await bench(
+            *("--url", stub.url, "--clients", "2", "--requests", "6", "--documents", "5"),
+            *("--save-trace", str(saved), "--json", str(path), "--plot", str(plot)),
+        )
+        assert first.exit_code == 0, first.output
+        again = await bench(
+            *("--url", f"{stub.url}/v1", "--rate", "500", "--trace", str(saved)),
+            *("--name", "again", "--json", str(tmp_path / "again.json"), "--no-precompute"),
+        )
+        assert again.exit_code == 0, again.output
+    results = [LoadResult.load(path), LoadResult.load(tmp_path / "again.json")]
+    assert results[0].setup["trace"] == results[1].setup["trace"]
+    assert (results[0].clients, results[1].rate) == (2, 500.0)
+    assert results[1].precompute_s is None
+    assert plot.stat().st_size > 1000
+    both = await bench("--chart", str(path), "--chart", str(tmp_path / "again.json"), "--plot", str(plot))  # fmt: skip
+    assert both.exit_code == 0, both.output
+    assert "2 clients; 500 requests a second" in both.output
+
+
+def test_what_the_command_refuses(tmp_path):
+    def refused(*options: str) -> str:
+        done = CliRunner().invoke(app, ["bench", "serve", *options])
+        assert done.exit_code == 2
+        return done.output
+
+    assert "one of --clients" in refused()
+    assert "omit one" in refused("--clients", "1", "--trace", "f", "--data", "g")
+    assert "cannot be read" in refused("--clients", "1", "--trace", str(tmp_path / "none"))
+    assert "does not answer" in refused("--clients", "1", "--url", "http://127.0.0.1:9")

@@ -1,0 +1,456 @@
+"""``ragkv bench ttft``: its arithmetic, its prompts, its measurements and its result."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+import ragkv
+from ragkv import RagKV, StoreConfig
+from ragkv.cli.main import app
+from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
+from ragkv.prompt.render import Rendered
+from ragkv.prompt.tokens import tokenize
+from ragkv_bench.picture import save_chart
+from ragkv_bench.speed.chart import chart
+from ragkv_bench.speed.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
+from ragkv_bench.speed.memory import peak_growth
+from ragkv_bench.speed.result import Benchmark, BenchRow, PeerRow
+from ragkv_bench.speed.run import bench_ttft
+from ragkv_bench.speed.shapes import SHAPES, random_model
+from ragkv_bench.speed.table import tables
+from ragkv_bench.speed.time_bound import Costs, bound_s, causal_area
+from ragkv_bench.speed.traces import Text, make_traces
+from ragkv_bench.speed.ttft import Bench, TtftPlan
+
+PLAN = TtftPlan(
+    tokens=(400, 600),
+    chunk_tokens=128,
+    ratios=(0.0, 0.2),
+    methods=("query",),
+    tiers=("memory", "disk"),
+    rounds=2,
+)
+
+
+@pytest.fixture(scope="module")
+def benchmark_of_tiny():
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+        return bench_ttft(kv.loaded, PLAN)
+
+
+# ---- the bound
+
+
+def counted(rows: list[int], window: int | None) -> int:
+    pairs = 0
+    for row in rows:
+        for key in range(row + 1):
+            if window is None or row - key < window:
+                pairs += 1
+    return pairs
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 100])
+@pytest.mark.parametrize("rows", [[0], [49], list(range(50)), [0, 3, 8, 30, 31, 49], []])
+def test_the_causal_area_is_the_plain_count(rows: list[int], window: int | None):
+    assert causal_area(np.array(rows, dtype=np.int64), window) == counted(rows, window)
+
+
+def test_the_bound_is_the_rows_share_of_each_part():
+    costs = Costs(50, 2.0, (0.5, 0.25), (None, 8))
+    rows = np.array([3, 17, 48, 49])
+    wanted = 4 / 50 * 2.0
+    for seconds, window in ((0.5, None), (0.25, 8)):
+        wanted += seconds * counted(rows.tolist(), window) / counted(list(range(50)), window)
+    assert costs.compute_s(rows) == pytest.approx(wanted)
+    assert costs.compute_s(np.arange(50)) == pytest.approx(costs.prefill_s)
+    assert bound_s(costs, rows, 0.01) == pytest.approx(wanted)  # hidden behind compute
+    assert bound_s(costs, rows, 9.0) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
+def test_timing_attention_changes_no_answer(family: str):
+    model = tiny_model(family)
+    ids = torch.arange(100, 200)[None]
+    timer = AttentionTimer(4, torch.device("cpu"))
+    with torch.no_grad():
+        plain = model(ids).logits
+        with timed_attention(model, timer):
+            timed = model(ids).logits
+    assert torch.equal(plain, timed)
+    assert all(seconds > 0 for seconds in timer.seconds())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attention_that_is_not_registered_is_refused():
+    timer = AttentionTimer(4, torch.device("cpu"))
+    with (
+        pytest.raises(ConfigError, match="attn_implementation='sdpa'"),
+        timed_attention(tiny_model(attention="eager"), timer),
+    ):
+        pass
+
+
+def test_costs_add_up_to_a_prefill(make_engine):
+    loaded = make_engine("gemma3").loaded
+    prefills = [timed_prefill(loaded, range(100, end)) for end in (198, 200, 202)]
+    costs = median_costs(prefills, loaded.architecture.windows)
+    assert all(prefill.linear_s > 0 for prefill in prefills)
+    assert costs.linear_s == sorted(prefill.linear_s for prefill in prefills)[1]
+    assert costs.tokens == 100
+    assert costs.windows == (48, None, 48, None)
+    assert len(costs.attention_s) == 4
+    assert costs.prefill_s > sum(costs.attention_s)
+
+
+# ---- prompts
+
+
+def test_chunks_have_exactly_so_many_tokens(make_engine):
+    tokenizer = tiny_tokenizer()
+    text = Text(tokenizer)
+    start, lengths = 0, []
+    for _ in range(20):
+        piece, end = text.cut(start, 64)
+        assert end > start
+        assert piece == piece.strip()
+        lengths.append(len(tokenize(Rendered(piece, add_special_tokens=False), tokenizer)))
+        start = end
+    assert lengths == [64] * 20
+
+
+def test_prompts_are_as_long_as_asked_in_orders_of_their_own(make_engine):
+    kv = make_engine()
+    traces = make_traces(kv, (300, 500, 900), 100, rounds=3)
+    assert [len(trace.prompts) for trace in traces] == [4, 4, 4]
+    for trace in traces:
+        lengths = [len(ids) for ids in trace.ids]
+        assert trace.tokens - 25 < max(lengths) <= trace.tokens
+        assert len(trace.chunks) == len(set(trace.chunks))
+        for prompt in trace.prompts:
+            assert all(chunk in prompt[0]["content"] for chunk in trace.chunks)
+    assert len({str(prompt) for prompt in traces[2].prompts}) == 4
+    assert set(traces[1].chunks[:-1]) < set(traces[2].chunks)  # whole chunks are shared
+    every = {chunk for trace in traces for chunk in trace.chunks}
+    assert not [(a, b) for a in every for b in every if a != b and a.startswith(b)]
+
+
+def test_prompts_for_models_without_a_chat_template(make_engine):
+    kv = make_engine()
+    template, kv.tokenizer.chat_template = kv.tokenizer.chat_template, None
+    try:
+        (trace,) = make_traces(kv, (400,), 100, rounds=1)
+    finally:
+        kv.tokenizer.chat_template = template
+    assert isinstance(trace.prompts[0], str)
+    assert trace.prompts[0].startswith(trace.sink)
+
+
+def test_prompts_that_cannot_be_made(make_engine):
+    with pytest.raises(ConfigError, match="no room for a chunk"):
+        make_traces(make_engine(), (60,), 64, rounds=1)
+    with pytest.raises(ConfigError, match="give smaller --tokens"):
+        make_traces(make_engine(), (10**6,), 50_000, rounds=1)
+
+
+# ---- measuring
+
+
+def test_the_json_is_as_documented(benchmark_of_tiny, tmp_path):
+    path = tmp_path / "bench.json"
+    benchmark_of_tiny.save(path)
+    saved = json.loads(path.read_text())
+    assert {"model", "device", "rows", "peers"} <= set(saved)
+    assert len(saved["rows"]) == 2 * 2 * 2
+    for row in saved["rows"]:
+        assert {
+            *("tokens", "method", "ratio", "tier", "full_s", "ragkv_s", "speedup"),
+            *("bound_s", "efficiency", "steps", "peak_bytes"),
+        } <= set(row)
+        assert row["rounds"] == 2
+        assert row["tokens"] - 30 < row["prompt_tokens"] <= row["tokens"]
+        assert sum(row["steps"].values()) == pytest.approx(row["ragkv_s"])
+        assert {"find", "load", "splice", "select", "recompute", "first_token"} <= set(row["steps"])
+        assert row["efficiency"] == pytest.approx(row["bound_s"] / row["ragkv_s"])
+        low, high = row["quartiles"]
+        assert low <= row["speedup"] <= high
+        assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
+    assert [row["tier"] for row in saved["rows"]][:2] == ["memory", "disk"]
+    assert {cost["tokens"] for cost in saved["costs"]} == {400, 600}
+    assert saved["setup"]["threads"] == 1
+    assert Benchmark.load(path).to_dict() == benchmark_of_tiny.to_dict()
+
+
+def test_a_higher_ratio_computes_more_and_is_bound_to_cost_more(benchmark_of_tiny):
+    rows = {(row.tokens, row.ratio, row.tier): row for row in benchmark_of_tiny.rows}
+    for tokens in PLAN.tokens:
+        low, high = rows[tokens, 0.0, "memory"], rows[tokens, 0.2, "memory"]
+        cached = high.prompt_tokens - low.computed_tokens
+        assert 0.1 * cached < high.computed_tokens - low.computed_tokens <= 0.2 * cached
+        assert high.bound_s >= low.bound_s
+
+
+def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_read(make_engine, monkeypatch):
+    calls = []
+    prefill = RagKV.prefill
+
+    def noted(self, prompt, **overrides):
+        calls.append((overrides["method"], str(prompt)))
+        return prefill(self, prompt, **overrides)
+
+    monkeypatch.setattr(RagKV, "prefill", noted)
+    plan = TtftPlan(
+        tokens=(300,), chunk_tokens=100, ratios=(0.1,), tiers=("disk", "memory"), rounds=2
+    )
+    bench = Bench(make_engine().loaded, plan)
+    (measured,) = bench.run()
+    timed = calls[: 2 * 2 * 3]  # two settings: once to warm up, then two rounds
+    assert [method for method, _ in timed] == ["full", "query"] * 6
+    assert all(first[1] == second[1] for first, second in zip(timed[::2], timed[1::2], strict=True))
+    assert all(len(samples) == 2 for samples in measured.samples.values())
+    assert all(s.reused_tokens > 0 for samples in measured.samples.values() for s in samples)
+    assert set(bench.rates) == {"disk", "memory"}
+    assert all(rate > 0 for rate in bench.rates.values())
+
+
+def test_the_auxiliary_model_is_ready_before_anything_is_timed(tmp_path, make_engine):
+    auxiliary = tmp_path / "auxiliary"
+    tiny_model("qwen2").save_pretrained(auxiliary)
+    tiny_tokenizer().save_pretrained(auxiliary)
+    plan = TtftPlan(
+        tokens=(300,), chunk_tokens=100, ratios=(0.3,), methods=("cacheclip",), rounds=1
+    )
+    found = bench_ttft(make_engine().loaded, plan, auxiliary_model=str(auxiliary))
+    assert found.rows[0].method == "cacheclip"
+
+
+def test_peak_growth_sees_what_is_kept_and_what_is_let_go():
+    size = 64 << 20
+    device = torch.device("cpu")
+
+    def passing():
+        torch.ones(size, dtype=torch.uint8).sum().item()
+
+    found = peak_growth(passing, device)
+    if found is None:
+        pytest.skip("this system does not say how much memory a process uses")
+    assert (
+        0.9 * size < peak_growth(lambda: torch.ones(size, dtype=torch.uint8), device) < 1.5 * size
+    )
+    assert peak_growth(lambda: None, device) < 0.1 * size
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": ()}, "one or more different tokens"),
+        ({"tokens": (400, 400)}, "one or more different tokens"),
+        ({"tokens": (0,)}, "1 or more"),
+        ({"rounds": 0}, "1 or more"),
+        ({"chunk_tokens": 3}, "chunk_tokens must be 16 or more"),
+        ({"tiers": ("tape",)}, "tiers are memory and disk"),
+        ({"ratios": (1.5,)}, "between 0 and 1"),
+        ({"methods": ("full",)}, "reuses no chunks"),
+    ],
+)
+def test_plans_that_cannot_be_measured(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        TtftPlan(**changes)
+
+
+def test_unknown_methods_and_too_long_prompts(make_engine):
+    with pytest.raises(UnknownMethodError, match="no method 'nothing'"):
+        TtftPlan(methods=("nothing",))
+    plan = TtftPlan(tokens=(5000,), chunk_tokens=400, rounds=1)
+    with pytest.raises(PromptTooLongError, match="4096 positions"):
+        Bench(make_engine().loaded, plan).run()
+
+
+# ---- random weights
+
+
+def test_random_weights_need_a_shape_and_a_tokenizer(tmp_path):
+    tiny_model().config.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    for shape in (tmp_path, tmp_path / "config.json"):
+        model, tokenizer = random_model(str(shape), dtype=torch.bfloat16)
+        assert model.dtype == torch.bfloat16
+        assert len(tokenizer) == len(tiny_tokenizer())
+        assert model.config.name_or_path == f"{tmp_path.name} (random weights)"
+    tiny_model().config.__class__(vocab_size=100).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has 100 words"):
+        random_model(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no shape 'qwen99'.*llama-3-8b"):
+        random_model("qwen99")
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"),
+    [
+        ("qwen2.5-0.5b", 0.494),
+        ("qwen2.5-7b", 7.616),
+        ("qwen2.5-14b", 14.770),
+        ("llama-3-8b", 8.030),
+        ("llama-3.1-8b", 8.030),
+    ],
+)
+def test_the_shapes_have_the_published_number_of_parameters(shape: str, billions: float):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = dict(SHAPES[shape])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=1e-3)
+
+
+# ---- the command, its table and its picture
+
+
+@pytest.fixture
+def _tiny(monkeypatch):
+    """Let the command load a tiny model whatever it is asked for."""
+    real = ragkv.RagKV
+    monkeypatch.setattr(
+        ragkv, "RagKV", lambda model, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
+    )
+
+
+def _run(*arguments):
+    return CliRunner().invoke(app, ["bench", "ttft", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_from_options_to_table_json_and_picture(tmp_path):
+    path, plot = tmp_path / "b.json", tmp_path / "b.png"
+    result = _run("--tokens", "300", "--chunk-tokens", 100, "--ratio", "0.2", "--rounds", 1,
+                  "--method", "query", "--json", path, "--plot", plot)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "query 0.2" in result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(path.read_text())["rows"][0]["tokens"] == 300
+    again = _run("--chart", path, "--plot", tmp_path / "b.svg")
+    assert "query 0.2" in again.output
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+
+
+def test_random_weights_from_the_command(tmp_path):
+    tiny_model().config.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    result = _run("--random-weights", tmp_path, "--tokens", "300", "--chunk-tokens", 100,
+                  "--ratio", "0", "--rounds", 1)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "(random weights)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "many"], "--tokens takes numbers"),
+        (["--ratio", "auto"], "--ratio takes numbers"),
+        (["--ratio", ","], "one or more different ratios"),
+        (["--tier", "tape"], "tiers are memory and disk"),
+        (["--json", "no-such-folder/b.json"], "there is no folder"),
+        (["--chart", "no-such-file.json"], "cannot be read"),
+        (["--model", "a", "--random-weights", "b"], "give one of"),
+        (["--peer", "vllm"], "needs --vllm-python PATH"),
+        (["--peer", "llama.cpp", "--model", "a"], "give --gguf FILE"),
+        (["--peer", "llama.cpp", "--random-weights", "qwen2.5-7b"], "a peer needs real weights"),
+    ],
+)
+def test_options_that_are_refused(arguments, message):
+    result = _run(*arguments)
+    assert result.exit_code == 2
+    assert message in re.sub(r"\s+", " ", result.stderr)
+
+
+def some_benchmark() -> Benchmark:
+    steps = dict.fromkeys(("wait", "find", "load", "splice", "select", "recompute"), 1.23456)
+    steps["first_token"] = 0.1
+    rows = [
+        BenchRow(tokens, "cacheclip", ratio, tier, 20.0, 4.0, 5.0, 2.0, 0.5, steps, 10**9,
+            (4.9, 5.1), tokens - 3, 700, 5)
+        for tokens in (1024, 16384)
+        for ratio in (0.1, 0.2)
+        for tier in ("memory", "disk")
+    ]  # fmt: skip
+    peer = PeerRow("llama.cpp", 1024, 12.0, 3.0, (2.9, 3.1), "cacheclip 0.2 memory")
+    return Benchmark("/a/long/folder" * 9 + "/model", "a device", tuple(rows), (peer,))
+
+
+def test_the_tables_fit_80_columns(capsys):
+    from rich.console import Console
+
+    console = Console(width=80, force_terminal=False)
+    for table in tables(some_benchmark()):
+        console.print(table)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert re.search(r"cacheclip 0\.1 +memory +1021 +20 +4 +5\.0x +10\.0x +50% +1000", shown)
+    assert re.search(r"llama\.cpp +cacheclip 0\.2 memory +1024 +12 +3\.0x", shown)
+
+
+def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path, monkeypatch):
+    figure = chart(some_benchmark())
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert [list(line.get_xdata()) for line in dashed] == [[1024, 16384]] * 4
+    assert [list(line.get_ydata()) for line in dashed] == [[10.0, 10.0]] * 4
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels[0] == "cacheclip 0.1, memory"
+    assert labels[-1] == "arithmetic bound"
+    boxes = [text.get_window_extent() for text in (*legend.get_texts(), figure._suptitle)]
+    boxes += [text.get_window_extent() for text in axes.get_xticklabels()]
+    boxes.append(axes.xaxis.label.get_window_extent())
+    for i, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[i + 1 :])
+        assert figure.bbox.contains(one.x0, one.y0)
+        assert figure.bbox.contains(one.x1, one.y1)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_chart(chart(some_benchmark()), tmp_path / "p.docx")
+
+
+def test_files_that_are_no_benchmark(tmp_path):
+    path = tmp_path / "x.json"
+    for text in ("{}", "nonsense", '{"rows": [{}], "peers": []}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not by `ragkv bench ttft`"):
+            Benchmark.load(path)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_tier_is_what_its_name_says(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device tier before it, and no chunk that is computed because it loads slowly."""
+    stores: list[StoreConfig] = []
+    init = RagKV.__init__
+
+    def keep(self: RagKV, *given: object, store: StoreConfig, **more: object) -> None:
+        stores.append(store)
+        init(self, *given, store=store, **more)
+
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+        monkeypatch.setattr(RagKV, "__init__", keep)
+        monkeypatch.setattr("ragkv.engine.corpus.is_slower", lambda *_: True)
+        found = bench_ttft(kv.loaded, replace(PLAN, tiers=(tier,)))
+    assert found.rows
+    assert [store.device_bytes for store in stores] == [0]
+
+
+def test_the_bar_says_what_is_done_before_the_first_figure(make_engine, capsys):
+    engine = make_engine()
+    plan = TtftPlan(tokens=(400,), chunk_tokens=100, ratios=(0.2,), methods=("query",), rounds=1)
+    Bench(engine.loaded, plan).run(show_progress=True)
+    shown = capsys.readouterr().err
+    phases = ["cutting the text", "encoding chunks for query", "warming up"]
+    assert [shown.find(phase) for phase in phases] == sorted(map(shown.find, phases))
+    assert -1 < shown.find("warming up") < shown.find("100%")

@@ -1,1 +1,0 @@
-"""Measure data, quality, speed and tuning; only the commands import it."""
