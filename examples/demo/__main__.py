@@ -75,7 +75,7 @@ def demo(
     chosen = {} if method is None else {"method": method}
     reuse = ReuseConfig(recompute_ratio=recompute_ratio).override(**chosen)
     # chunks are what is shown: no prompt may continue the one that warmed the model up
-    where = StoreConfig(store, prefix_bytes=0)
+    where = StoreConfig(store, history_bytes=0)
     with open_engine(model, store=where, namespace="demo", reuse=reuse) as kv:
         result = run_demo(kv, settings)
     show_summary(result)

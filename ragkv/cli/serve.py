@@ -23,6 +23,7 @@ from ragkv.cli.options import (
     StorePath,
 )
 from ragkv.cli.session import open_engine, reuse_config
+from ragkv.config import HISTORY_BYTES, BatchConfig, StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
 
 if TYPE_CHECKING:
@@ -77,13 +78,30 @@ def serve(
     device: Device = None,
     dtype: DType = None,
     reports: Reports = True,
+    memory_bytes: Annotated[
+        int, typer.Option(min=0, help="Of chunks in the host's memory.")
+    ] = StoreConfig().memory_bytes,
+    disk_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Of the store's folder, which evicts then.")
+    ] = None,
+    device_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Of chunks on the model's device.")
+    ] = None,
+    history_bytes: Annotated[
+        int, typer.Option(min=0, help="Of former prompts in the host's memory.")
+    ] = HISTORY_BYTES,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Write nothing to the store.")
+    ] = False,
     contextual_versions: Annotated[
         bool, typer.Option("--contextual-versions", help="Keep chunks as they are behind others.")
     ] = False,
 ) -> None:
-    """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused."""
+    """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused.
+
+    All namespaces together have the bytes that the options give, shared evenly.
+    """
     from ragkv.cli.texts import read_system_prompt
-    from ragkv.config import PREFIX_BYTES, VERSION_BYTES, BatchConfig, StoreConfig
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 
@@ -109,9 +127,11 @@ def serve(
     shares = len(settings.namespaces)
     where = StoreConfig(
         store,
-        memory_bytes=StoreConfig().memory_bytes // shares,
-        prefix_bytes=PREFIX_BYTES // shares,
-        version_bytes=VERSION_BYTES // shares,
+        memory_bytes=memory_bytes // shares,
+        disk_bytes=disk_bytes and max(1, disk_bytes // shares),
+        device_bytes=device_bytes and device_bytes // shares,
+        history_bytes=history_bytes // shares,
+        read_only=read_only,
         codec=codec,
     )
     with ExitStack() as stack:

@@ -10,20 +10,19 @@ from ragkv.config.generation import (
     refuse_unsupported,
 )
 from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
-from ragkv.config.store import CODECS, MEMORY, PREFIX_BYTES, VERSION_BYTES, StoreConfig
+from ragkv.config.store import CODECS, HISTORY_BYTES, MEMORY, StoreConfig
 from ragkv.config.template import checked_variables
 
 __all__ = [
     "CODECS",
     "DECODE_SETTINGS",
     "GENERATION",
+    "HISTORY_BYTES",
     "LEAST_TEMPERATURE",
     "MEMORY",
     "MOST_LOGPROBS",
     "PASSED_ON",
-    "PREFIX_BYTES",
     "PROFILE_FORMAT",
-    "VERSION_BYTES",
     "AutoRatio",
     "BatchConfig",
     "DecodeConfig",

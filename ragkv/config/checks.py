@@ -15,9 +15,13 @@ _REMOVED = {
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
     "costs": "omit it: entries are weighed by the FLOPs of computing them",
     "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "evict": "set disk_bytes: a store that has it evicts",
     "neighbours": "set contextual_versions=True, and prompts leave versions of their chunks",
+    "policy": "omit it: what costs least to compute, and is seldom asked for, is evicted",
+    "prefix_bytes": "history_bytes bounds former prompts, and versions as well",
     "remember_turns": _CONTINUE,
     "turns_expire_in": _CONTINUE,
+    "version_bytes": "history_bytes bounds former prompts, and versions as well",
 }
 """Settings of former versions, and what to do instead."""
 

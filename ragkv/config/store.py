@@ -11,18 +11,14 @@ from ragkv.config.checks import (
     check_bool,
     check_choice,
     check_number,
-    check_text,
 )
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 MEMORY = ":memory:"
 """Store location in memory alone, with nothing on disk."""
 
-PREFIX_BYTES = 1 << 30
-"""Budget of an engine's knowledge tree where none is given."""
-
-VERSION_BYTES = 1 << 30
-"""Budget of an engine's contextual versions where none is given."""
+HISTORY_BYTES = 1 << 30
+"""``StoreConfig.history_bytes`` where none is given."""
 
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
@@ -45,29 +41,22 @@ class StoreConfig(Settings):
     memory_bytes
         Budget of the memory tier in front of the disk, in bytes.
     disk_bytes
-        Budget of the disk tier in bytes; ``None`` means no limit.
+        Budget of each namespace's folder, in bytes. When it is used up, chunks that cost least to
+        compute anew, and are seldom asked for, are evicted for new ones. ``None`` means no limit.
     device_bytes
         Budget of the tier on the model's device, in bytes. ``None`` is 1 GiB, and no such tier
         for a model on the CPU.
-    policy
-        Which entry a full tier evicts first, see
-        :func:`ragkv.store.tiers.policies.policy_names`.
-    evict
-        Evict on disk, too: when ``disk_bytes`` are used up, the chunks of least worth are
-        deleted for new ones. False keeps acknowledged chunks and raises StoreFullError.
     read_only
         Serve from the store without writing to it.
     codec
         How entries are stored: ``raw`` bit by bit, ``int8`` or ``int4`` in a half or a quarter
         of 16-bit numbers; each with ``+zstd`` compressed as well. Entries of other codecs are
         not used.
-    prefix_bytes
+    history_bytes
         Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
-        answers, which a prompt that begins with the same tokens continues. ``None`` is 1 GiB, 0
-        keeps nothing.
-    version_bytes
-        Budget of the chunks' contextual versions, in bytes of the host's memory, where
-        ``ReuseConfig.contextual_versions`` is on. ``None`` is 1 GiB, 0 keeps none.
+        answers, which a prompt that begins with the same tokens continues. As much again is the
+        budget of the chunks' contextual versions, where ``ReuseConfig.contextual_versions`` is
+        on. ``None`` is 1 GiB, 0 keeps nothing.
     """
 
     path: str | Path | None = None
@@ -75,25 +64,18 @@ class StoreConfig(Settings):
     disk_bytes: int | None = None
     read_only: bool = False
     device_bytes: int | None = None
-    policy: str = "pgdsf"
-    evict: bool = False
     codec: str = "raw"
-    prefix_bytes: int | None = None
-    version_bytes: int | None = None
+    history_bytes: int | None = None
 
     def __post_init__(self) -> None:
         wrong = self.path is not None and not isinstance(self.path, str | Path)
         if wrong or "\0" in str(self.path):
             raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
         check_number("memory_bytes", self.memory_bytes, 0, 2**60)
-        for name in ("disk_bytes", "device_bytes", "prefix_bytes", "version_bytes"):
+        for name in ("disk_bytes", "device_bytes", "history_bytes"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
-        for name in ("read_only", "evict"):
-            check_bool(name, getattr(self, name))
-        check_text("policy", self.policy)
-        if self.evict and (self.disk_bytes is None or self.read_only):
-            raise ConfigError("evict=True needs disk_bytes, and a store that may be written")
+        check_bool("read_only", self.read_only)
         _check_codec(self.codec)
         if self.path == MEMORY and self.codec != "raw":
             raise ConfigError(

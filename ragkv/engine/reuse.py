@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
-from ragkv.config import PREFIX_BYTES, VERSION_BYTES, ReuseConfig, StoreConfig
+from ragkv.config import HISTORY_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.conversations import Conversations
@@ -47,13 +47,12 @@ class Reuse:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        budget = PREFIX_BYTES if settings.prefix_bytes is None else settings.prefix_bytes
+        budget = HISTORY_BYTES if settings.history_bytes is None else settings.history_bytes
         tree = PrefixTree(budget, prefill_flops_of(loaded)) if budget else None
         conversations = Conversations(corpus, tree)
-        most = VERSION_BYTES if settings.version_bytes is None else settings.version_bytes
         writable = not settings.read_only
         requests = lock_of(loaded.model).shared(RequestQueue)
-        versions = Versions(corpus, requests, most, writable=writable)
+        versions = Versions(corpus, requests, budget, writable=writable)
         background = Background(corpus, conversations, versions, writable=writable)
         return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
 

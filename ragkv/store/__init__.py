@@ -97,7 +97,7 @@ def with_tiers(
     costs: Callable[[int, int], float] | None = None,
 ) -> Store:
     """Return the configured tiers over a store; over None, they are the whole store."""
-    make = partial(MemoryStore, policy=config.policy, costs=costs)
+    make = partial(MemoryStore, costs=costs)
     # a tier may reject an entry; a store of its own may not
     memory = make(
         int(config.memory_bytes), pinned=device.type == "cuda", admission=below is not None
@@ -108,9 +108,9 @@ def with_tiers(
     if below is None:
         return memory if on_device is None else TieredStore(on_device, memory)
     store = TieredStore(memory, below, device=on_device)
-    if not config.evict or config.disk_bytes is None:
+    if config.disk_bytes is None or config.read_only:
         return store
-    return EvictingStore(store, config.disk_bytes, policy=config.policy, costs=costs)
+    return EvictingStore(store, config.disk_bytes, costs=costs)
 
 
 def _device_bytes(config: StoreConfig, device: torch.device) -> int:

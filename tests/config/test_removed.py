@@ -16,6 +16,10 @@ from ragkv.errors import ConfigError
         (ReuseConfig, {"remember_turns": True}, "put new documents after the conversation"),
         (StoreConfig, {"encrypt": True}, "encrypt the disk below the store"),
         (StoreConfig, {"costs": None}, "FLOPs of computing them"),
+        (StoreConfig, {"policy": "lru"}, "omit it"),
+        (StoreConfig, {"evict": True}, "set disk_bytes"),
+        (StoreConfig, {"prefix_bytes": 0}, "history_bytes bounds"),
+        (StoreConfig, {"version_bytes": 0}, "history_bytes bounds"),
     ],
 )
 def test_a_removed_setting(settings, given, instead):

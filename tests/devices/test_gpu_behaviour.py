@@ -25,7 +25,7 @@ from ragkv.model.memory import Workspace
 from ragkv.store import MemoryStore, TieredStore
 
 Make = Callable[..., RagKV]
-ANEW = StoreConfig(MEMORY, prefix_bytes=0)
+ANEW = StoreConfig(MEMORY, history_bytes=0)
 """No prompt continues a former one."""
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from disk_store import disk_of
 from threads import each_in_a_thread
 from tiny import LONGROPE, SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
@@ -134,8 +135,8 @@ def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
     chunks = some_chunks(6)
-    store = StoreConfig(path=tmp_path, disk_bytes=200_000)
-    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
+        disk_of(engine).budget = 200_000  # without a limit of the settings nothing is evicted
         with pytest.raises(StoreFullError):
             engine.precompute(chunks)
         kept = [chunk for chunk in chunks if engine.contains(chunk)]
@@ -493,8 +494,7 @@ def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) ->
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
         engine.precompute(chunks)
         used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
-    store = StoreConfig(path=tmp_path / "store", disk_bytes=used)
-    with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
+        disk_of(engine).budget = used
         settings = {"method": "cacheclip", "auxiliary_model": str(folder)}
         out = engine.generate(ask(chunks), max_new_tokens=2, **settings)
         assert len(out.report.chunks) == 3

@@ -51,7 +51,7 @@ def test_torchs_default_dtype_changes_nothing(
 def test_autocast_changes_nothing(make_engine: Make) -> None:
     expected = drawn(make_engine(), "query")
     # the prefill below must not continue the answers before it
-    engine = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
+    engine = make_engine(store=StoreConfig(MEMORY, history_bytes=0))
     with torch.autocast("cpu", torch.bfloat16):
         assert drawn(engine, "query") == expected
         assert torch.is_autocast_enabled("cpu")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pausing import Pause
 from tiny import ask, some_chunks
+from unshared import QUERY
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.versions import MOST_WANTED
@@ -18,14 +19,14 @@ from ragkv.engine.versions import MOST_WANTED
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
 A, B, C, D = CHUNKS
-ON = ReuseConfig(contextual_versions=True)
+ON = ReuseConfig(method=QUERY, contextual_versions=True)
 LAYERS = 4
 IDLE = "ragkv-idle"
 
 
 @pytest.fixture
 def engine(make_engine: Make) -> Iterator[RagKV]:
-    kv = make_engine(reuse=ON, store=StoreConfig(":memory:", prefix_bytes=0))
+    kv = make_engine(reuse=ON)
     kv.precompute(CHUNKS)
     yield kv
     kv.close()
@@ -78,7 +79,7 @@ def test_while_an_answer_is_drawn_nothing_is_captured(engine: RagKV) -> None:
 
 
 def test_answers_are_those_without_captures_beside_them(engine: RagKV, make_engine: Make) -> None:
-    plain = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    plain = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     plain.precompute(CHUNKS)
     for chunks in ([A, B], [C, D], [B, A], [D, C]):
         wanted = plain.prefill(ask(chunks), recompute_ratio=1.0).logits

@@ -151,7 +151,7 @@ def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
     """A step is a pass: it ends with the error, whatever it repairs."""
-    engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     engine.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"recompute_ratio": 0.1, "repair_ahead": True, "max_new_tokens": 40}

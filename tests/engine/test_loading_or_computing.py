@@ -48,7 +48,7 @@ def sink_of(engine: RagKV) -> Sink:
 @pytest.fixture
 def served(make_engine: Make) -> tuple[RagKV, Planted]:
     """An engine without memory tier, whose rates are 1 ms a token and as planted."""
-    engine, below = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0)), Planted()
+    engine, below = make_engine(store=StoreConfig(MEMORY, history_bytes=0)), Planted()
     engine.precompute(some_chunks(6))
     for text in engine._store.texts():
         entry = engine._reuse.corpus.get(text, sink_of(engine)).entry

@@ -49,7 +49,7 @@ def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.fixture
 def make_engine(make_engine: Make) -> Make:
     """Return engines that continue no former prompt: each answer is computed anew."""
-    return partial(make_engine, store=StoreConfig(MEMORY, prefix_bytes=0))
+    return partial(make_engine, store=StoreConfig(MEMORY, history_bytes=0))
 
 
 def endless(kv: RagKV) -> RagKV:
@@ -183,7 +183,7 @@ def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
                 parameter.normal_(0, 0.15)
     tokens = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
     prompts = [tiny_tokenizer().decode(tokens[:length]) for length in (150, 225, 300)]
-    with RagKV(model, tiny_tokenizer(), store=StoreConfig(MEMORY, prefix_bytes=0)) as kv:
+    with RagKV(model, tiny_tokenizer(), store=StoreConfig(MEMORY, history_bytes=0)) as kv:
         endless(kv)
         alone = [kv.generate(prompt, max_new_tokens=60).token_ids for prompt in prompts]
         found: dict[int, list[int]] = {}

@@ -119,7 +119,7 @@ def test_however_it_is_drawn(engine: RagKV, make_engine: Make, drawing: dict[str
     assert engine.speculations.used == 1
 
 
-@pytest.mark.parametrize("store", [MEMORY, StoreConfig(MEMORY, prefix_bytes=0)], ids=str)
+@pytest.mark.parametrize("store", [MEMORY, StoreConfig(MEMORY, history_bytes=0)], ids=str)
 def test_with_and_without_a_tree(make_engine: Make, store: Any) -> None:
     kv, cold = make_engine(store=store), make_engine(store=store)
     for each in (kv, cold):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from store_entries import without_syncs  # noqa: F401
 from tiny import ask, some_chunks
+from unshared import QUERY
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.stream import Prefilled
@@ -20,14 +21,14 @@ from ragkv.store.versions.version import Version
 pytestmark = pytest.mark.usefixtures("without_syncs")
 Make = Callable[..., RagKV]
 A, B, C = (f"Part {text} End." for text in some_chunks(3))
-ON = ReuseConfig(contextual_versions=True)
+ON = ReuseConfig(method=QUERY, contextual_versions=True)
 USED = ["entry", "version", "version"]
 
 
 @pytest.fixture
 def make(make_engine: Make, tmp_path: Path) -> Make:
     def made(**given: Any) -> RagKV:
-        store = StoreConfig(tmp_path / "store", prefix_bytes=0)
+        store = StoreConfig(tmp_path / "store")
         return make_engine(**{"reuse": ON, "store": store, **given})
 
     return made
@@ -63,7 +64,7 @@ def test_rows_that_memory_has_no_room_for_are_read_again(make: Make, tmp_path: P
     with captured(make()) as engine:
         largest = max(each.nbytes for each in kept(engine))
         cold = engine.prefill(ask([A, B, C]))
-    small = StoreConfig(tmp_path / "store", prefix_bytes=0, version_bytes=largest + 8192)
+    small = StoreConfig(tmp_path / "store", history_bytes=largest + 8192)
     engine = make(store=small)
     for _ in range(3):
         out = engine.prefill(ask([A, B, C]))
@@ -103,7 +104,7 @@ def test_a_read_only_store_and_a_full_one_keep_versions_in_memory(
     with captured(make()) as engine:
         assert sources(engine.prefill(ask([A, B, C]))) == USED
     monkeypatch.setattr(ChunkStore, "put_version", _fail)
-    reader = make(store=StoreConfig(tmp_path / "store", prefix_bytes=0, read_only=True))
+    reader = make(store=StoreConfig(tmp_path / "store", read_only=True))
     reader.prefill(ask([A, B, C]))
     reader.wait()
     assert sources(reader.prefill(ask([A, B, C]))) == USED

@@ -188,7 +188,7 @@ def test_a_sink_that_differs_between_ingestion_and_answer(make_engine):
 def test_evicted_chunks(make_engine, tmp_path):
     engines = (
         make_engine(store=StoreConfig(":memory:", memory_bytes=150_000)),
-        make_engine(store=StoreConfig(tmp_path, disk_bytes=250_000, evict=True)),
+        make_engine(store=StoreConfig(tmp_path, disk_bytes=250_000)),
     )
     for kv in engines:
         for text in PLAIN:
@@ -201,7 +201,7 @@ def test_evicted_chunks(make_engine, tmp_path):
 
 
 def test_chunks_for_which_there_was_no_room(make_engine, tmp_path):
-    kv = make_engine(store=StoreConfig(tmp_path, disk_bytes=150_000))
+    kv = make_engine(store=StoreConfig(tmp_path, disk_bytes=10_000))
     with pytest.raises(StoreFullError):
         kv.precompute(PLAIN)
     report = answer(kv, PLAIN, ask(PLAIN))
@@ -244,7 +244,7 @@ def test_corrupt_chunks(make_engine, tmp_path):
 
 
 def test_what_was_chosen_is_accounted_for_without_a_warning(make_engine, caplog):
-    kv = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    kv = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     kv.precompute(PLAIN[:3])
     for settings, expected in (
         ({"recompute_ratio": 1.0}, ["ratio"] * 3),

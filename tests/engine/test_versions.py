@@ -12,8 +12,10 @@ import pytest
 import torch
 from tiny import FAMILIES, ask, some_chunks, tiny_model
 from transformers.cache_utils import DynamicCache
+from unshared import QUERY
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.config import MEMORY
 from ragkv.engine.capture import compute_versions
 from ragkv.engine.stream import Prefilled
 from ragkv.model.calls import cache_argument
@@ -24,15 +26,13 @@ from ragkv.store.versions.version import Version
 
 Make = Callable[..., RagKV]
 A, B, C, D = (f"Part {text} End." for text in some_chunks(4))
-ON = ReuseConfig(contextual_versions=True)
-ALONE = StoreConfig(":memory:", prefix_bytes=0)
-"""No prompt continues another: what it gets depends on its chunks alone."""
+ON = ReuseConfig(method=QUERY, contextual_versions=True)
 
 
 @pytest.fixture
 def make(make_engine: Make) -> Make:
     def made(family: str = "llama", **given: Any) -> RagKV:
-        return make_engine(family, **{"reuse": ON, "store": ALONE, **given})
+        return make_engine(family, **{"reuse": ON, **given})
 
     return made
 
@@ -267,7 +267,7 @@ def test_only_what_an_operator_ingested_is_captured(make: Make) -> None:
 
 def test_chunks_of_documents_are_the_operators(make: Make, tmp_path: Path) -> None:
     """Also those that another process ingested, without the setting."""
-    store = StoreConfig(tmp_path, prefix_bytes=0)
+    store = StoreConfig(tmp_path)
     with make(store=store, reuse=ReuseConfig()) as ingesting:
         ingesting.precompute([A, B], document="handbook")
         ingesting.precompute([C])
@@ -297,13 +297,13 @@ def test_no_pass_is_computed_twice(make: Make, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("reuse", "store"),
     [
-        (ReuseConfig(), ALONE),
-        (ON, StoreConfig(":memory:", prefix_bytes=0, version_bytes=0)),
-        (ON.override(method="epic"), ALONE),
+        (ON.override(contextual_versions=False), MEMORY),
+        (ON, StoreConfig(MEMORY, history_bytes=0)),
+        (ON.override(method="epic"), MEMORY),
     ],
     ids=["off", "no budget", "a baseline"],
 )
-def test_nothing_is_captured(make: Make, reuse: ReuseConfig, store: StoreConfig) -> None:
+def test_nothing_is_captured(make: Make, reuse: ReuseConfig, store: StoreConfig | str) -> None:
     engine = make(reuse=reuse, store=store)
     engine.precompute([A, B])
     first, second = after(engine, ask([A, B])), after(engine, ask([A, B]))
@@ -322,7 +322,7 @@ def test_a_call_without_versions_uses_none(make: Make) -> None:
 
 
 def test_versions_stay_in_their_namespace(make: Make, tmp_path: Path) -> None:
-    store = StoreConfig(tmp_path, prefix_bytes=0)
+    store = StoreConfig(tmp_path)
     one, other = (make(store=store, namespace=name) for name in ("one", "other"))
     for engine in (one, other):
         engine.precompute([A, B])
@@ -339,7 +339,7 @@ def test_versions_stay_in_their_namespace(make: Make, tmp_path: Path) -> None:
 def test_what_is_deleted_is_in_no_version(
     make: Make, tmp_path: Path, gone: str, by_other: bool
 ) -> None:
-    store = StoreConfig(tmp_path, prefix_bytes=0)
+    store = StoreConfig(tmp_path)
     engine, other = make(store=store), make(store=store)
     engine.precompute([A, B, C])
     after(engine, ask([A, B, C]))

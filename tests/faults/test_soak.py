@@ -55,6 +55,6 @@ async def test_twenty_seconds(tmp_path: Path):
     assert found.counts["same"] > 20
     assert found.counts["killed clients"]
     assert found.counts["refused while stopping"]
-    assert found.statuses["fill 507"]
+    assert found.statuses["fill 200"]
     for status in ("wrong key 401", "malformed 400", "unknown model 404", "cancel 200"):
         assert found.statuses[status]

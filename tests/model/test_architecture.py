@@ -111,7 +111,7 @@ def test_heads_that_are_not_grouped() -> None:
 
 
 def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
-    anew = StoreConfig(MEMORY, prefix_bytes=0)  # prompts are asked twice
+    anew = StoreConfig(MEMORY, history_bytes=0)  # prompts are asked twice
     with RagKV(made(StableLmConfig(**SIZE)), tiny_tokenizer(), store=anew) as engine:
         assert_exact(engine)
         prompt = "\n\n".join(some_chunks(3)) + QUESTION

@@ -97,7 +97,7 @@ def test_what_is_left_of_another_prompt_is_never_seen(
     make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 256)
-    kv = make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
+    kv = make_engine(store=StoreConfig(MEMORY, history_bytes=0))
     kv.precompute([A, B])
     overrides = {"method": "query", "recompute_ratio": 0.2}
     expected = kv.prefill(PROMPT, **overrides).logits

@@ -28,7 +28,7 @@ Make = Callable[..., RagKV]
 Patch = pytest.MonkeyPatch
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-NO_TREE = StoreConfig(":memory:", prefix_bytes=0)
+NO_TREE = StoreConfig(":memory:", history_bytes=0)
 
 
 @pytest.fixture

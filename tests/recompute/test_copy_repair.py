@@ -181,7 +181,7 @@ def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, rati
 
 
 def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
-    engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     engine.precompute(CHUNKS)
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 30}
     answer = engine.generate(PROMPT, **settings)

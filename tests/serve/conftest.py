@@ -18,7 +18,7 @@ from ragkv.serve.config import ServeConfig
 @pytest.fixture
 def kv(make_engine) -> RagKV:
     """Return an engine to which a prompt is new every time."""
-    return make_engine(store=StoreConfig(MEMORY, prefix_bytes=0))
+    return make_engine(store=StoreConfig(MEMORY, history_bytes=0))
 
 
 @pytest.fixture

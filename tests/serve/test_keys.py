@@ -19,7 +19,7 @@ KEYS = {"sk-a": "alpha", "sk-b": "beta", "sk-a2": "alpha"}
 
 @pytest.fixture
 def client(make_engine, tmp_path) -> Iterator[TestClient]:
-    store = StoreConfig(tmp_path / "store", prefix_bytes=0)
+    store = StoreConfig(tmp_path / "store", history_bytes=0)
     first = make_engine(store=store, namespace="alpha")
     second = RagKV(first.loaded, store=store, namespace="beta")
     engines = {"alpha": first, "beta": second}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.store.backends import open_backend
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.over import StoreOver
 
 
 class DiskStore(ChunkStore):
@@ -32,3 +34,13 @@ class DiskStore(ChunkStore):
     def folder(self) -> Path:
         """The namespace's folder."""
         return self.backend.folder
+
+
+def disk_of(engine: RagKV) -> DiskBackend:
+    """Return what holds the bytes of an engine whose store is a folder."""
+    store = engine._store
+    while isinstance(store, StoreOver):
+        store = store.below
+    assert isinstance(store, ChunkStore)
+    assert isinstance(store.backend, DiskBackend)
+    return store.backend

@@ -103,7 +103,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, prefix_bytes=0)
+    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, history_bytes=0)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
         if data is None:

@@ -123,7 +123,7 @@ def bench_speculate(
     reuse = ReuseConfig(recompute_ratio=plan.ratio, method=plan.method, load="always")
     rows = []
     for seconds in plan.retrieval_s:
-        with RagKV(loaded, store=StoreConfig(MEMORY, prefix_bytes=0), reuse=reuse) as kv:
+        with RagKV(loaded, store=StoreConfig(MEMORY, history_bytes=0), reuse=reuse) as kv:
             kv.precompute(chunks)
             rows.append(_measured(kv, questions, seconds, show_progress=show_progress))
     setup = {**setup_of(loaded), "plan": asdict(plan)}

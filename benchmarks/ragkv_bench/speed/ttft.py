@@ -168,12 +168,12 @@ class Bench:
         """Open an engine whose every request gets its chunks from the tier."""
         rate = copy_rate(self._loaded.device)
         with ExitStack() as stack:
-            store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, prefix_bytes=0)
+            store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, history_bytes=0)
             if tier == "disk":
                 folder = tempfile.TemporaryDirectory(prefix="ragkv-bench-")
                 rate = min(rate, read_rate(Path(stack.enter_context(folder))))
                 place = Path(folder.name) / "store"
-                store = StoreConfig(place, memory_bytes=0, device_bytes=0, prefix_bytes=0)
+                store = StoreConfig(place, memory_bytes=0, device_bytes=0, history_bytes=0)
             self.rates[tier] = rate
             yield stack.enter_context(RagKV(self._loaded, store=store, reuse=self._reuse))
 

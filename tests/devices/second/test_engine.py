@@ -12,6 +12,7 @@ import pytest
 import ragkv_kernels
 import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
+from unshared import QUERY
 
 from ragkv import RagKV
 from ragkv.config import ReuseConfig, StoreConfig
@@ -74,8 +75,7 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
         engine = make_engine(
             family,
             device=device,
-            reuse=ReuseConfig(contextual_versions=True),
-            store=StoreConfig(":memory:", prefix_bytes=0),
+            reuse=ReuseConfig(method=QUERY, contextual_versions=True),
         )
         engine.precompute(CHUNKS)
         engine.prefill(PROMPT)

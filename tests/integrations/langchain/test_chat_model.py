@@ -39,7 +39,7 @@ QUESTION = "What is a target list?"
 
 @cache
 def engine() -> RagKV:
-    store = StoreConfig(":memory:", prefix_bytes=0)  # tests ask the same prompt
+    store = StoreConfig(":memory:", history_bytes=0)  # tests ask the same prompt
     kv = RagKV(tiny_model(), tiny_tokenizer(), store=store)
     kv.precompute(some_chunks())
     return kv

@@ -28,7 +28,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 QUESTION = "What is a target list?"
 DOCUMENTS = [Document(text) for text in some_chunks()]
 CONTEXT = "\n\n".join(some_chunks())
-NO_CONVERSATIONS = StoreConfig(":memory:", prefix_bytes=0)
+NO_CONVERSATIONS = StoreConfig(":memory:", history_bytes=0)
 """The same prompt is asked twice, and is to be reused by its chunks."""
 
 

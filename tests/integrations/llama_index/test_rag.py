@@ -85,7 +85,7 @@ def _no_network(monkeypatch):
 @pytest.fixture
 def kv(make_engine):
     """Return an engine to which a prompt is new every time."""
-    return make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    return make_engine(store=StoreConfig(":memory:", history_bytes=0))
 
 
 @pytest.fixture
@@ -448,7 +448,7 @@ def test_the_swap_changes_one_line_and_no_answer(folder, tmp_path, is_chat_model
         **SIZE,
     }
     ordinary = pipeline(HuggingFaceLLM(**settings))
-    store = StoreConfig(tmp_path / "store", prefix_bytes=0)
+    store = StoreConfig(tmp_path / "store", history_bytes=0)
     llm = RagKVLLM(**settings, recompute_ratio=1.0, store=store)
     RagKVTransform(llm=llm)(nodes())
     assert pipeline(llm) == ordinary != ""

@@ -35,7 +35,7 @@ CHAT = [
 ]
 SYSTEM = ChatMessage(role="system", content='As {{"a": ...}}.\n{context_str}')
 TEMPLATE = ChatPromptTemplate([SYSTEM, ChatMessage(role="user", content="{query_str}")])
-NO_CONVERSATIONS = StoreConfig(":memory:", prefix_bytes=0)
+NO_CONVERSATIONS = StoreConfig(":memory:", history_bytes=0)
 """The same prompt is asked twice, and is to be reused by its chunks."""
 
 

@@ -189,7 +189,7 @@ def test_nodes_that_are_not_stored(make_engine):
 
 
 def test_nodes_of_another_sink_and_what_was_chosen(make_engine):
-    kv = make_engine(store=StoreConfig(":memory:", prefix_bytes=0))
+    kv = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     RagKVTransform(llm=RagKVLLM(kv=kv, sink_from="Read:\n\n{context_str}"))(Answers(kv).nodes)
     answers = Answers(kv)
     assert answers.query() == ["fingerprint"] * 3

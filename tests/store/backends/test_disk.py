@@ -271,9 +271,7 @@ def test_room_is_made_for_the_bytes_that_are_stored(tmp_path: Path) -> None:
     nbytes = encode(entries[0], fingerprint).nbytes
     limit = int(2.5 * nbytes)
     assert limit < entries[0].nbytes
-    config = StoreConfig(
-        tmp_path, memory_bytes=0, disk_bytes=limit, evict=True, codec="int4", policy="lru"
-    )
+    config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=limit, codec="int4")
     for entry in entries:
         with closing(open_store(config)) as store:  # one that has measured nothing yet
             store.put(entry, fingerprint)

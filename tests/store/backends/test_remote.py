@@ -136,7 +136,7 @@ def test_an_engine_whose_server_hangs_answers_in_full(
 ) -> None:
     chunks = some_chunks(1)
     prompt = f"{chunks[0]}\n\nWhat is assigned?"
-    place = StoreConfig(f"{own_server.url}?socket_timeout=0.2", memory_bytes=0, prefix_bytes=0)
+    place = StoreConfig(f"{own_server.url}?socket_timeout=0.2", memory_bytes=0, history_bytes=0)
     kv = make_engine(store=place)
     kv.precompute(chunks)
     wanted = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)

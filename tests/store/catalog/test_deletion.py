@@ -78,7 +78,7 @@ def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> No
 def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Path) -> None:
     """Each try that was refused used to leave two rows in the log."""
     size = size_of(make_entry("a", tokens=60))
-    config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=4 * size, evict=True)
+    config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=4 * size)
     with closing(open_store(config)) as store:
         for number in range(60):
             store.put(make_entry(f"{number}", tokens=60), FINGERPRINT)

@@ -335,7 +335,7 @@ def test_nothing_keeps_an_entry_after_its_request(
     monkeypatch.setattr(LazyKV, "__init__", note)
     gc.disable()
     try:
-        store = StoreConfig(path=tmp_path, memory_bytes=0, prefix_bytes=0)
+        store = StoreConfig(path=tmp_path, memory_bytes=0, history_bytes=0)
         with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
             engine.generate(ask(chunks), max_new_tokens=2, on_miss="skip")
             engine.prefill(ask(chunks), on_miss="skip")

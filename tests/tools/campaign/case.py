@@ -135,7 +135,7 @@ class Case:
             self.outcome.healed += found.healed
             if not (again := inspect.verify(store)).sound:
                 self.outcome.wrong.append(f"verify --heal leaves {again}")
-        with engine(replace(self.config, disk_bytes=None, evict=False)) as kv:
+        with engine(replace(self.config, disk_bytes=None)) as kv:
             for chunk in ALL:
                 precompute(kv, chunk)
             if missing := set(ALL) - set(whole(kv, ALL)):

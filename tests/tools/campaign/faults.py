@@ -47,7 +47,7 @@ def kill_eviction(case: Case) -> None:
     """SIGKILL a process whose store is full, so that every put deletes chunks."""
     # a chunk comes with its neighbour and its version: there is room for those of two chunks,
     # but not for all
-    case.config = replace(case.config, disk_bytes=_room(case, 9.1, 11), evict=True)
+    case.config = replace(case.config, disk_bytes=_room(case, 9.1, 11))
     order = [case.draw.choice(ALL) for _ in range(20)]
 
     def work(say: Say) -> None:
@@ -86,9 +86,11 @@ def cut(case: Case) -> None:
 
 
 def full_quota(case: Case) -> None:
-    """Let a quota be used up while chunks are put."""
+    """Let a quota be used up while chunks are put: each is evicted for the next."""
     config, case.config = case.config, replace(case.config, disk_bytes=_room(case))
-    _fill(case)
+    child = _fill(case)
+    case.acknowledged = {int(line[1:]) for line in child.said[-1:]}
+    case.outcome.struck += len(child.said) == len(ALL)
     case.check_budget()
     case.config = config
 
@@ -229,7 +231,7 @@ def _room(case: Case, least: float = 4.1, most: float = 6) -> int:
     return int(case.draw.uniform(least, most) * largest)
 
 
-def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> None:
+def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> Child:
     """Precompute all in a child; nothing but a StoreError may come of what does not fit."""
 
     def work(say: Say) -> None:
@@ -250,6 +252,7 @@ def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> None:
         case.outcome.wrong.append("a full store raises something else than a StoreError")
     case.outcome.struck += "full" in child.said
     case.acknowledged = child.acknowledged(case.acknowledged)
+    return child
 
 
 def _folder_gone(case: Case) -> None:

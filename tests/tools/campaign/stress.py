@@ -55,9 +55,7 @@ def run_stress(seconds: float, folder: Path, seed: int = 0) -> Stress:
     entries = _entries()
     largest = max(entry.nbytes for entry, _ in entries) + 8192  # and the header
     total = sum(entry.nbytes for entry, _ in entries)
-    config = StoreConfig(
-        folder / "stress", memory_bytes=total // 6, disk_bytes=total // 3, evict=True
-    )
+    config = StoreConfig(folder / "stress", memory_bytes=total // 6, disk_bytes=total // 3)
     with closing(open_chunk_store(config)):
         pass  # made before they race for it
     pipes = [_fork(lambda n=n: _work(config, entries, seconds, seed + n)) for n in range(PROCESSES)]

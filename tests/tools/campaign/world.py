@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
+from unshared import QUERY
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.config import StoreConfig
@@ -33,7 +34,12 @@ _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
 # "always": how long things take must not decide what is compared
-_REUSE = ReuseConfig(load="always", on_miss="skip", contextual_versions=True)
+_REUSE = ReuseConfig(
+    method=QUERY,  # logits are compared bit by bit
+    load="always",
+    on_miss="skip",
+    contextual_versions=True,
+)
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
@@ -76,9 +82,7 @@ def loaded() -> LoadedModel:
 
 def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
-    config = store if isinstance(store, StoreConfig) else StoreConfig(store)
-    config = replace(config, prefix_bytes=0)  # logits are compared bit by bit
-    kv = RagKV(loaded(), store=config, reuse=_REUSE)
+    kv = RagKV(loaded(), store=store, reuse=_REUSE)
     kv._reuse.versions.want = lambda *_: False  # what was asked before decides nothing
     return kv
 

@@ -18,6 +18,8 @@ from soak.asking import NAMESPACES
 
 START_S = 180.0
 END_S = 150.0
+CACHE_BYTES = str(128 << 20)
+"""Caches that are full before the server's memory is looked at: what grows then is a leak."""
 
 
 class ServerProcess:
@@ -35,7 +37,9 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "serve.log"
         self._command = [
-            *(sys.executable, "-m", "soak.small_store", str(disk_bytes)),
+            *(sys.executable, "-c", "from ragkv.cli.main import app; app()", "serve"),
+            *("--disk-bytes", str(2 * disk_bytes)),  # two namespaces
+            *("--memory-bytes", CACHE_BYTES, "--history-bytes", CACHE_BYTES),
             *("--store", str(folder / "store"), "--port", str(port), "--api-key-file", str(keys)),
             *("--max-running", "8", "--max-waiting", "4"),
             *("--timeout", "300", "--drain-timeout", "120"),
