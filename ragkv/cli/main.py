@@ -22,6 +22,8 @@ from ragkv.errors import RagKVError
 _REMOVED = {
     "demo": "make demo runs it in a clone (examples/demo)",
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
+    "eval --codec": "docs/log.md has what codecs lose; ragkv plan has their sizes",
+    "eval --recurring": "docs/log.md has what contextual versions save",
     "store bench": "docs/log.md has what it found; fio measures a disk",
     "store export": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store import": "a folder is copied with cp, any store by ragkv store copy FROM TO",
@@ -42,8 +44,10 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for name, instead in _REMOVED.items():
-            words = name.split()
-            if args[: len(words)] == words or (name.startswith("-") and name in args):
+            *before, last = name.split()
+            rest = args[len(before) :]
+            places = rest if last.startswith("-") else rest[:1]
+            if args[: len(before)] == before and last in places:
                 raise typer.BadParameter(f"{name} is no more: {instead}", ctx)
         return super().parse_args(ctx, args)
 

@@ -100,7 +100,15 @@ def test_without_ragkv_bench_they_say_how_to_get_them(words, monkeypatch):
     assert f" {words[0]} " not in run("--help").output
 
 
-@pytest.mark.parametrize("words", [["demo", "--topics", "6"], ["store", "bench"]], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--topics", "6"],
+        ["store", "bench"],
+        ["eval", "--data", "d.jsonl", "--codec", "int8"],
+    ],
+    ids=str,
+)
 def test_removed_commands_say_what_to_do(words):
     done = run(*words)
     assert done.exit_code == 2

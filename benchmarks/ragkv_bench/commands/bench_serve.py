@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.picture import check_picture, save_chart
+from ragkv_bench.results import check_picture, save_chart
 
 if TYPE_CHECKING:
     from ragkv_bench.speed.load.result import LoadResult

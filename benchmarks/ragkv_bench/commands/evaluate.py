@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.console import Console
 
+from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.picture import check_picture, save_chart
+from ragkv_bench.results import check_picture, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from transformers import PreTrainedTokenizerBase
 
-    from ragkv import RagKV
     from ragkv_bench.data.examples import DataSet
     from ragkv_bench.quality.records import Ratio
     from ragkv_bench.quality.summary import Evaluation
-    from ragkv_bench.results import Saved
 
 DEFAULT_METHODS = "query,cacheclip,epic,reuse"
 _OF_NEEDLES = ("tokens", "haystack", "needle_values")
 _OF_RUNS = ("resume", "time_in_turn")
-_MEASURING = (
-    "model",
-    "methods",
-    "ratio",
-    "limit",
-    "seed",
-    "json_path",
-    "codec",
-    "strict",
-    "recurring",
-)
+_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "strict")
 
 
 def evaluate_command(
@@ -79,18 +66,6 @@ def evaluate_command(
             help="A full prefill before every method's, or one an example (faster).",
         ),
     ] = True,
-    codec: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated codecs: compare their fidelity, size and load time instead."
-        ),
-    ] = None,
-    recurring: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="So many requests over recurring chunks: contextual versions or entries."
-        ),
-    ] = None,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -105,17 +80,13 @@ def evaluate_command(
         {
             "without --needles": () if needles is not None else _OF_NEEDLES,
             "with --chart": () if chart is None else (*_MEASURING, *_OF_RUNS),
-            "with --codec": () if codec is None else _OF_RUNS,
-            "with --recurring": () if recurring is None else (*_OF_RUNS, "codec", "plot"),
             "without --json": () if json_path is not None else ("resume",),
         },
     )
     options.check_folders(json_path, plot)
     check_picture(plot)
-    codecs = _codecs_of(codec, plot or chart)
-    console = Console()
     if chart is not None:
-        _show(console, Evaluation.load(chart), plot)
+        _show(Evaluation.load(chart), plot)
         return
 
     from ragkv import RagKV, ReuseConfig
@@ -142,21 +113,6 @@ def evaluate_command(
             )
         if data is not None:
             examples = examples.pick(limit, seed)
-        if codecs or recurring is not None:
-            compared, shown = _compared(
-                kv,
-                examples,
-                codecs,
-                recurring,
-                methods=options.parts_of(methods),
-                ratios=ratios_of(ratio),
-                seed=seed,
-                strict=strict,
-            )
-            if json_path is not None:
-                compared.save(json_path)
-            console.print(shown)
-            return
         try:
             evaluation = evaluate(
                 kv,
@@ -172,46 +128,11 @@ def evaluate_command(
             )
         except KeyboardInterrupt:
             if json_path is not None:
-                console.print("Interrupted. The same command goes on from here.")
+                out.print("Interrupted. The same command goes on from here.")
             raise typer.Exit(130) from None
     if json_path is not None:
         evaluation.save(json_path)
-    _show(console, evaluation, plot)
-
-
-def _compared(
-    kv: RagKV,
-    examples: DataSet,
-    codecs: list[str],
-    recurring: int | None,
-    *,
-    methods: list[str],
-    ratios: list[Ratio],
-    seed: int,
-    strict: bool,
-) -> tuple[Saved, Table]:
-    """Compare codecs, or versions with entries; return what was found and a table of it."""
-    from ragkv_bench.quality.codecs import compare_codecs
-    from ragkv_bench.quality.recurring import compare_recurring
-    from ragkv_bench.quality.table import codec_table, recurring_table
-
-    about: dict[str, Any] = {"methods": methods, "ratios": ratios, "show_progress": True}
-    if recurring is not None:
-        versions = compare_recurring(kv, examples, recurring, seed=seed, **about)
-        return versions, recurring_table(versions)
-    compared = compare_codecs(kv, examples, codecs, strict=strict, **about)
-    return compared, codec_table(compared)
-
-
-def _codecs_of(codec: str | None, picture: Path | None) -> list[str]:
-    """Return the codecs of ``--codec``, checked; none where it is not given."""
-    from ragkv.config import StoreConfig
-
-    if codec is None:
-        return []
-    if picture is not None:
-        raise ConfigError("--codec draws no picture: omit --plot and --chart")
-    return [StoreConfig(codec=name).codec for name in options.parts_of(codec)] or ["raw"]
+    _show(evaluation, plot)
 
 
 def read_examples(path: Path, *, strict: bool) -> DataSet:
@@ -219,9 +140,8 @@ def read_examples(path: Path, *, strict: bool) -> DataSet:
     from ragkv_bench.data.examples import read_data
 
     data = read_data(path, strict=strict)
-    errors = Console(stderr=True)
     for problem in data.problems:
-        errors.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
     return data
 
 
@@ -256,14 +176,11 @@ def _build(
     return DataSet(f"needles-{kind}-{tokens}", tuple(examples))
 
 
-def _show(console: Console, evaluation: Evaluation, plot: Path | None) -> None:
+def _show(evaluation: Evaluation, plot: Path | None) -> None:
     from ragkv_bench.quality.chart import chart
     from ragkv_bench.quality.table import table
 
-    console.print(table(evaluation))
-    if plot is not None:
-        save_chart(chart(evaluation), plot)
-        console.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
+    show([table(evaluation)], plot, lambda: chart(evaluation))
 
 
 def ratios_of(text: str) -> list[Ratio]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ragkv_bench.picture import COLOURS, MARKERS, panels
 from ragkv_bench.quality.summary import Evaluation, SummaryRow
+from ragkv_bench.results import COLOURS, MARKERS, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from ragkv_bench.quality.bootstrap import Array, interval, mean, median, ratio_of_sums
 from ragkv_bench.quality.records import EvalRecord, Ratio
-from ragkv_bench.results import Saved, reading
+from ragkv_bench.results import Saved
 
 Interval = tuple[float, float]
 
@@ -53,25 +53,10 @@ class SummaryRow:
 class Evaluation(Saved):
     """The outcome of a run: what ``ragkv eval --json`` writes."""
 
+    made_by: ClassVar[str] = "ragkv eval"
     data: str
     examples: int
     rows: tuple[SummaryRow, ...]
-
-    @classmethod
-    def load(cls, path: str | Path) -> Evaluation:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read or is not an evaluation.
-        """
-        with reading(path, "{path} is not an evaluation by `ragkv eval`: {error}") as saved:
-            rows = [
-                SummaryRow(**{**row, "ci95": {k: tuple(v) for k, v in row["ci95"].items()}})
-                for row in saved["rows"]
-            ]
-            return cls(saved["model"], saved["data"], saved["examples"], tuple(rows))
 
 
 def summarise(records: Sequence[EvalRecord], *, seed: int = 0) -> tuple[SummaryRow, ...]:

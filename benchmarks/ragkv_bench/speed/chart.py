@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ragkv_bench.picture import COLOURS, MARKERS, panels
+from ragkv_bench.results import COLOURS, MARKERS, panels
 from ragkv_bench.speed.result import AnswerBenchmark, Benchmark, BenchRow, setting_name
 
 if TYPE_CHECKING:

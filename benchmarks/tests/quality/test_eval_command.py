@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import ragkv
 from ragkv.errors import ConfigError
 from ragkv_bench.commands.evaluate import evaluate_command
-from ragkv_bench.picture import save_chart
 from ragkv_bench.quality import write_data
 from ragkv_bench.quality.chart import chart
 from ragkv_bench.quality.records import records_path
 from ragkv_bench.quality.summary import Evaluation, SummaryRow
+from ragkv_bench.results import save_chart
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,6 @@ def test_data_to_table_json_and_picture(tmp_path):
     [
         (["--data", "d.jsonl", "--tokens", 512], "--tokens changes nothing without --needles"),
         (["--data", "d.jsonl", "--resume"], "--resume changes nothing without --json"),
-        (["--data", "d.jsonl", "--codec", "int8", "--time-once"], "--time-in-turn .* --codec"),
         (["--chart", "e.json", "--json", "f.json"], "--json changes nothing with --chart"),
     ],
 )
@@ -215,19 +214,3 @@ def test_the_table_fits_80_columns(capsys):
     assert "…" not in shown
     assert re.search(r"m0 0\.2 +20% +0\.250 +90% +0\.500 +90% +1\.00 +2\.0x", shown)
     assert "0.125-0.500" in shown
-
-
-def test_recurring_requests_compare_versions_with_entries(tmp_path):
-    path, out = tmp_path / "d.jsonl", tmp_path / "r.json"
-    write_data(path, small_data(2).examples)
-    result = _run("--data", path, "--methods", "query", "--recurring", 4, "--json", out)
-    assert "4 requests" in result.output
-    rows = json.loads(out.read_text())["rows"]
-    assert [(row["half"], row["versions"]) for row in rows] == [
-        (1, False),
-        (2, False),
-        (1, True),
-        (2, True),
-    ]
-    with pytest.raises(ConfigError, match="--codec changes nothing with --recurring"):
-        _run("--data", path, "--recurring", 4, "--codec", "int8")

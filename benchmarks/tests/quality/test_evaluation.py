@@ -88,7 +88,7 @@ def test_the_json_is_what_is_promised(make_engine, tmp_path):
     assert Evaluation.load(tmp_path / "e.json") == found
     for bad in ("[]", "{", '{"rows": [{}]}'):
         (tmp_path / "bad.json").write_text(bad)
-        with pytest.raises(ConfigError, match="not an evaluation"):
+        with pytest.raises(ConfigError, match="is not by `ragkv eval`"):
             Evaluation.load(tmp_path / "bad.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         Evaluation.load(tmp_path / "none.json")

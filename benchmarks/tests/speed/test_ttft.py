@@ -18,7 +18,7 @@ from ragkv.cli.main import app
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import tokenize
-from ragkv_bench.picture import save_chart
+from ragkv_bench.results import save_chart
 from ragkv_bench.speed.chart import chart
 from ragkv_bench.speed.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
 from ragkv_bench.speed.memory import peak_growth

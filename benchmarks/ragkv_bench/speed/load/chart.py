@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ragkv_bench.picture import COLOURS, panels
+from ragkv_bench.results import COLOURS, panels
 from ragkv_bench.speed.load.result import PERCENTS, LoadResult
 from ragkv_bench.speed.load.table import shape_of
 
