@@ -10,17 +10,14 @@ from ragkv_kernels.dispatch import (
     encode,
     move,
     paid,
-    received,
     restore,
     runs_attend,
 )
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
-from ragkv_kernels.results import Attended
 
 __all__ = [
     "INT4",
     "INT8",
-    "Attended",
     "Encoded",
     "Grid",
     "attend",
@@ -28,7 +25,6 @@ __all__ = [
     "encode",
     "move",
     "paid",
-    "received",
     "restore",
     "runs_attend",
 ]

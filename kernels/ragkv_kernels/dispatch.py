@@ -10,7 +10,6 @@ import torch
 
 from ragkv_kernels import twins
 from ragkv_kernels.grid import Encoded, Grid
-from ragkv_kernels.results import Attended
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +29,7 @@ def attend(
     *,
     window: int | None,
     scaling: float,
-    lse: bool = False,
-    watch: int = 0,
-) -> Attended:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Let query row i see exactly the keys ``positions[i] - window < j <= positions[i]``.
 
     Parameters
@@ -49,10 +46,12 @@ def attend(
         Keys that a row sees, itself included; None is no limit.
     scaling
         Factor of the scores before the softmax.
-    lse
-        Return the log-sum-exp too.
-    watch
-        Return what each key receives from the last so many rows too.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The output ``[heads, rows, head_dim]``, of the query's dtype, and ``[heads, rows]``
+        float32, the natural log-sum-exp of each row's scaled scores.
 
     Raises
     ------
@@ -62,46 +61,10 @@ def attend(
     _check_attention(query, key, positions, window)
     if value.shape != key.shape or value.dtype != key.dtype:
         raise ValueError(f"value {tuple(value.shape)} must be like key {tuple(key.shape)}")
-    if not 0 <= watch <= len(positions):
-        raise ValueError(f"watch must be from 0 to {len(positions)}, not {watch}")
     run = twins.attend
     if runs_attend(query, key, value):
         from ragkv_kernels.gpu.attend import attend as run
-    return run(query, key, value, positions, window=window, scaling=scaling, lse=lse, watch=watch)
-
-
-def received(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    positions: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    window: int | None,
-    scaling: float,
-) -> torch.Tensor:
-    """Return what each key receives from these rows together, mean over heads.
-
-    Parameters
-    ----------
-    query, key, positions, window, scaling
-        As in :func:`attend`, of any of its rows, still ascending.
-    lse
-        ``[heads, rows]`` float32: :func:`attend`'s, of these rows.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[tokens]`` float32; sums to the number of rows.
-
-    Raises
-    ------
-    ValueError
-        Shapes, dtypes or devices do not belong together.
-    """
-    run = twins.received
-    if _runs_with_lse(query, key, positions, lse, window):
-        from ragkv_kernels.gpu.received import received as run
-    return run(query, key, positions, lse, window=window, scaling=scaling)
+    return run(query, key, value, positions, window=window, scaling=scaling)
 
 
 def paid(
@@ -117,8 +80,10 @@ def paid(
 
     Parameters
     ----------
-    query, key, positions, lse, window, scaling
-        As in :func:`received`.
+    query, key, positions, window, scaling
+        As in :func:`attend`, of any of its rows, still ascending.
+    lse
+        ``[heads, rows]`` float32: :func:`attend`'s, of these rows.
 
     Returns
     -------
@@ -130,8 +95,11 @@ def paid(
     ValueError
         Shapes, dtypes or devices do not belong together.
     """
+    _check_attention(query, key, positions, window)
+    if lse.shape != query.shape[:2]:
+        raise ValueError(f"lse must be {tuple(query.shape[:2])}, not {tuple(lse.shape)}")
     run = twins.paid
-    if _runs_with_lse(query, key, positions, lse, window):
+    if runs_attend(query, key):
         from ragkv_kernels.gpu.paid import paid as run
     return run(query, key, positions, lse, window=window, scaling=scaling)
 
@@ -223,14 +191,8 @@ def move(
     run(cached, keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
 
 
-def encode(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor] | None,
-    *,
-    grid: Grid,
-) -> Encoded:
-    """Un-rotate one layer's keys and quantise keys and values.
+def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:
+    """Quantise one layer's keys, unrotated, and values.
 
     Arithmetic is float32, one rounding an operation: the codes are the same on every device.
 
@@ -238,29 +200,18 @@ def encode(
     ----------
     keys, values
         ``[kv_heads, tokens, head_dim]``; any strides, at least one token.
-    table
-        cos and sin that the keys were rotated by, each ``[tokens, rotary_dim / 2]`` float32;
-        None where they are not rotated.
 
     Raises
     ------
     ValueError
-        Shapes or dtypes do not belong together, or there is no token.
+        Shapes do not belong together, or there is no token.
     """
-    if table is not None:
-        if any(len(part) != keys.shape[1] for part in table):
-            raise ValueError(f"a table of {len(table[0])} does not fit {keys.shape[1]} tokens")
-        _check_table(keys, table)
     if keys.shape[1] == 0 or values.shape != keys.shape:
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
-    if not _runs("encode", keys, _problem_of_layer(keys)):
-        return twins.encode(keys, values, table, grid=grid)
-    from ragkv_kernels.gpu.encode import encode as run
-
-    if table is None:
-        still = keys.new_zeros(2, keys.shape[1], 1, dtype=torch.float32)
-        table = still[0] + 1, still[1]
-    return run(keys, values, table, grid=grid)
+    run = twins.encode
+    if _runs("encode", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.encode import encode as run
+    return run(keys, values, grid=grid)
 
 
 def decode(data: torch.Tensor, out: torch.Tensor, *, grid: Grid) -> None:
@@ -361,20 +312,6 @@ def _check_attention(
         raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
 
 
-def _runs_with_lse(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    positions: torch.Tensor,
-    lse: torch.Tensor,
-    window: int | None,
-) -> bool:
-    """Check what follows an :func:`attend`, and say whether it runs on Triton."""
-    _check_attention(query, key, positions, window)
-    if lse.shape != query.shape[:2]:
-        raise ValueError(f"lse must be {tuple(query.shape[:2])}, not {tuple(lse.shape)}")
-    return runs_attend(query, key)
-
-
 def _check_moves(
     cached: torch.Tensor,
     keys: torch.Tensor,
@@ -382,14 +319,10 @@ def _check_moves(
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    _check_table(keys, table)
+    for part in table:
+        if 2 * part.shape[1] > keys.shape[-1]:
+            raise ValueError(f"a table {tuple(part.shape)} does not fit {tuple(keys.shape)}")
     if len(rows) != len(slots):
         raise ValueError(f"{len(rows)} rows cannot go to {len(slots)} slots")
     if len(cached) != len(keys):
         raise ValueError(f"{len(cached)} layers cannot go to {len(keys)}")
-
-
-def _check_table(keys: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
-    for part in table:
-        if 2 * part.shape[1] > keys.shape[-1]:
-            raise ValueError(f"a table {tuple(part.shape)} does not fit {tuple(keys.shape)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
-
 import torch
 
 from ragkv.attend.score_rule import ScoreRule
@@ -28,14 +26,6 @@ def suits_kernels(
     return not capped and implementation_for("attention", query, key, value) == "kernel"
 
 
-class ByKernel(NamedTuple):
-    """The fields of :class:`ragkv_kernels.Attended`; ``received`` is for watched rows alone."""
-
-    out: torch.Tensor
-    lse: torch.Tensor
-    received: torch.Tensor
-
-
 def attend_by_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -45,27 +35,15 @@ def attend_by_kernel(
     window: int | None,
     scaling: float,
     score_rule: ScoreRule | None,
-    watch: int = 0,
-) -> ByKernel:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend by ``ragkv_kernels.attend``, and with a model's own sinks.
 
-    The sinks' share is missing from outputs and from received attention, and is included in the
-    log-sum-exp.
+    Returns outputs, from which the sinks' share is missing, and the log-sum-exp, which has it.
     """
     import ragkv_kernels
 
-    # both are there: lse is requested, and received is not read without watched rows
-    out, lse, received = cast(
-        "tuple[torch.Tensor, torch.Tensor, torch.Tensor]",
-        ragkv_kernels.attend(
-            query, key, value, rows, window=window, scaling=scaling, lse=True, watch=watch
-        ),
-    )
+    out, lse = ragkv_kernels.attend(query, key, value, rows, window=window, scaling=scaling)
     if score_rule is None or score_rule.sinks is None:
-        return ByKernel(out, lse, received)
+        return out, lse
     mass = score_rule.with_sinks(lse)
-    out = (out * torch.exp(lse - mass)[..., None]).to(query.dtype)
-    if watch:
-        last = query[:, -watch:], key, rows[-watch:], mass[:, -watch:]
-        received = ragkv_kernels.received(*last, window=window, scaling=scaling)
-    return ByKernel(out, mass, received)
+    return (out * torch.exp(lse - mass)[..., None]).to(query.dtype), mass

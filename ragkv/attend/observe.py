@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ragkv.attend.kernels import ByKernel, attend_by_kernel, suits_kernels
+from ragkv.attend.kernels import attend_by_kernel, suits_kernels
 from ragkv.attend.products import products
 from ragkv.attend.score_rule import ScoreRule
 
@@ -92,8 +92,6 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
         ``[tokens]`` float32; sums to one, or less where the model has sinks of its own.
     """
     count = min(count, len(call.rows))
-    if (known := _by_kernel(call, watch=count)) is not None:
-        return known.received / count
     paid = [part.sum(dim=(0, 1)) for part in _weights(call, slice(-count, None))]
     return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * count)
 
@@ -129,10 +127,10 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     torch.Tensor
         ``[2, tokens]`` float32, means over heads. The first row sums to one.
     """
-    if (known := _by_kernel(call)) is not None:
+    if (lse := _lse_by_kernel(call)) is not None:
         import ragkv_kernels
 
-        last = call.query[0, :, -count:], call.key[0], call.rows[-count:], known.lse[:, -count:]
+        last = call.query[0, :, -count:], call.key[0], call.rows[-count:], lse[:, -count:]
         paid: torch.Tensor = ragkv_kernels.paid(*last, window=call.window, scaling=call.scaling)
         return paid
     if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
@@ -142,22 +140,6 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     final = [part[:, -1].sum(dim=0) for part in parts]
     most = [part[:, -count:].amax(dim=1).sum(dim=0) for part in parts]
     return torch.stack([*final, *most]).view(2, len(parts), -1).sum(dim=1) / call.query.shape[1]
-
-
-def attention_received(call: LayerCall) -> torch.Tensor:
-    """Return the attention that each token receives from all rows, mean over heads.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[tokens]`` float32; sums to the number of rows.
-    """
-    if (known := _by_kernel(call, watch=len(call.rows))) is not None:
-        return known.received
-    received = torch.zeros(call.key.shape[2], dtype=torch.float32, device=call.key.device)
-    for _, weights in _blocks(call):
-        received[: weights.shape[1]] += weights.sum(dim=0)
-    return received
 
 
 def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
@@ -179,21 +161,23 @@ def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
     return paid
 
 
-def _by_kernel(call: LayerCall, *, watch: int = 0) -> ByKernel | None:
-    """Attend by a kernel and keep its output; None where it does not take these tensors."""
+def _lse_by_kernel(call: LayerCall) -> torch.Tensor | None:
+    """Attend by a kernel, keep its output, and return the log-sum-exp ``[heads, rows]``.
+
+    None where no kernel takes these tensors.
+    """
     tensors = call.query[0], call.key[0], call.value[0]
     if len(call.query) > 1 or not suits_kernels(*tensors, call.score_rule):
         return None
-    made = attend_by_kernel(
+    out, lse = attend_by_kernel(
         *tensors,
         call.rows,
         window=call.window,
         scaling=call.scaling,
         score_rule=call.score_rule,
-        watch=watch,
     )
-    call.output = made.out[None]
-    return made
+    call.output = out[None]
+    return lse
 
 
 def _blocks(call: LayerCall) -> Iterator[tuple[slice, torch.Tensor]]:

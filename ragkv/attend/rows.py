@@ -140,9 +140,8 @@ def attend(
         )
     if len(query) == 1 and suits_kernels(query[0], key[0], value[0], score_rule):
         tensors = query[0], key[0], value[0], rows.positions
-        return attend_by_kernel(
-            *tensors, window=window, scaling=scaling, score_rule=score_rule
-        ).out[None]
+        out, _ = attend_by_kernel(*tensors, window=window, scaling=scaling, score_rule=score_rule)
+        return out[None]
     out = torch.empty_like(query)
     if score_rule is None and query.device.type != "cpu":
         # with a mask, torch's fast paths have no grouped heads

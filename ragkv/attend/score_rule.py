@@ -15,7 +15,7 @@ class ScoreRule:
     Attributes
     ----------
     softcap
-        ScoreRule become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they stay.
+        Scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they stay.
     sinks
         ``[heads]``: learned scores in each row's softmax without a value, so that its weights
         sum to less than one (gpt-oss); None: there are none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pairwise import all_pairs
 
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
@@ -50,25 +51,33 @@ def dense(
     return out
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 64])
+ROWS = {
+    "first": [0],
+    "last": [29],
+    "all": list(range(30)),
+    "tail": list(range(10, 30)),
+    "scattered": [0, 3, 4, 17, 29],
+}
+SHAPES = [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
+"""Batch, heads and KV heads."""
+
+
+# every pair of values of any two axes, by each implementation
 @pytest.mark.parametrize(
-    "rows",
-    [[0], [29], list(range(30)), list(range(10, 30)), [0, 3, 4, 17, 29]],
-    ids=["first", "last", "all", "tail", "scattered"],
+    ("where", "window", "shape", "score_rule"),
+    all_pairs([*ROWS], [None, 1, 5, 64], SHAPES, [*RULES]),
+    ids=str,
 )
-@pytest.mark.parametrize(
-    ("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
-)
-@pytest.mark.parametrize("score_rule", RULES)
 def test_rows_see_exactly_their_keys(
-    rows: list[int], window: int | None, batch: int, heads: int, kv_heads: int, score_rule: str
+    where: str, window: int | None, shape: tuple[int, int, int], score_rule: str
 ) -> None:
     torch.manual_seed(0)
+    rows, (batch, heads, kv_heads) = ROWS[where], shape
     query = torch.randn(batch, heads, len(rows), 16)
     key, value = torch.randn(2, batch, kv_heads, 30, 16)
-    where = Rows.on("cpu", np.array(rows)), window
-    ours = attend(query, key, value, *where, 16**-0.5, score_rule=RULES[score_rule])
-    expected = dense(query, key, value, rows, window, RULES[score_rule])
+    rule, places = RULES[score_rule], Rows.on("cpu", np.array(rows))
+    ours = attend(query, key, value, places, window, 16**-0.5, score_rule=rule)
+    expected = dense(query, key, value, rows, window, rule)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
 

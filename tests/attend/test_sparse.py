@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from pairwise import all_pairs
 from tiny import some_chunks
 
 from ragkv import Prefilled, RagKV
@@ -57,12 +58,12 @@ def sees(row: int, key: int, rows: set[int], exact: int, near: int) -> bool:
 
 
 @pytest.mark.usefixtures("each_implementation")
-@pytest.mark.parametrize("kept", [0, 1 << 30], ids=["masks-made-anew", "masks-kept"])
-@pytest.mark.parametrize("exact", [3, 43])
-@pytest.mark.parametrize("near", [0, 1, 5, 200])
-@pytest.mark.parametrize("share", [0.02, 0.2, 0.7])
+@pytest.mark.parametrize(
+    ("kept", "exact", "near", "share"),
+    all_pairs([0, 1 << 30], [3, 43], [0, 1, 5, 200], [0.02, 0.2, 0.7]),
+)
 def test_rows_see_exactly_what_is_said(
-    share: float, near: int, exact: int, kept: int, monkeypatch: pytest.MonkeyPatch
+    kept: int, exact: int, near: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.attend.sparse.KEPT_MASK_BYTES", kept)
     monkeypatch.setattr("ragkv.attend.rows._ROW_BLOCK_CPU", 16)

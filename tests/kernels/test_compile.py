@@ -14,7 +14,6 @@ import triton
 from ragkv_kernels.gpu import attend as attending
 from ragkv_kernels.gpu import encode as encoding
 from ragkv_kernels.gpu import paid as paying
-from ragkv_kernels.gpu import received as receiving
 from ragkv_kernels.gpu import restore as restoring
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -99,7 +98,6 @@ def kind_of(value):
 
 KERNELS = (
     (attending, ["_attend", "_join"]),
-    (receiving, ["_received"]),
     (paying, ["_paid"]),
     (restoring, ["_restore"]),
     (encoding, ["_encode_keys", "_size_values", "_encode_values"]),
@@ -139,12 +137,10 @@ def noted(monkeypatch):
 )
 def test_attention_compiles(compiled, width, dtype, window, splits):
     query, key = torch.zeros(7, 300, width, dtype=dtype), torch.zeros(1, 400, width, dtype=dtype)
-    attending.attend(
-        query, key, key, torch.arange(300), window=window, scaling=1.0, watch=300, splits=splits
-    )
+    attending.attend(query, key, key, torch.arange(300), window=window, scaling=1.0, splits=splits)
     lse = torch.zeros(7, 300)
     paying.paid(query, key, torch.arange(300), lse, window=window, scaling=1.0)
-    assert {name for name, _ in compiled} >= {"_attend", "_received", "_paid"}
+    assert {name for name, _ in compiled} >= {"_attend", "_paid"}
     assert all(shared <= SHARED for _, shared in compiled), compiled
 
 
@@ -159,7 +155,7 @@ def test_codes_compile(compiled, grid):
     if grid is None:
         restoring.move(buffer.unbind(), *buffer, **moves)
     else:
-        data = encoding.encode(keys, keys, table, grid=grid).data
+        data = encoding.encode(keys, keys, grid=grid).data
         restoring.restore(data.expand(3, -1), 600, *buffer, grid=grid, **moves)
     assert all(shared <= SHARED for _, shared in compiled), compiled
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import ragkv_kernels
 import torch
-from ragkv_kernels import INT8, bench, dispatch
+from ragkv_kernels import INT8, dispatch
 
 from ragkv.attend.kernels import suits_kernels
 from ragkv.attend.rows import Rows, attend
@@ -55,30 +55,22 @@ import ragkv_kernels
 query, rows = torch.randn(4, 3, 64), torch.tensor([0, 4, 8])
 key, value = torch.randn(2, 2, 9, 64)
 for _ in range(2):
-    out = ragkv_kernels.attend(query, key, value, rows, window=None, scaling=1.0, watch=3)
-assert abs(float(out.received.sum()) - 3) < 1e-5
+    out, lse = ragkv_kernels.attend(query, key, value, rows, window=None, scaling=1.0)
+assert torch.equal(out[:2, 0], value[:1, 0].expand(2, -1))
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("attend runs in torch") == 1
 
 
-def test_the_measuring_script_refuses_without_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench.main([]) == 2
-    assert "sees none here" in capsys.readouterr().err
-
-
 def test_encoding_and_restoring_bring_numbers_back():
     torch.manual_seed(0)
     keys, values = torch.randn(2, 2, 70, 64)
-    angles = torch.rand(70, 32)
-    table = angles.cos(), angles.sin()
-    made = ragkv_kernels.encode(keys, values, table, grid=INT8)
+    made = ragkv_kernels.encode(keys, values, grid=INT8)
     out, rows = torch.zeros(2, 1, 2, 100, 64), torch.arange(70)
-    by_slot = tuple(torch.cat([part[:30], part]) for part in table)
+    still = torch.ones(100, 32), torch.zeros(100, 32)
     ragkv_kernels.restore(
-        made.data[None], 70, *out, rows=rows, slots=rows + 30, table=by_slot, grid=INT8
+        made.data[None], 70, *out, rows=rows, slots=rows + 30, table=still, grid=INT8
     )
     expected = torch.stack([keys, values])[:, None]
     torch.testing.assert_close(out[..., 30:, :], expected, atol=0.03, rtol=0)
@@ -93,7 +85,6 @@ def test_encoding_and_restoring_bring_numbers_back():
         ({"value": torch.zeros(2, 8, 64)}, "must be like key"),
         ({"positions": torch.zeros(4, dtype=torch.long)}, "positions must be"),
         ({"window": 0}, "window must be"),
-        ({"watch": 4}, "watch must be"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from transformers.cache_utils import DynamicCache
 from ragkv import RagKV
 from ragkv.attend.observe import (
     LayerCall,
-    attention_of_last_rows,
     attention_of_query,
     attention_to_groups,
 )
@@ -259,20 +257,14 @@ def test_a_kernel_sees_what_is_seen_without_it(
     query = torch.randn(1, 6, 7, 8, generator=generator)
     key, value = torch.randn(2, 1, 2, 17, 8, generator=generator)
     rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
-    looks: list[Callable[[LayerCall], torch.Tensor]] = [
-        partial(attention_of_query, count=3),
-        partial(attention_of_last_rows, count=3),
-        partial(attention_of_last_rows, count=9),
-    ]
     given = query, key, value, rows, window, 0.4, score_rule
-    expected = [look(LayerCall(0, *given)) for look in looks]
+    expected = attention_of_query(LayerCall(0, *given), 3)
     plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, score_rule=score_rule)
     monkeypatch.setattr("ragkv.attend.observe.suits_kernels", lambda *_: True)
-    for look, wanted in zip(looks, expected, strict=True):
-        call = LayerCall(0, *given)
-        torch.testing.assert_close(look(call), wanted, atol=1e-6, rtol=1e-5)
-        assert call.is_computed
-        torch.testing.assert_close(call.attended(), plain, atol=1e-6, rtol=1e-5)
+    call = LayerCall(0, *given)
+    torch.testing.assert_close(attention_of_query(call, 3), expected, atol=1e-6, rtol=1e-5)
+    assert call.is_computed
+    torch.testing.assert_close(call.attended(), plain, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "gpt-oss"])

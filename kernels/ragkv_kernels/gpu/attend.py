@@ -13,9 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ragkv_kernels.gpu.received import received
 from ragkv_kernels.gpu.tiles import LOG2E, Tiles, precision, tiles_for
-from ragkv_kernels.results import Attended
 
 _BLOCKS_A_SPLIT = 4
 """Key blocks that are worth a program of their own."""
@@ -299,10 +297,8 @@ def attend(
     *,
     window: int | None,
     scaling: float,
-    lse: bool = False,
-    watch: int = 0,
     splits: int | None = None,
-) -> Attended:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`ragkv_kernels.attend`.
 
     Parameters
@@ -316,8 +312,7 @@ def attend(
     out = query.new_empty(rows, heads, width).transpose(0, 1)
     sums = query.new_empty(heads, rows, dtype=torch.float32)
     if rows == 0:
-        watched = key.new_zeros(tokens, dtype=torch.float32) if watch else None
-        return Attended(out, sums if lse else None, watched)
+        return out, sums
     tiles = tiles_for(query, rows * (heads // kv_heads))
     grid = triton.cdiv(rows * (heads // kv_heads), tiles.rows), kv_heads
     if splits is None:
@@ -370,13 +365,7 @@ def attend(
                 MOST_SPLITS=_MOST_SPLITS,
                 enable_fp_fusion=True,
             )
-    watched = None
-    if watch:
-        last = slice(rows - watch, rows)
-        watched = received(
-            query[:, last], key, positions[last], sums[:, last], window=window, scaling=scaling
-        )
-    return Attended(out, sums if lse else None, watched)
+    return out, sums
 
 
 def _splits(device: torch.device, programs: int, seen: int, tiles: Tiles) -> int:

@@ -1,4 +1,4 @@
-"""Un-rotate and quantise keys in one pass; quantise values beside them.
+"""Quantise keys in one pass; quantise values beside them.
 
 Values need the layer's largest step before the first code is made: a small kernel reads them
 once for that, and the second read comes from the cache where the layer fits it.
@@ -10,10 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ragkv_kernels.gpu.restore import pair_of
 from ragkv_kernels.grid import Encoded, Grid, divided, pack
 
-_PAIRS = 16
+_CHANNELS = 32
 _TOKENS = 32
 
 
@@ -53,13 +52,6 @@ def _encode_keys(
     keys_head,
     keys_row,
     keys_channel,
-    cos,
-    cos_row,
-    cos_pair,
-    sin,
-    sin_row,
-    sin_pair,
-    half,
     key_low,
     key_step,
     codes,
@@ -71,47 +63,30 @@ def _encode_keys(
     HEAD_DIM: tl.constexpr,
     TO_A_BYTE: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):
     group = tl.program_id(0)
-    pair = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = tl.arange(0, BLOCK_T)
     token = group * span + inside
     here = (inside < span) & (token < tokens)
-    exists = pair < HEAD_DIM // 2
+    exists = channel < HEAD_DIM
     mask = here[:, None] & exists[None, :]
-    first, second = pair_of(pair, half, HEAD_DIM, False)
-
-    turns = mask & (pair < half)[None, :]
-    c = tl.load(cos + token[:, None] * cos_row + pair[None, :] * cos_pair, mask=turns, other=1.0)
-    s = tl.load(sin + token[:, None] * sin_row + pair[None, :] * sin_pair, mask=turns, other=0.0)
-    scale = c * c + s * s
-    c = tl.div_rn(c, scale)
-    s = tl.div_rn(s, scale)
-
     largest = 0.0
-    bytes_a = tl.zeros([BLOCK_T, BLOCK_P], tl.uint8)
-    bytes_b = tl.zeros([BLOCK_T, BLOCK_P], tl.uint8)
+    bytes_ = tl.zeros([BLOCK_T, BLOCK_C], tl.uint8)
     for part in tl.static_range(TO_A_BYTE):  # int4: the head half the layer apart, too
         head = tl.program_id(2).to(tl.int64) + part * apart
         source = keys + head * keys_head + token[:, None] * keys_row
-        a = tl.load(source + first[None, :] * keys_channel, mask=mask, other=0.0).to(tl.float32)
-        b = tl.load(source + second[None, :] * keys_channel, mask=mask, other=0.0).to(tl.float32)
-        plain_a = a * c + b * s
-        plain_b = b * c - a * s
-        largest = tl.maximum(largest, tl.maximum(_size(plain_a, mask), _size(plain_b, mask)))
-        code_a, low_a, step_a = _quantise(plain_a, here, LEVELS)
-        code_b, low_b, step_b = _quantise(plain_b, here, LEVELS)
+        plain = tl.load(source + channel[None, :] * keys_channel, mask=mask, other=0.0)
+        plain = plain.to(tl.float32)
+        largest = tl.maximum(largest, _size(plain, mask))
+        code, low, step = _quantise(plain, here, LEVELS)
         grid = (head * tl.num_programs(0) + group) * HEAD_DIM
-        tl.store(key_low + grid + first, low_a, mask=exists)
-        tl.store(key_low + grid + second, low_b, mask=exists)
-        tl.store(key_step + grid + first, step_a, mask=exists)
-        tl.store(key_step + grid + second, step_b, mask=exists)
-        bytes_a = bytes_a | (code_a << (4 * part))
-        bytes_b = bytes_b | (code_b << (4 * part))
+        tl.store(key_low + grid + channel, low, mask=exists)
+        tl.store(key_step + grid + channel, step, mask=exists)
+        bytes_ = bytes_ | (code << (4 * part))
     target = codes + (tl.program_id(2).to(tl.int64) * tokens + token)[:, None] * HEAD_DIM
-    tl.store(target + first[None, :], bytes_a, mask=mask)
-    tl.store(target + second[None, :], bytes_b, mask=mask)
+    tl.store(target + channel[None, :], bytes_, mask=mask)
     program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0)
     tl.store(sizes + program + group, largest)
 
@@ -186,13 +161,7 @@ def _encode_values(
     tl.store(target + channels[None, :], bytes_, mask=mask)
 
 
-def encode(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor],
-    *,
-    grid: Grid,
-) -> Encoded:
+def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:
     """See :func:`ragkv_kernels.encode`."""
     heads, tokens, width = keys.shape
     sizes = grid.sizes((heads, tokens, width))
@@ -206,7 +175,7 @@ def encode(
         codes = [data.new_empty(heads * tokens * width) for _ in range(2)]
     programs = heads // to_a_byte
     with torch.cuda.device_of(keys):
-        largest = _put_keys(keys, table, grid, (low, step, codes[0]), to_a_byte)
+        largest = _put_keys(keys, grid, (low, step, codes[0]), to_a_byte)
         seen = _put_values(values, grid, (unit, value_step, codes[1]), programs, to_a_byte)
     if not packed:
         key_codes.copy_(pack(codes[0], grid.levels))
@@ -216,26 +185,19 @@ def encode(
 
 def _put_keys(
     keys: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor],
     grid: Grid,
     parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     to_a_byte: int,
 ) -> torch.Tensor:
     """Fill the keys' parts and return their largest number."""
     heads, tokens, width = keys.shape
-    cos, sin = table
     low, step, codes = parts
     span = grid.key_span(tokens)
-    programs = triton.cdiv(tokens, span), triton.cdiv(width // 2, _PAIRS), heads // to_a_byte
+    programs = triton.cdiv(tokens, span), triton.cdiv(width, _CHANNELS), heads // to_a_byte
     sizes = keys.new_empty(programs, dtype=torch.float32)
     _encode_keys[programs](
         keys,
         *keys.stride(),
-        cos,
-        *cos.stride(),
-        sin,
-        *sin.stride(),
-        cos.shape[1],
         low.view(torch.float16),
         step.view(torch.float16),
         codes,
@@ -247,7 +209,7 @@ def _put_keys(
         HEAD_DIM=width,
         TO_A_BYTE=to_a_byte,
         BLOCK_T=triton.next_power_of_2(span),
-        BLOCK_P=_PAIRS,
+        BLOCK_C=_CHANNELS,
         num_warps=16 if span > 128 else 4,
         enable_fp_fusion=False,
     )

@@ -12,7 +12,7 @@ _TOKENS = 32
 
 
 @triton.jit
-def pair_of(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr):
+def _pair_of(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr):
     """Return the two channels of a pair: those that turn together, then the rest by twos."""
     turns = pair < half
     first = tl.where(turns, pair * 2 if ADJACENT else pair, pair + half)
@@ -93,7 +93,7 @@ def _restore(
     mask = here[:, None] & (pair < HEAD_DIM // 2)[None, :]
     row = tl.load(rows + index, mask=here, other=0)
     slot = tl.load(slots + index, mask=here, other=0)
-    first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
+    first, second = _pair_of(pair, half, HEAD_DIM, ADJACENT)
     kind = keys.dtype.element_ty
 
     from_keys += layer * from_keys_layer

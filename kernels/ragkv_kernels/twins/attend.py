@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import torch
 
-from ragkv_kernels.results import Attended
-
 _ROW_BLOCK = 128
 
 
@@ -19,9 +17,7 @@ def attend(
     *,
     window: int | None,
     scaling: float,
-    lse: bool = False,
-    watch: int = 0,
-) -> Attended:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`ragkv_kernels.attend`."""
     heads, rows, _ = query.shape
     values = value.float()
@@ -33,31 +29,7 @@ def attend(
         sums[:, block] = mass.flatten(0, 1)
         attended = torch.matmul(weights, values[:, None, : scores.shape[-1]])
         out[:, block] = attended.flatten(0, 1).to(out.dtype)
-    watched = None
-    if watch:
-        last = slice(rows - watch, rows)
-        watched = received(
-            query[:, last], key, positions[last], sums[:, last], window=window, scaling=scaling
-        )
-    return Attended(out, sums if lse else None, watched)
-
-
-def received(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    positions: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    window: int | None,
-    scaling: float,
-) -> torch.Tensor:
-    """See :func:`ragkv_kernels.received`."""
-    total = key.new_zeros(key.shape[1], dtype=torch.float32)
-    for block, scores in _blocks(query, key, positions, window, scaling):
-        mass = lse[:, block].view(*scores.shape[:3], 1)
-        weights = torch.exp(scores - mass)
-        total[: scores.shape[-1]] += weights.mean(dim=(0, 1)).sum(dim=0)
-    return total
+    return out, sums
 
 
 def paid(

@@ -1,26 +1,15 @@
-"""Un-rotate and quantise in torch, one step after another."""
+"""Quantise in torch, one step after another."""
 
 from __future__ import annotations
 
 import torch
 
 from ragkv_kernels.grid import Encoded, Grid, divided, pack, spread
-from ragkv_kernels.twins.restore import rotate
 
 
-def encode(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor] | None,
-    *,
-    grid: Grid,
-) -> Encoded:
+def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:
     """See :func:`ragkv_kernels.encode`."""
     plain, numbers = keys.float(), values.float()
-    if table is not None:
-        cos, sin = table
-        scale = cos.square() + sin.square()
-        plain = rotate(plain, cos / scale, -sin / scale)
     key_codes, low, step = _put_keys(plain, grid)
     value_codes, unit, value_step, largest_value = _put_values(numbers, grid)
     codes = pack(key_codes, grid.levels), pack(value_codes, grid.levels)

@@ -34,7 +34,7 @@ class GridCodec(Codec):
 
     def encode(self, keys: torch.Tensor, values: torch.Tensor) -> Sequence[bytes]:
         """Return the layer's grids and codes, made on the layer's device."""
-        made = ragkv_kernels.encode(keys.detach(), values.detach(), None, grid=self.grid)
+        made = ragkv_kernels.encode(keys.detach(), values.detach(), grid=self.grid)
         largest = made.largest.view(1).view(torch.uint8)  # crosses together with the data
         data = torch.cat([made.data, largest]).cpu().numpy().tobytes()
         self._check(*struct.unpack("<f", data[-4:]))
