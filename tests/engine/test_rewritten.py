@@ -59,8 +59,8 @@ def test_texts_without_letters_are_nowhere(text):
 
 def test_the_page_on_reasons_has_the_reasons_of_the_code():
     page = Path(__file__).parents[2].joinpath("docs", "reasons.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| It (.*?)\. \| (.*) \|$", page, re.MULTILINE)
-    found = {name: (meaning, mend.replace("\\|", "|")) for name, meaning, mend in rows}
+    rows = re.findall(r"^- \*\*(\w+)\*\*: It (.*?)\. (.*)$", page, re.MULTILINE)
+    found = {name: (meaning, mend) for name, meaning, mend in rows}
     assert found == {name: (each.meaning, each.mend) for name, each in REASONS.items()}
 
 
