@@ -16,6 +16,7 @@ from ragkv.cli.main import app
 ROOT = Path(__file__).parents[2]
 # Raising a figure is a commit of its own, whose message says which user gets what from it.
 LINES = {
+    "ragkv/answer": 700,
     "ragkv/attend": 1400,
     "ragkv/chunk": 300,
     "ragkv/cli": 1500,
@@ -26,7 +27,7 @@ LINES = {
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
     "ragkv/report": 1200,
-    "ragkv/retrieve": 200,
+    "ragkv/retrieve": 300,
     "ragkv/select": 1200,
     "ragkv/serve": 3700,
     "ragkv/splice": 800,
@@ -38,7 +39,7 @@ LINES = {
     "kernels": 2400,
     "tests": 34900,
 }
-COUNTS = {"settings": 46, "commands": 10, "words of docs": 45_300}
+COUNTS = {"settings": 46, "commands": 10, "words of docs": 17_000}
 
 
 def lines_of(room: str) -> int:
