@@ -96,29 +96,6 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * count)
 
 
-def attention_to_context(call: LayerCall, count: int, context: int) -> torch.Tensor:
-    """Return what the last ``count`` rows pay to the first keys, which share it among themselves.
-
-    The softmax is over these keys alone, as if the others were not there. Rows whose window ends
-    behind them pay nothing.
-
-    Parameters
-    ----------
-    context
-        Number of the keys; all rows stand behind them.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[context]`` float32, mean over heads and rows.
-    """
-    paid = torch.zeros(context, dtype=torch.float32, device=call.key.device)
-    for first in range(len(call.rows) - count, len(call.rows), _ROW_BLOCK):
-        for part in _weights(call, slice(first, first + _ROW_BLOCK), context):
-            paid += part.nan_to_num(0.0).sum(dim=(0, 1))
-    return paid / (call.query.shape[1] * count)
-
-
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     """Return the attention that the last row pays, and the maximum over the last ``count`` rows.
 

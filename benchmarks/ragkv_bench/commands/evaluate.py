@@ -32,7 +32,9 @@ def evaluate_command(
         Path | None, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")
     ] = None,
     model: options.Model = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = DEFAULT_METHODS,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated: ragkv's methods, prophetkv, agentkvshift.")
+    ] = DEFAULT_METHODS,
     ratio: Annotated[
         str, typer.Option(help="Comma-separated shares to recompute, or auto.")
     ] = "0.2",
@@ -90,6 +92,7 @@ def evaluate_command(
         return
 
     from ragkv import RagKV, ReuseConfig
+    from ragkv_bench.methods import named
     from ragkv_bench.quality.records import records_path
     from ragkv_bench.quality.run import evaluate
 
@@ -117,7 +120,7 @@ def evaluate_command(
             evaluation = evaluate(
                 kv,
                 examples,
-                methods=options.parts_of(methods),
+                methods=[named(name) for name in options.parts_of(methods)],
                 ratios=ratios_of(ratio),
                 seed=seed,
                 records=records_path(json_path) if json_path else None,

@@ -43,15 +43,15 @@ def _run(*arguments):
 def test_data_to_table_json_and_picture(tmp_path):
     path, out, plot = tmp_path / "d.jsonl", tmp_path / "e.json", tmp_path / "p.png"
     write_data(path, small_data(3).examples)
-    result = _run("--data", path, "--methods", "reuse, epic, query", "--ratio", "0.1,auto", "--limit", 2,
+    result = _run("--data", path, "--methods", "reuse, prophetkv, query", "--ratio", "0.1,auto", "--limit", 2,
                   "--json", out, "--plot", plot)  # fmt: skip
     assert result.exit_code == 0
-    for words in ("on d, 2 examples", "epic 0.1", "query auto", "reuse", str(plot.name)):
+    for words in ("on d, 2 examples", "prophetkv 0.1", "query auto", "reuse", str(plot.name)):
         assert words in result.output
     assert [(row["method"], row["ratio"]) for row in json.loads(out.read_text())["rows"]] == [
         ("full", 1),
         ("reuse", 0),
-        ("epic", 0.1),
+        ("prophetkv", 0.1),
         ("query", 0.1),
         ("query", "auto"),
     ]

@@ -17,6 +17,7 @@ from ragkv import RagKV
 from ragkv.engine.stream import Prefilled
 from ragkv.model.calls import cache_argument
 from ragkv.splice.layout import Origin
+from ragkv_bench.methods.agentkvshift import METHOD
 
 Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
@@ -58,9 +59,9 @@ class Run:
 
 def run(make_engine: Make, family: str, ratio: float) -> Run:
     engine = make_engine(family)
-    engine.precompute(CHUNKS, method="agentkvshift")
-    stale = engine.prefill(PROMPT, method="agentkvshift", recompute_ratio=0)
-    return Run(engine, stale, engine.prefill(PROMPT, method="agentkvshift", recompute_ratio=ratio))
+    engine.precompute(CHUNKS, method=METHOD)
+    stale = engine.prefill(PROMPT, method=METHOD, recompute_ratio=0)
+    return Run(engine, stale, engine.prefill(PROMPT, method=METHOD, recompute_ratio=ratio))
 
 
 def distances(got: Run, family: str) -> list[dict[int, float]]:
@@ -157,6 +158,6 @@ def test_layers_0_and_1_are_exact_and_the_first_chunk_stays(make_engine: Make) -
 def test_low_precision_follows_too(make_engine: Make) -> None:
     engine = make_engine(dtype="bfloat16")
     engine.precompute(CHUNKS)
-    out = engine.prefill(PROMPT, method="agentkvshift", recompute_ratio=0.3)
+    out = engine.prefill(PROMPT, method=METHOD, recompute_ratio=0.3)
     assert out.cache.layers[0].keys.dtype == torch.bfloat16
     assert torch.isfinite(out.logits).all()

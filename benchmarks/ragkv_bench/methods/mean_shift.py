@@ -1,6 +1,6 @@
 """The mean shift of a chunk's probes, which its other tokens follow (AgentKVShift).
 
-A near relative of drift (:mod:`ragkv.recompute.drift`): there each token follows the recomputed
+A relative of drift (:mod:`ragkv.recompute.drift`): there each token follows the recomputed
 tokens near it, here all tokens of a chunk follow one mean, as far as they moved in an early layer.
 """
 

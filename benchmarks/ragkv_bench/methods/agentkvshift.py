@@ -5,7 +5,7 @@ shift that all of its tokens have in common. Layer 0 is computed in full, then l
 values are; ``d`` is how far a token's moved there, keys and values apart. Of every chunk the share
 of tokens with the largest ``d`` of keys, and the same share by values, are recomputed: the probes.
 In every layer the mean shift of a chunk's probes is added to its other tokens, times ``min(d, 1)``
-(:mod:`ragkv.select.mean_shift`).
+(:mod:`ragkv_bench.methods.mean_shift`).
 
 The probes, the shift in common and its weight of at most 1 are from summaries of the abstract; the
 formulas of probes and weight follow what a reimplementation says of the paper's algorithm 1.
@@ -18,9 +18,9 @@ from functools import partial
 
 import numpy as np
 
-from ragkv.select.mean_shift import MeanShift
 from ragkv.select.method import FloatArray, Method, Scene, Scored
 from ragkv.select.rules.cacheblend import deviations
+from ragkv_bench.methods.mean_shift import MeanShift
 
 
 def score(scene: Scene) -> Scored:
