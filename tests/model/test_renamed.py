@@ -70,7 +70,7 @@ def test_a_repaired_prompt(make_engine: Make, family: str, rename: Any, monkeypa
     assert engine.generate(PROMPT, max_new_tokens=4).token_ids == expected
 
 
-@pytest.mark.parametrize("method", ["cacheblend", "cacheclip", "prophetkv", "cachecraft"])
+@pytest.mark.parametrize("method", ["cacheblend", "cacheclip", "cachecraft"])
 @pytest.mark.parametrize("rename", [rename_cache, rename_attention])
 def test_passes_of_methods(make_engine: Make, method: str, rename: Any, monkeypatch: Patch) -> None:
     engine = make_engine(store=NO_TREE)
