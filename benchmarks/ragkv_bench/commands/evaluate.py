@@ -159,8 +159,13 @@ def _build(
     values: str,
 ) -> DataSet:
     from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.data.haystack import default_haystack, read_haystack
-    from ragkv_bench.data.needles import NeedleKind, NeedleSpec, build_needles
+    from ragkv_bench.data.needles import (
+        NeedleKind,
+        NeedleSpec,
+        build_needles,
+        default_haystack,
+        read_haystack,
+    )
 
     text = read_haystack(haystack) if haystack is not None else default_haystack()
     names = (

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ragkv.errors import ConfigError
 from ragkv_bench.data.tasks import TASKS
+
+Value = TypeVar("Value", str, list[Any])
 
 
 class DataError(ConfigError):
@@ -134,36 +136,28 @@ def write_data(path: str | Path, examples: Iterable[Example]) -> None:
 def _parse(line: bytes, seen: dict[str, int]) -> Example:
     try:
         row = json.loads(line.decode("utf-8"))
+        json.dumps(row, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start} of the line)") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("has a lone surrogate, which tokenizers do not read") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from error
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, not {type(row).__name__}")
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("has a lone surrogate, which tokenizers do not read") from error
-    example_id, task = _text(row, "id"), _text(row, "task")
+    example_id, task = _field(row, "id", str), _field(row, "task", str)
     if example_id in seen:
         raise ValueError(f"id {example_id!r} is line {seen[example_id]}'s already")
     if task not in TASKS:
         raise ValueError(f"task {task!r} is unknown; known: {', '.join(TASKS)}")
-    answers = _list(row, "answers")
+    answers = _field(row, "answers", list)
     if not all(isinstance(answer, str) and answer.strip() for answer in answers):
         raise ValueError("answers must be non-empty strings")
-    chunks = [_chunk(chunk, i) for i, chunk in enumerate(_list(row, "chunks"))]
-    return Example(
-        id=example_id,
-        question=_text(row, "question"),
-        answers=tuple(answers),
-        chunks=tuple(chunks),
-        task=task,
-    )
+    chunks = [_chunk(chunk, f"chunks[{i}]") for i, chunk in enumerate(_field(row, "chunks", list))]
+    return Example(example_id, _field(row, "question", str), tuple(answers), tuple(chunks), task)
 
 
-def _chunk(value: Any, index: int) -> Chunk:
-    where = f"chunks[{index}]"
+def _chunk(value: Any, where: str) -> Chunk:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object, not {type(value).__name__}")
     title, is_gold = value.get("title") or "", value.get("is_gold", False)
@@ -171,28 +165,17 @@ def _chunk(value: Any, index: int) -> Chunk:
         raise ValueError(f"{where}.title must be a string, not {type(title).__name__}")
     if not isinstance(is_gold, bool):
         raise ValueError(f"{where}.is_gold must be true or false, not {is_gold!r}")
-    return Chunk(_text(value, "text", f"{where}."), title.strip(), is_gold)
+    return Chunk(_field(value, "text", str, f"{where}."), title.strip(), is_gold)
 
 
-def _field(row: dict[str, Any], name: str, prefix: str = "") -> Any:
+def _field(row: dict[str, Any], name: str, kind: type[Value], where: str = "") -> Value:
+    """Return a text or a list that is not empty."""
     if name not in row:
-        raise ValueError(f"field {prefix}{name} is missing")
-    return row[name]
-
-
-def _text(row: dict[str, Any], name: str, prefix: str = "") -> str:
-    value = _field(row, name, prefix)
-    if not isinstance(value, str):
-        raise ValueError(f"{prefix}{name} must be a string, not {type(value).__name__}")
-    if not value.strip():
-        raise ValueError(f"{prefix}{name} is empty")
-    return value
-
-
-def _list(row: dict[str, Any], name: str) -> Sequence[Any]:
-    value = _field(row, name)
-    if not isinstance(value, list):
-        raise ValueError(f"{name} must be a list, not {type(value).__name__}")
-    if not value:
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"field {where}{name} is missing")
+    value = row[name]
+    if not isinstance(value, kind):
+        wanted = "string" if kind is str else "list"
+        raise ValueError(f"{where}{name} must be a {wanted}, not {type(value).__name__}")
+    if not (value.strip() if isinstance(value, str) else value):
+        raise ValueError(f"{where}{name} is empty")
     return value

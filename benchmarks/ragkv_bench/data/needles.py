@@ -8,19 +8,20 @@ afterwards. Here the text is then cut into chunks, as retrieval would have it.
 
 from __future__ import annotations
 
+import pydoc_data.topics
 import random
+import re
 import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Chunk, Example
-from ragkv_bench.data.haystack import sentences
 from ragkv_bench.data.needle_words import ADJECTIVES, NOUNS
-from ragkv_bench.data.prompts import prompt
-from ragkv_bench.data.tasks import TASKS
+from ragkv_bench.data.tasks import TASKS, prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +31,9 @@ ValueType = Literal["numbers", "words", "uuids"]
 
 _NEEDLES = 4
 _DEPTHS = tuple(step / 39 for step in range(40))
+# The full stop, exclamation and question mark of Chinese and Japanese stand without a space.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n\s*\n")
+_LONGEST_SENTENCE = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +60,14 @@ class NeedleSpec:
     values: ValueType = "numbers"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(NeedleKind):
-            known = ", ".join(get_args(NeedleKind))
-            raise ConfigError(f"needle kind must be one of {known}, not {self.kind!r}")
-        if self.values not in get_args(ValueType):
-            known = ", ".join(get_args(ValueType))
-            raise ConfigError(f"needle values must be one of {known}, not {self.values!r}")
+        for name, value, known in (
+            ("kind", self.kind, get_args(NeedleKind)),
+            ("values", self.values, get_args(ValueType)),
+        ):
+            if value not in known:
+                raise ConfigError(f"needle {name} must be one of {', '.join(known)}, not {value!r}")
         if self.tokens < 1 or self.chunk_tokens < 1:
             raise ConfigError("tokens and chunk_tokens must be at least 1")
-
-    @property
-    def task(self) -> str:
-        """Name of the task that its examples have."""
-        return f"niah_{self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,49 +104,73 @@ def build_needles(
     ConfigError
         The text is empty, or ``spec.tokens`` has no room for needles and question.
     """
-    pieces = sentences(haystack)
-    if not pieces:
+    hay = [(sentence, _tokens(sentence, tokenizer)) for sentence in sentences(haystack)]
+    if not hay:
         raise ConfigError("the haystack has no text")
+    return [_example(hay, tokenizer, spec, seed, number) for number in range(count)]
 
-    def measure(text: str) -> int:
-        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    lengths = [measure(f" {sentence}") for sentence in pieces]
-    examples = []
-    for number in range(count):
-        draw = random.Random(f"{seed}/{spec.kind}/{spec.values}/{number}")  # noqa: S311
-        example_id = f"needles_{spec.kind}_{spec.values}_{spec.tokens}_{seed}_{number:04d}"
-        examples.append(
-            _example(example_id, pieces, lengths, tokenizer=tokenizer, spec=spec, draw=draw)
-        )
-    return examples
+def default_haystack() -> str:
+    """Return the Python language reference, which every interpreter carries."""
+    return "\n\n".join(pydoc_data.topics.topics.values())
+
+
+def read_haystack(path: str | Path) -> str:
+    """Read a UTF-8 text file to hide needles in.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or has no text.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"haystack {path} cannot be read as UTF-8 text: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"haystack {path} is empty")
+    return text
+
+
+def sentences(text: str) -> list[str]:
+    """Cut a text into sentences of at most 400 characters, white space collapsed."""
+    out: list[str] = []
+    for part in _SENTENCE_END.split(text):
+        words = " ".join((part or "").split())
+        while len(words) > _LONGEST_SENTENCE:
+            cut = words.rfind(" ", 0, _LONGEST_SENTENCE)
+            cut = cut if cut > 0 else _LONGEST_SENTENCE
+            out.append(words[:cut])
+            words = words[cut:].lstrip()
+        if words:
+            out.append(words)
+    return out
 
 
 def _example(
-    example_id: str,
-    pieces: list[str],
-    lengths: list[int],
-    *,
+    hay: list[tuple[str, int]],
     tokenizer: PreTrainedTokenizerBase,
     spec: NeedleSpec,
-    draw: random.Random,
+    seed: int,
+    number: int,
 ) -> Example:
+    draw = random.Random(f"{seed}/{spec.kind}/{spec.values}/{number}")  # noqa: S311
+    example_id = f"needles_{spec.kind}_{spec.values}_{spec.tokens}_{seed}_{number:04d}"
+    task = f"niah_{spec.kind}"
     hidden = _hide(spec, draw)
-    start = draw.randrange(len(pieces))
+    start = draw.randrange(len(hay))
     depths = sorted(draw.sample(_DEPTHS, len(hidden.sentences)))
-    budget = spec.tokens - TASKS[spec.task].length(example_id)
+    budget = spec.tokens - TASKS[task].length(example_id)
 
     def build(size: int) -> Example:
-        order = [(start + i) % len(pieces) for i in range(size)]
-        body = [(pieces[i], lengths[i]) for i in order]
+        body = [hay[(start + i) % len(hay)] for i in range(size)]
         for needle, depth in reversed(list(zip(hidden.sentences, depths, strict=True))):
             body.insert(int(size * depth), (needle, _tokens(needle, tokenizer)))
         chunks = _chunks(body, hidden.gold, spec.chunk_tokens)
-        return Example(example_id, hidden.question, hidden.answers, chunks, spec.task)
+        return Example(example_id, hidden.question, hidden.answers, chunks, task)
 
-    size = _largest(
-        lambda size: _prompt_tokens(build(size), tokenizer), budget, sum(lengths) / len(lengths)
-    )
+    mean_length = sum(length for _, length in hay) / len(hay)
+    size = _largest(lambda size: _prompt_tokens(build(size), tokenizer), budget, mean_length)
     if size is None:
         least = _prompt_tokens(build(0), tokenizer) + spec.tokens - budget
         raise ConfigError(f"{spec.kind} needles need at least {least} tokens, not {spec.tokens}")

@@ -1,45 +1,87 @@
-"""The tasks: how each kind of question is scored and how long its answer may be."""
+"""The tasks: the prompt of each kind, how it is scored, how long its answer may be."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ragkv_bench.data.examples import Chunk, Example
 
 Kind = Literal["qa", "summary", "needle"]
+Messages = list[dict[str, str]]
+
+# One line break before the chunks: byte-level tokenizers cut a run of line breaks otherwise
+# at the end of a text than before a word, and the shared sink would differ in its last token.
+_TEMPLATES: dict[Kind, str] = {
+    "qa": (
+        "Answer the question using the passages below. Give only the answer, in a few words,"
+        " and nothing else.\n\nPassages:\n{context_str}\n\n"
+        "Give only the answer to this question, in a few words, and nothing else.\n"
+        "Question: {question}"
+    ),
+    "summary": (
+        "Read the transcript below and answer the request about it.\n\nTranscript:\n"
+        "{context_str}\n\nAnswer in one short paragraph.\nRequest: {question}"
+    ),
+    "needle": (
+        "Some special magic values are hidden in the following text. Remember them: you will be"
+        " asked for them afterwards.\n{context_str}\n\n{question} Answer with these values alone."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One task of an evaluation file.
 
-    ``kind`` decides prompt and metric: ``qa`` token F1, ``summary`` ROUGE-L,
-    ``needle`` recall. ``max_new_tokens`` is the generation length; ``by_data_set``
-    overrides it for examples whose id begins with a data set's name and ``_``.
+    ``kind`` decides prompt and metric: ``qa`` token F1, ``summary`` ROUGE-L, ``needle`` recall.
+    ``max_new_tokens`` is the longest answer; that of SAMSum's examples is shorter.
     """
 
-    name: str
     kind: Kind
     max_new_tokens: int
-    by_data_set: tuple[tuple[str, int], ...] = ()
 
     def length(self, example_id: str) -> int:
         """Return how many tokens may be generated for the example of this id."""
-        for data_set, length in self.by_data_set:
-            if example_id.startswith(f"{data_set}_"):
-                return length
-        return self.max_new_tokens
+        short = self.kind == "summary" and example_id.startswith("samsum_")
+        return 80 if short else self.max_new_tokens
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task("multihop_qa", "qa", 32),
-        Task("singlehop_qa", "qa", 32),
-        Task("summarization", "summary", 160, (("qmsum", 160), ("samsum", 80))),
-        Task("niah_single", "needle", 64),
-        Task("niah_multikey", "needle", 64),
-        Task("niah_multivalue", "needle", 128),
-        Task("niah_multiquery", "needle", 128),
-    )
+TASKS = {
+    "multihop_qa": Task("qa", 32),
+    "singlehop_qa": Task("qa", 32),
+    "summarization": Task("summary", 160),
+    "niah_single": Task("needle", 64),
+    "niah_multikey": Task("needle", 64),
+    "niah_multivalue": Task("needle", 128),
+    "niah_multiquery": Task("needle", 128),
 }
-"""All tasks by name."""
+
+
+def chunk_text(chunk: Chunk) -> str:
+    """Return the text that is precomputed and stands in the prompt, title first."""
+    return f"{chunk.title}\n{chunk.text}".strip()
+
+
+def chunk_texts(example: Example) -> list[str]:
+    """Return the texts of the example's chunks, in prompt order."""
+    return [chunk_text(chunk) for chunk in example.chunks]
+
+
+def prompt(example: Example, *, chat: bool = True) -> str | Messages:
+    """Return the example's prompt: one user message, or a string for models without a template."""
+    text = _TEMPLATES[TASKS[example.task].kind].format(
+        context_str="\n\n".join(chunk_texts(example)), question=example.question.strip()
+    )
+    return _user(text) if chat else f"{text}\nAnswer:"
+
+
+def template(task: str, *, chat: bool = True) -> str | Messages:
+    """Return the task's prompt with its fields unfilled, as ``RagKV.sink_from`` takes it."""
+    text = _TEMPLATES[TASKS[task].kind]
+    return _user(text) if chat else text
+
+
+def _user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]

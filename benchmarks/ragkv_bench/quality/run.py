@@ -13,7 +13,7 @@ from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.prompt.find import is_registrable
 from ragkv.select import Method, get_method
 from ragkv_bench.data.examples import DataSet
-from ragkv_bench.data.prompts import chunk_texts
+from ragkv_bench.data.tasks import chunk_texts
 from ragkv_bench.quality.records import EvalRecord, Ratio, RecordFile, ratio_name
 from ragkv_bench.quality.subject import FULL, Setting, Subject
 from ragkv_bench.quality.summary import Evaluation, summarise

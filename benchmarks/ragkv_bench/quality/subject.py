@@ -19,8 +19,7 @@ from ragkv.model.loaded import require_reusable
 from ragkv.select import Method, get_method, independent
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.data.examples import Example
-from ragkv_bench.data.prompts import chunk_texts, prompt, template
-from ragkv_bench.data.tasks import TASKS
+from ragkv_bench.data.tasks import TASKS, chunk_texts, prompt, template
 from ragkv_bench.quality.code import code_of
 from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv_bench.quality.records import EvalRecord, Ratio

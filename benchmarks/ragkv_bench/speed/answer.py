@@ -21,7 +21,7 @@ from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.select import get_method
 from ragkv_bench.data.examples import DataSet
-from ragkv_bench.data.prompts import chunk_texts, prompt, template
+from ragkv_bench.data.tasks import chunk_texts, prompt, template
 from ragkv_bench.speed.costs import synchronise
 from ragkv_bench.speed.machine import setup_of
 from ragkv_bench.speed.peers.base import Opening

@@ -14,8 +14,8 @@ from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt, Rendered, render
 from ragkv.prompt.tokens import tokenize
 from ragkv_bench.data.examples import Chunk, Example
-from ragkv_bench.data.haystack import default_haystack
-from ragkv_bench.data.prompts import prompt, template
+from ragkv_bench.data.needles import default_haystack
+from ragkv_bench.data.tasks import prompt, template
 
 MIN_CHUNK_TOKENS = 16
 _TASK = "multihop_qa"

@@ -18,7 +18,7 @@ from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.data.examples import Example
-from ragkv_bench.data.prompts import chunk_texts, prompt
+from ragkv_bench.data.tasks import chunk_texts, prompt
 
 FloatArray = npt.NDArray[np.float32]
 

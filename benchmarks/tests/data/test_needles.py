@@ -8,11 +8,16 @@ import pytest
 from tiny import tiny_tokenizer
 
 from ragkv.errors import ConfigError
-from ragkv_bench.data.haystack import default_haystack, read_haystack, sentences
 from ragkv_bench.data.needle_words import ADJECTIVES, NOUNS
-from ragkv_bench.data.needles import NeedleSpec, _prompt_tokens, build_needles
-from ragkv_bench.data.prompts import chunk_text, prompt
-from ragkv_bench.data.tasks import TASKS
+from ragkv_bench.data.needles import (
+    NeedleSpec,
+    _prompt_tokens,
+    build_needles,
+    default_haystack,
+    read_haystack,
+    sentences,
+)
+from ragkv_bench.data.tasks import TASKS, chunk_text, prompt
 
 KINDS = {"single": (1, 1), "multikey": (4, 1), "multivalue": (4, 4), "multiquery": (4, 4)}
 HAYSTACK = " ".join(f"Sentence number {i} says nothing of use." for i in range(300))

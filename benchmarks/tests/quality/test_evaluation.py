@@ -19,7 +19,7 @@ from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.select import Method, get_method
 from ragkv.select.method import Spread
-from ragkv_bench.data.prompts import chunk_texts, prompt, template
+from ragkv_bench.data.tasks import chunk_texts, prompt, template
 from ragkv_bench.quality import Chunk, DataSet, Example, calibrate, code
 from ragkv_bench.quality.code import code_of
 from ragkv_bench.quality.records import RecordFile

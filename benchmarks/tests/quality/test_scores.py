@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import string
+
 import pytest
 
 from ragkv_bench.data.tasks import TASKS
 from ragkv_bench.quality import Chunk, Example
 from ragkv_bench.quality.scores import (
+    _RougeWords,
     exact_match,
     needle_recall,
     normalise,
@@ -68,6 +72,49 @@ def test_rouge_l_is_the_longest_common_subsequence():
     assert rouge_l("cat mat", "the cat sat on the mat") == pytest.approx(2 * 1 * (1 / 3) / (4 / 3))
     assert rouge_l("cats", "cat") == 0
     assert rouge_l("", "cat") == 0
+
+
+NEAR = [
+    # language, answer, reference, F1 and ROUGE-L: characters in common and in order
+    ("Chinese", "他出生在北京市。", "他出生于北京市", 12 / 14, 12 / 14),
+    ("Japanese", "東京タワーは、高いです", "東京タワーは高い", 16 / 18, 16 / 18),
+    ("Thai", "กรุงเทพ", "กรุงเทพ", 1, 1),
+    ("mixed", "使用 Python 3 编写", "Python 3 编写", 8 / 10, 8 / 10),
+    ("mixed without spaces", "用Python编写", "python编写", 6 / 7, 6 / 7),
+    ("Russian", "Анна живёт в Москве", "Анна живёт в Киеве", 3 / 4, 3 / 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "f1", "rouge"),
+    [each[1:] for each in NEAR],
+    ids=[each[0] for each in NEAR],
+)
+def test_languages_without_spaces_are_scored_by_characters(answer, reference, f1, rouge):
+    assert token_f1(answer, [reference]) == pytest.approx(f1)
+    assert rouge_l(answer, reference) == pytest.approx(rouge)
+
+
+def test_punctuation_of_languages_without_spaces_is_dropped():
+    assert exact_match("“北京”。", ["北京"]) == 1
+    assert normalise("「東京」、大阪・京都\uff01") == "東 京 大 阪 京 都"
+
+
+ENGLISH = (
+    "The U.S. don't re-elect “anyone” — café_noir costs 1,000 €!",
+    "a snake_case name, the 2nd e-mail",
+    "",
+    " \n\t",
+)
+
+
+@pytest.mark.parametrize("text", ENGLISH)
+def test_languages_with_spaces_are_scored_as_squad_and_rouge_score_do(text):
+    from rouge_score.tokenize import tokenize
+
+    words = text.lower().translate(str.maketrans("", "", string.punctuation))
+    assert normalise(text).split() == re.sub(r"\b(a|an|the)\b", " ", words).split()
+    assert _RougeWords().tokenize(text) == tokenize(text, None)
 
 
 def test_the_task_decides_the_metric():

@@ -21,7 +21,7 @@ from ragkv.model.loaded import LoadedModel
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.mapping import map_scores
 from ragkv_bench.data.examples import DataSet
-from ragkv_bench.data.prompts import chunk_texts, prompt
+from ragkv_bench.data.tasks import chunk_texts, prompt
 from ragkv_bench.quality import Chunk, Example, write_data
 from ragkv_bench.tune.features import Features, Tail
 from ragkv_bench.tune.figures import divergence, jaccard, measure

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Example
-from ragkv_bench.data.prompts import chunk_texts
+from ragkv_bench.data.tasks import chunk_texts
 
 CHARACTERS_PER_TOKEN = 4
 """Of English prose; endpoints say how many tokens a prompt really had."""
