@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 
 from ragkv import RagKV
+from ragkv.retrieve.following import follow
 from ragkv.retrieve.staged import StagedSearch
 
 QUESTION = "When is the else clause of a for loop executed?"
@@ -47,7 +48,7 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 32) -> 
         with RagKV(model, tokenizer, store=":memory:") as kv:
             kv.precompute(chunks)
             began = time.perf_counter()
-            found = kv.follow(stages(), prompt_of) if name == "ahead" else [*stages()][-1]
+            found = follow(kv, stages(), prompt_of) if name == "ahead" else [*stages()][-1]
             wait_s = time.perf_counter() - began
             answer = kv.generate(prompt_of(found), max_new_tokens=max_new_tokens)
         answers[name], report = answer.text, answer.report

@@ -70,7 +70,7 @@ def run_demo(kv: RagKV, settings: DemoSettings) -> DemoResult:
             pipeline = _pipeline(name, kv, chunks, embedder, settings)
         frameworks[name] = _answer(name, pipeline, questions, get_method(kv.reuse.method).name)
         show_figures(name, frameworks[name])
-    return DemoResult(kv.model_name, len(chunks), len(questions), precompute, frameworks)
+    return DemoResult(kv.info.name, len(chunks), len(questions), precompute, frameworks)
 
 
 def _precompute(kv: RagKV, chunks: Sequence[str]) -> PrecomputeReport:

@@ -28,7 +28,7 @@ def check(
     ) as kv:
         with err.status("Comparing with full prefill …"):
             rows = check_model(kv.loaded)
-        name = kv.model_name
+        name = kv.info.name
     holds = all(row.holds for row in rows if row.required)
     if as_json:
         say_json({"model": name, "holds": holds, "checks": [asdict(row) for row in rows]})

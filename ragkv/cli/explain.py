@@ -74,7 +74,7 @@ def explain(
         out.print(answer.text.strip(), markup=False, highlight=False, soft_wrap=True)
         with err.status("Measuring a full prefill of the same prompt …"):
             full = kv.prefill(prompt, method="full").report.ttft_s
-        about = {"question": question, "model": kv.model_name, "answer": answer.text}
+        about = {"question": question, "model": kv.info.name, "answer": answer.text}
         page = answer.report.to_html(**about, full_prefill_s=full)
     try:
         out_path.write_text(page, encoding="utf-8", newline="")

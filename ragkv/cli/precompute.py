@@ -68,7 +68,7 @@ def precompute(
         chunks = sum(map(len, files.values()))
         err.print(f"{chunks} chunks of at most {chunk_tokens} tokens.", highlight=False)
         # each file's former chunks are removed: those of this model, cut like these
-        cut = f"{chunk_tokens} tokens for {kv.fingerprint}"
+        cut = f"{chunk_tokens} tokens for {kv.info.fingerprint}"
         documents: Documents = {(f"{file}, {cut}", None): found for file, found in files.items()}
         report = precompute_documents(kv.precompute, documents, sink=sink)
     if as_json:

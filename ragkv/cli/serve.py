@@ -147,8 +147,8 @@ def serve(
             system_prompt=system_prompt,
         )
         engines = {first: stack.enter_context(kv)}
-        if not kv.supported:
-            err.print(f"Chunks are not reused: {kv.unsupported_reason}", highlight=False)
+        if kv.info.unsupported:
+            err.print(f"Chunks are not reused: {kv.info.unsupported}", highlight=False)
         for each in others:
             engine = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
             engines[each] = stack.enter_context(engine)

@@ -81,7 +81,7 @@ def open_engine(
         )
     if system_prompt is not None:
         kv.reuse = kv.reuse.override(sink=sink_behind(kv, system_prompt))
-    err.print(f"Loaded {kv.model_name} in {time.perf_counter() - start:.1f} s.", highlight=False)
+    err.print(f"Loaded {kv.info.name} in {time.perf_counter() - start:.1f} s.", highlight=False)
     return kv
 
 

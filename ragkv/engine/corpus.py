@@ -210,14 +210,14 @@ class Corpus:
             self.refresh()
         return text in self._finder
 
-    def forget(self, text: str) -> bool:
-        """Delete a chunk's entries; return whether there were any."""
+    def forget(self, text: str) -> int:
+        """Delete a chunk's entries; return how many there were."""
         text = _chunk(text)
         with self._finder_lock:  # or a put right after the deletion would be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
             self.not_stored.note([text] * bool(removed), "deleted")
-        return removed > 0
+        return removed
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
         """Return the chunk's entry; a missing one is encoded now, and stored if ``keep``."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion, TokenLogprobs
-from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.config import DECODE_SETTINGS, BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener
 from ragkv.decode.stopping import stops_of
@@ -21,28 +22,24 @@ from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
-from ragkv.engine.request import (
-    Request,
-    check_calibration,
-    check_document,
-    check_texts,
-)
+from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_settings
-from ragkv.engine.speculations import Speculates, Speculations
-from ragkv.engine.state import EngineState
+from ragkv.engine.speculation import Speculation
+from ragkv.engine.speculations import Speculations
+from ragkv.engine.state import EngineStatus, ModelInfo, WrappersNames
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.flops import prefill_flops_of
-from ragkv.model.load import load_model, pretrained
+from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
-from ragkv.prompt.render import Prompt, render, template_head
+from ragkv.prompt.render import Prompt, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedChunks
@@ -50,17 +47,16 @@ from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
 
-class RagKV(Speculates, EngineState):
-    """A language model that answers from precomputed chunk caches.
+class RagKV(WrappersNames):
+    """A language model that answers from precomputed chunk caches, many threads at once.
 
     Parameters
     ----------
     model
-        A hub name or folder, a loaded transformers model (then with its tokenizer),
-        or None: the embedded default, SmolLM2-135M-Instruct.
+        A hub name or folder, a loaded transformers model (then with its tokenizer), or None: the
+        embedded default, SmolLM2-135M-Instruct.
     store
-        A folder or a StoreConfig; None is the user's cache folder, ``":memory:"``
-        memory alone.
+        A folder or a StoreConfig; None is the user's cache folder, ``":memory:"`` memory alone.
     reuse
         How chunks are reused; any call can override its fields.
     namespace
@@ -77,9 +73,6 @@ class RagKV(Speculates, EngineState):
     ------
     ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError
     """
-
-    pretrained = staticmethod(pretrained)
-    check_settings = staticmethod(check_settings)
 
     def __init__(
         self,
@@ -133,7 +126,7 @@ class RagKV(Speculates, EngineState):
         revision: str | None = None,
         expires_in: float | None = None,
         show_progress: bool | None = False,
-        **overrides: Any,
+        **overrides: Unpack[ReuseOptions],
     ) -> PrecomputeReport:
         """Encode the chunks that are not stored yet.
 
@@ -158,33 +151,32 @@ class RagKV(Speculates, EngineState):
         if self._reuse is None:
             return PrecomputeReport()
         with self._lifecycle:
-            return self._reuse.precompute(
-                *(chunks, setting, document, revision, expires_in),
-                show_progress=show_progress,
-            )
+            given = (chunks, setting, document, revision, expires_in)
+            return self._reuse.precompute(*given, show_progress=show_progress)
 
-    def contains(self, text: str, **overrides: Any) -> bool:
+    def contains(self, text: str, **overrides: Unpack[ReuseOptions]) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config, _ = self._configured(overrides)
         with self._lifecycle:
             corpus = None if self._reuse is None else self._reuse.corpus
             return corpus is not None and corpus.contains(text, corpus.sink_for(config))
 
-    def forget(self, text: str) -> bool:
-        """Delete a chunk, and the KV of former prompts; return whether it was stored."""
-        with self._lifecycle:
-            if self._reuse is None:
-                return self._store.delete(check_texts([text])[0].strip()) > 0
-            return self._reuse.forget(text)
-
-    def forget_document(self, document: str) -> int:
-        """Delete the chunks that belong to this document alone; return how many."""
+    def forget(self, text: str | None = None, *, document: str | None = None) -> int:
+        """Delete a chunk, or a document's own, and the KV of former prompts; return how many."""
+        if (text is None) == (document is None):
+            raise ConfigError("forget takes a chunk's text or document=..., one of them")
         owner = self._store if self._reuse is None else self._reuse
         with self._lifecycle:
-            return owner.forget_document(check_document(document))
+            if text is None:
+                return owner.forget_document(check_document(document))
+            return int(owner.delete(check_texts([text])[0].strip()) > 0)
 
     def prefetch(
-        self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
+        self,
+        texts: Sequence[str],
+        *,
+        for_next_answer: bool = True,
+        **overrides: Unpack[ReuseOptions],
     ) -> None:
         """Name the chunks that were retrieved; start loading them in the background.
 
@@ -219,7 +211,7 @@ class RagKV(Speculates, EngineState):
         prompt: Prompt,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[ReuseOptions],
     ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
@@ -231,70 +223,44 @@ class RagKV(Speculates, EngineState):
             self._follow_up(request, plan)
         return Prefilled(logits, plan.ids.tolist(), cache, report, plan.repair.copies)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        top_k: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        prompt_lookup_num_tokens: int | None = None,
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        json_schema: Mapping[str, Any] | None = None,
-        generation: Mapping[str, Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        retrieved: Sequence[str] = (),
-        **overrides: Any,
-    ) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """Answer a prompt: a string (completed verbatim) or a list of chat messages.
 
-        The settings are those of :class:`ragkv.config.DecodeConfig`; ``chat_template_kwargs`` are
-        variables of the chat template, ``overrides`` fields of ReuseConfig for this call. Each of
-        the ``retrieved`` chunks is in the report. Threads may call at once, and draw together.
+        Parameters
+        ----------
+        **options
+            Fields of :class:`ragkv.DecodeConfig`, and of :class:`ragkv.ReuseConfig` for this call;
+            ``chat_template_kwargs``, variables of the chat template; ``retrieved``, chunks that
+            were retrieved for the prompt: the report accounts for each.
         """
-        drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        further = (prompt_lookup_num_tokens, ignore_eos, logprobs, json_schema, generation)
-        asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(DecodeConfig(*drawing, *further), asked, self.tokenizer)
-        request = self._request(asked, overrides, decode, retrieved)
+        request, decode = self._asked(prompt, **options)
         with self._lifecycle:
             return self._complete(request, decode)
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        top_k: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        prompt_lookup_num_tokens: int | None = None,
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        json_schema: Mapping[str, Any] | None = None,
-        generation: Mapping[str, Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        retrieved: Sequence[str] = (),
-        **overrides: Any,
-    ) -> CompletionStream:
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
-        drawing = (max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids)
-        further = (prompt_lookup_num_tokens, ignore_eos, logprobs, json_schema, generation)
-        asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(DecodeConfig(*drawing, *further), asked, self.tokenizer)
-        request = self._request(asked, overrides, decode, retrieved)
+        request, decode = self._asked(prompt, **options)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
         )
+
+    def _asked(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        retrieved: Sequence[str] = (),
+        **options: Any,
+    ) -> tuple[Request, DecodeConfig]:
+        drawing = {name: options.pop(name) for name in DECODE_SETTINGS if name in options}
+        asked = prompt_of(prompt, chat_template_kwargs)
+        decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
+        clock, (config, method) = Clock(), self._configured(options)
+        texts = tuple(text.strip() for text in check_texts(retrieved))
+        named, most = tuple(self._named.take()), decode.max_new_tokens
+        request = Request(asked, config, method, clock, most, retrieved=texts, named=named)
+        return request, decode
 
     def _complete(
         self,
@@ -311,15 +277,16 @@ class RagKV(Speculates, EngineState):
             top=decode.logprobs,
             ends=lambda: answer.is_complete,
         )
-        given: dict[str, Any] = {"listener": listener, "cancelled": cancelled}
-        plan, drawn = self._pipeline.generate(request, decode, **given)
+        plan, drawn = self._pipeline.generate(
+            request, decode, listener=listener, cancelled=cancelled
+        )
         report = self._report(request, plan, drawn.first_token_at, drawn)
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
-        calls = answer.tool_calls, answer.invalid_tool_calls
-        about_it = (report, drawn.finish_reason, drawn.logprobs)
-        by_text = tuple(each.in_openais_form(self._text_of) for each in drawn.logprobs)
-        return Completion(answer.text, drawn.token_ids, *about_it, *calls, by_text)
+        calls, invalid = answer.tool_calls, answer.invalid_tool_calls
+        told = (report, drawn.finish_reason, drawn.logprobs)
+        by_text = tuple(each.in_openais_form(answer.text_of) for each in drawn.logprobs)
+        return Completion(answer.text, drawn.token_ids, *told, calls, invalid, by_text)
 
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
@@ -332,18 +299,65 @@ class RagKV(Speculates, EngineState):
         if self._reuse is not None:
             self._reuse.background.schedule_followups(request, plan)
 
-    # ---- the model's lock
+    def speculate(
+        self,
+        prompt: Prompt,
+        *,
+        instead_of: Speculation | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **overrides: Unpack[ReuseOptions],
+    ) -> Speculation:
+        """Begin to compute a prompt that may be asked soon, as when retrieval is not over yet.
+
+        It never delays a request by more than a layer. The :meth:`generate` or :meth:`stream` of
+        the same prompt and reuse settings goes on from it: the answer is the same, sooner.
+
+        Parameters
+        ----------
+        instead_of
+            The speculation on a former guess: it is kept, and returned, if its prompt is the same,
+            and cancelled otherwise.
+        chat_template_kwargs, **overrides
+            Those of the call to come: variables of its chat template, and fields of ReuseConfig.
+        """
+        asked = prompt_of(prompt, chat_template_kwargs)
+        request = Request(asked, *self._configured(overrides), Clock())
+        return self._speculations.start(request, instead_of)
 
     def turn(self) -> AbstractContextManager[object]:
         """Hold the model's lock in the block: calls of your own are slower without, not wrong."""
         with self._lifecycle:
             return self._lock
 
-    # ---- what is configured
+    # ---- the model, and what the engine does
 
-    def render(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
-        """Return the text of a prompt that the model reads."""
-        return render(prompt_of(prompt, chat_template_kwargs), self.tokenizer).text
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer, for another engine over it."""
+        return self._loaded
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._loaded.tokenizer
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's name, fingerprint and positions, and whether its caches can be reused."""
+        loaded, reuse = self._loaded, self._reuse
+        digest = None if reuse is None else reuse.corpus.fingerprint.digest
+        return ModelInfo(loaded.name, digest, loaded.positions, loaded.unsupported)
+
+    def status(self) -> EngineStatus:
+        """Return the requests under way, the use of each tier, and what speculations gave."""
+        tiers = () if self._reuse is None else self._reuse.tiers
+        requests, speculations = self._requests, self._speculations.report
+        return EngineStatus(requests.running, requests.waiting, tiers, speculations)
 
     def sink_from(
         self,
@@ -354,25 +368,12 @@ class RagKV(Speculates, EngineState):
         """Return a prompt template's text before its first field, with the tools' definitions."""
         return template_head(template, self.tokenizer, tools, chat_template_kwargs)
 
-    def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
+    def _configured(self, overrides: Mapping[str, Any]) -> tuple[ReuseConfig, Method]:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method = method_of(config)
         if "calibrated_for" in overrides and self._reuse is not None:
             check_calibration(config, self._loaded.name, self._reuse.corpus.fingerprint)
         return config, method
-
-    def _request(
-        self,
-        prompt: Prompt,
-        overrides: dict[str, Any],
-        decode: DecodeConfig,
-        retrieved: Sequence[str],
-    ) -> Request:
-        clock = Clock()
-        config, method = self._configured(overrides)
-        texts = tuple(text.strip() for text in check_texts(retrieved))
-        named, most = tuple(self._named.take()), decode.max_new_tokens
-        return Request(prompt, config, method, clock, most, retrieved=texts, named=named)
 
     def close(self) -> None:
         """Wait for the answers under way, finish background work and release the store.

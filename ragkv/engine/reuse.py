@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, TypeVar
+from typing import Self
 
 from ragkv.config import HISTORY_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
@@ -27,8 +27,6 @@ from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import Store, TierUse
 from ragkv.store.prefixes.tree import PrefixTree
-
-Deleted = TypeVar("Deleted", bool, int)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +92,7 @@ class Reuse:
         """Start loading chunks that the next prompts will contain."""
         self.background.fetch(named, partial(self.corpus.sink_for, config))
 
-    def forget(self, text: str) -> bool:
+    def delete(self, text: str) -> int:
         """Delete a chunk, and the conversations, whose prompts may have contained it."""
         return self._drop_former_after(self.corpus.forget(text))
 
@@ -118,7 +116,7 @@ class Reuse:
             *self.versions.in_use(),
         )
 
-    def _drop_former_after(self, deleted: Deleted) -> Deleted:
+    def _drop_former_after(self, deleted: int) -> int:
         if deleted:
             self.conversations.clear()
             self.versions.drop_deleted()

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
 
-from ragkv.config import ReuseConfig
 from ragkv.engine.full import FullPrefill, Prepared
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.request import Request
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.speculation import PromptKey, Speculation, Tally
-from ragkv.prompt.chat import prompt_of
-from ragkv.prompt.render import Prompt, render
-from ragkv.report.clock import Clock
+from ragkv.prompt.render import render
 from ragkv.report.speculations import SpeculationReport
-from ragkv.retrieve.following import Following
-from ragkv.select import Method
 
-Found = TypeVar("Found")
 MOST_SPECULATIONS = 4
 """Speculations of an engine that are not over; another one takes the oldest one's place."""
 
@@ -122,97 +113,6 @@ class Speculations:
     def _forget(self, speculation: Speculation) -> None:
         with self._mutex, suppress(ValueError):
             self._live.remove(speculation)
-
-
-class Speculates(ABC):
-    """The part of :class:`ragkv.RagKV` that computes prompts ahead."""
-
-    _speculations: Speculations
-
-    @abstractmethod
-    def _configured(self, overrides: dict[str, Any]) -> tuple[ReuseConfig, Method]:
-        """Return a call's settings."""
-
-    def speculate(
-        self,
-        prompt: Prompt,
-        *,
-        instead_of: Speculation | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **overrides: Any,
-    ) -> Speculation:
-        """Begin to compute a prompt that may be asked soon, as when retrieval is not over yet.
-
-        It never delays a request by more than a layer. The :meth:`generate` or :meth:`stream` of
-        the same prompt and reuse settings goes on from it: the answer is the same, sooner.
-
-        Parameters
-        ----------
-        instead_of
-            The speculation on a former guess: it is kept, and returned, if its prompt is the same,
-            and cancelled otherwise.
-        chat_template_kwargs, **overrides
-            Those of the call to come: variables of its chat template, and fields of ReuseConfig.
-        """
-        asked = prompt_of(prompt, chat_template_kwargs)
-        request = Request(asked, *self._configured(overrides), Clock())
-        return self._speculations.start(request, instead_of)
-
-    def follow(
-        self,
-        stages: Iterable[Sequence[Found]],
-        prompt_of: Callable[[Sequence[Found]], Prompt],
-        **overrides: Any,
-    ) -> list[Found]:
-        """Return a retrieval's result, and speculate on what it has found while it goes on.
-
-        Parameters
-        ----------
-        stages
-            Lists of what was found so far, the last of which is the result: a
-            :class:`ragkv.StagedSearch`, or a generator of your own, such as one that yields the
-            first hits and then, reranked, the final ones.
-        prompt_of
-            Returns the prompt that will be asked with them.
-        **overrides
-            Fields of ReuseConfig, those of the call to come.
-        """
-        following = self._following(stages, prompt_of, overrides)
-        while following.step():
-            pass
-        return following.last
-
-    async def afollow(
-        self,
-        stages: Iterable[Sequence[Found]],
-        prompt_of: Callable[[Sequence[Found]], Prompt],
-        **overrides: Any,
-    ) -> list[Found]:
-        """Do the same in a thread; a cancelled task ends the speculation, too."""
-        following = self._following(stages, prompt_of, overrides)
-        try:
-            while await asyncio.to_thread(following.step):
-                pass
-        except BaseException:
-            following.cancel()
-            raise
-        return following.last
-
-    def _following(
-        self,
-        stages: Iterable[Sequence[Found]],
-        prompt_of: Callable[[Sequence[Found]], Prompt],
-        overrides: dict[str, Any],
-    ) -> Following[Found, Speculation]:
-        def speculate(found: Sequence[Found], former: Speculation | None) -> Speculation:
-            return self.speculate(prompt_of(found), instead_of=former, **overrides)
-
-        return Following(stages, speculate)
-
-    @property
-    def speculations(self) -> SpeculationReport:
-        """What speculations gave and cost so far."""
-        return self._speculations.report
 
 
 def _in_thread(run: Callable[[], None]) -> None:

@@ -2,85 +2,126 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragkv.answer.engine import ModelTraits
-from ragkv.engine.requests import RequestQueue
-from ragkv.engine.reuse import Reuse
-from ragkv.model.loaded import LoadedModel, ReusableModel
-from ragkv.store.base import TierUse
+from ragkv.engine.settings import check_settings
+from ragkv.model.load import pretrained
+from ragkv.model.loaded import LoadedModel
+from ragkv.prompt.chat import prompt_of
+from ragkv.prompt.render import Prompt, render
+from ragkv.report.speculations import SpeculationReport
+from ragkv.retrieve.following import Speculator, afollow, follow
+
+if TYPE_CHECKING:
+    from ragkv.store.base import TierUse
+
+Found = TypeVar("Found")
 
 
-class EngineState:
-    """The read-only part of :class:`ragkv.RagKV`."""
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """An engine's model.
+
+    Attributes
+    ----------
+    name
+        Hub name, folder, or class name of a model without one.
+    fingerprint
+        Digest of everything that chunk caches depend on but the sink, for the model as it is now;
+        None where caches cannot be reused.
+    positions
+        Positions that its configuration covers; None if it does not say.
+    unsupported
+        Why chunk caches cannot be reused; empty if they can.
+    """
+
+    name: str
+    fingerprint: str | None
+    positions: int | None
+    unsupported: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine at one moment.
+
+    Attributes
+    ----------
+    running, waiting
+        Requests over the model that have begun and not ended, and those that wait for their turn.
+    tiers
+        Bytes and hits of each tier, of former prompts and of versions.
+    speculations
+        What speculations gave and cost so far.
+    """
+
+    running: int
+    waiting: int
+    tiers: tuple[TierUse, ...]
+    speculations: SpeculationReport
+
+
+class WrappersNames(Speculator):
+    """What the wrappers still ask of :class:`ragkv.RagKV` by other names."""
 
     _loaded: LoadedModel
-    _reuse: Reuse | None
-    _requests: RequestQueue
+    forget: Any
+    pretrained = staticmethod(pretrained)
+    check_settings = staticmethod(check_settings)
 
-    @property
-    def running(self) -> int:
-        """Number of requests over this model that have begun and not ended."""
-        return self._requests.running
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests over this model that wait for their turn."""
-        return self._requests.waiting
-
-    @property
-    def tiers(self) -> tuple[TierUse, ...]:
-        """Bytes and hits of each tier, and of former prompts."""
-        return () if self._reuse is None else self._reuse.tiers
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The model with its architecture and fingerprint."""
-        return self._loaded
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model."""
-        return self._loaded.model
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._loaded.tokenizer
+    def _info(self) -> Any:
+        return getattr(self, "info")  # noqa: B009
 
     @property
     def fingerprint(self) -> str | None:
-        """Digest of everything that chunk caches depend on, for the model as it is now, sinkless.
-
-        None for a model whose caches cannot be reused.
-        """
-        return None if self._reuse is None else self._reuse.corpus.fingerprint.digest
+        """Digest of everything that chunk caches depend on."""
+        digest: str | None = self._info().fingerprint
+        return digest
 
     @property
     def model_name(self) -> str:
-        """Hub name, folder, or class name of a model without one."""
+        """The model's name."""
         return self._loaded.name
 
     @property
     def traits(self) -> ModelTraits:
         """What wrappers want to know of the model."""
-        own = getattr(self.model, "generation_config", None)
-        return ModelTraits(self._loaded.positions, bool(self.tokenizer.chat_template), own)
-
-    @property
-    def supported(self) -> bool:
-        """Whether chunks can be reused with this model."""
-        return isinstance(self._loaded, ReusableModel)
-
-    @property
-    def unsupported_reason(self) -> str:
-        """Why chunks cannot be reused; empty if they can."""
-        return self._loaded.unsupported
+        own = getattr(self._loaded.model, "generation_config", None)
+        return ModelTraits(self._loaded.positions, bool(self._loaded.tokenizer.chat_template), own)
 
     def tokenize(self, text: str) -> list[int]:
         """Return a text's tokens, without special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = self._loaded.tokenizer(text, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return ids
 
-    def _text_of(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    def render(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a prompt that the model reads."""
+        return render(prompt_of(prompt, chat_template_kwargs), self._loaded.tokenizer).text
+
+    def forget_document(self, document: str) -> int:
+        """Delete a document's chunks."""
+        count: int = self.forget(document=document)
+        return count
+
+    def follow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Compute the prompts of a retrieval in stages."""
+        return follow(self, stages, prompt_of, **overrides)
+
+    async def afollow(
+        self,
+        stages: Iterable[Sequence[Found]],
+        prompt_of: Callable[[Sequence[Found]], Prompt],
+        **overrides: Any,
+    ) -> list[Found]:
+        """Compute the prompts of a retrieval in stages; the event loop goes on."""
+        return await afollow(self, stages, prompt_of, **overrides)

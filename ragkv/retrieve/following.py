@@ -1,9 +1,10 @@
-"""A retrieval that is followed: each of its lists is speculated on while the next is searched."""
+"""Retrievals in stages: each list of hits is speculated on while the next one is searched."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Found = TypeVar("Found")
 
@@ -16,28 +17,71 @@ class Cancellable(Protocol):
         ...
 
 
-Guess = TypeVar("Guess", bound=Cancellable)
+class Speculator(Protocol):
+    """A :class:`ragkv.RagKV`."""
+
+    @property
+    def speculate(self) -> Callable[..., Cancellable]:
+        """Begins to compute a prompt."""
+        ...
 
 
-class Following(Generic[Found, Guess]):
-    """Goes through a retrieval's lists.
+def follow(
+    kv: Speculator,
+    stages: Iterable[Sequence[Found]],
+    prompt_of: Callable[[Sequence[Found]], object],
+    **overrides: Any,
+) -> list[Found]:
+    """Return a retrieval's result, and speculate on what it has found while it goes on.
 
     Parameters
     ----------
+    kv
+        The :class:`ragkv.RagKV` that will answer.
     stages
-        The lists, the last of which is the retrieval's result.
-    speculate
-        Begins work on a list, in place of that on the list before.
+        Lists of what was found so far, the last of which is the result: a
+        :class:`ragkv.retrieve.staged.StagedSearch`, or a generator of your own, such as one that
+        yields the first hits and then, reranked, the final ones.
+    prompt_of
+        Returns the prompt that will be asked with them.
+    **overrides
+        Fields of ReuseConfig, those of the call to come.
     """
+    following = _Following(kv, stages, prompt_of, overrides)
+    while following.step():
+        pass
+    return following.last
 
+
+async def afollow(
+    kv: Speculator,
+    stages: Iterable[Sequence[Found]],
+    prompt_of: Callable[[Sequence[Found]], object],
+    **overrides: Any,
+) -> list[Found]:
+    """Do the same in a thread; a cancelled task ends the speculation, too."""
+    following = _Following(kv, stages, prompt_of, overrides)
+    try:
+        while await asyncio.to_thread(following.step):
+            pass
+    except BaseException:
+        following.cancel()
+        raise
+    return following.last
+
+
+class _Following(Generic[Found]):
     def __init__(
         self,
+        kv: Speculator,
         stages: Iterable[Sequence[Found]],
-        speculate: Callable[[Sequence[Found], Guess | None], Guess],
+        prompt_of: Callable[[Sequence[Found]], object],
+        overrides: dict[str, Any],
     ) -> None:
         self.last: list[Found] = []
-        self._stages, self._speculate = iter(stages), speculate
-        self._guess: Guess | None = None
+        self._stages, self._prompt_of, self._overrides = iter(stages), prompt_of, overrides
+        self._speculate = kv.speculate
+        self._guess: Cancellable | None = None
         self._cancelled = False
 
     def step(self) -> bool:
@@ -50,7 +94,8 @@ class Following(Generic[Found, Guess]):
             if found is None:
                 return False
             self.last = list(found)
-            self._guess = self._speculate(self.last, self._guess)
+            prompt = self._prompt_of(self.last)
+            self._guess = self._speculate(prompt, instead_of=self._guess, **self._overrides)
         except BaseException:
             self.cancel()
             raise

@@ -74,9 +74,9 @@ async def about_version(request: Request, engine: Engine) -> Response:
         {
             "version": version("ragkv"),
             "model": service.model_name,
-            "fingerprint": await service.in_thread(lambda: engine.fingerprint),
+            "fingerprint": await service.in_thread(lambda: engine.info.fingerprint),
             "namespace": engine.namespace,
-            "supported": engine.supported,
+            "supported": not engine.info.unsupported,
             "positions": engine.loaded.positions,
         }
     )

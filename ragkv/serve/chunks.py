@@ -103,12 +103,9 @@ async def delete(request: Request, engine: Engine) -> Response:
     """Delete one chunk, or those of one document alone."""
     service = service_of(request)
     body = parse(DeletedFields, await read_json(request, service.settings))
-    if body.text is not None and body.document is None:
-        deleted = int(await service.in_thread(engine.forget, body.text))
-    elif body.document is not None and body.text is None:
-        deleted = await service.in_thread(engine.forget_document, body.document)
-    else:
+    if (body.text is None) == (body.document is None):
         raise RefusedError(
             400, "Give either a text or a document.", param="text", code="invalid_value"
         )
+    deleted = await service.in_thread(engine.forget, body.text, document=body.document)
     return Json({"deleted": deleted})

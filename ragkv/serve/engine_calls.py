@@ -118,5 +118,5 @@ def most_characters(engine: RagKV) -> int | None:
 
 def public_name(engine: RagKV) -> str:
     """Return the model's hub name, or the name of its folder without the way to it."""
-    name = engine.model_name
+    name = engine.info.name
     return Path(name).resolve().name if Path(name).is_dir() else name

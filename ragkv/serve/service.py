@@ -50,12 +50,12 @@ class Service:
         self.engines = dict(engines)
         first = next(iter(self.engines.values()))
         self.model_name = settings.model_name or public_name(first)
-        self.fingerprint = first.fingerprint
+        self.fingerprint = first.info.fingerprint
         self._most_characters = most_characters(first)
         self.metrics = ServerMetrics(
-            lambda: first.running,
-            lambda: first.waiting,
-            lambda: (tier for engine in self.engines.values() for tier in engine.tiers),
+            lambda: first.status().running,
+            lambda: first.status().waiting,
+            lambda: (tier for engine in self.engines.values() for tier in engine.status().tiers),
         )
         self.gate = Gate(settings.max_running + settings.max_waiting)
         self.ingestion = IngestionQueue(settings.max_jobs)

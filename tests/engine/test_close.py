@@ -80,7 +80,7 @@ def test_a_stream_that_is_read_after_the_block_gives_its_answer() -> None:
         lambda engine: engine.prefetch(CHUNKS),
         lambda engine: engine.contains(CHUNKS[0]),
         lambda engine: engine.forget(CHUNKS[0]),
-        lambda engine: engine.forget_document("a"),
+        lambda engine: engine.forget(document="a"),
     ],
     ids=str.split("generate stream prefill precompute prefetch contains forget forget_document"),
 )

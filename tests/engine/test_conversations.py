@@ -337,7 +337,7 @@ def forget_chunk(engine: RagKV) -> object:
 
 
 def forget_document(engine: RagKV) -> object:
-    return engine.forget_document("manual")
+    return engine.forget(document="manual")
 
 
 def ingest_again(engine: RagKV) -> object:
@@ -365,7 +365,7 @@ def test_nothing_deleted_leaves_the_former_prompts(make_engine: Make) -> None:
     engine, chat = make_engine(), ask()
     asked = and_then(chat, engine.generate(chat, max_new_tokens=3))
     assert not engine.forget("never stored")
-    assert not engine.forget_document("never stored")
+    assert not engine.forget(document="never stored")
     assert engine.prefill(asked).report.conversation_tokens > 300
 
 

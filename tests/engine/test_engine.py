@@ -433,8 +433,8 @@ def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> 
         RagKV(model, tiny_tokenizer(), store=":memory:")
     assert "on_unsupported='full'" in str(error.value)
     with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
-        assert not engine.supported
-        assert reason in engine.unsupported_reason
+        assert engine.info.unsupported
+        assert reason in engine.info.unsupported
         engine.precompute(some_chunks(1))
         out = engine.generate("Some words to go on", max_new_tokens=4)
         assert out.report.fresh_tokens == out.report.prompt_tokens

@@ -12,6 +12,7 @@ from pausing import Pause, speculating_threads
 from tiny import ask, some_chunks
 
 from ragkv import RagKV
+from ragkv.retrieve.following import afollow, follow
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
@@ -31,7 +32,7 @@ def stages(*lists: list[str]) -> Iterator[list[str]]:
 def settled(kv: RagKV) -> None:
     for thread in speculating_threads():
         thread.join(30)
-    assert not kv.running
+    assert not kv.status().running
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -40,12 +41,12 @@ def test_the_last_list_is_the_result_and_its_prompt_is_computed(
 ) -> None:
     lists = CHUNKS[:2], CHUNKS[1:3], CHUNKS[1:3], CHUNKS[2:]
     if is_async:
-        found = asyncio.run(engine.afollow(stages(*lists), ask))
+        found = asyncio.run(afollow(engine, stages(*lists), ask))
     else:
-        found = engine.follow(stages(*lists), ask)
+        found = follow(engine, stages(*lists), ask)
     settled(engine)
     assert found == CHUNKS[2:]
-    report = engine.speculations
+    report = engine.status().speculations
     assert (report.started, report.cancelled, report.finished >= 1) == (3, 2, True)
     assert engine.generate(ask(found), max_new_tokens=3).report.ahead_s > 0
 
@@ -57,17 +58,17 @@ def test_the_prompt_is_computed_while_a_reranker_works(engine: RagKV) -> None:
         yield CHUNKS[:3]
         for thread in speculating_threads():
             thread.join(30)
-        started.append(engine.speculations.finished)
+        started.append(engine.status().speculations.finished)
         yield CHUNKS[:3]
 
-    found = engine.follow(reranked(), ask)
+    found = follow(engine, reranked(), ask)
     assert started == [1]
     assert engine.generate(ask(found), max_new_tokens=3).report.ahead_s > 0
 
 
 def test_no_list_at_all(engine: RagKV) -> None:
-    assert engine.follow(stages(), ask) == []
-    assert engine.speculations.started == 0
+    assert follow(engine, stages(), ask) == []
+    assert engine.status().speculations.started == 0
 
 
 @pytest.mark.parametrize("where", ["search", "prompt"])
@@ -82,9 +83,9 @@ def test_an_error_ends_the_speculation(engine: RagKV, where: str) -> None:
         return ask(found) if found else 1 / 0
 
     with pytest.raises(RuntimeError if where == "search" else ZeroDivisionError):
-        engine.follow(broken(), prompt)
+        follow(engine, broken(), prompt)
     settled(engine)
-    assert engine.speculations.cancelled == 1
+    assert engine.status().speculations.cancelled == 1
     assert engine._requests.nbytes == 0
 
 
@@ -98,7 +99,7 @@ def test_a_cancelled_task_ends_the_speculation(engine: RagKV) -> None:
         yield CHUNKS[2:]
 
     async def leave() -> None:
-        task = asyncio.create_task(engine.afollow(slow(), ask))
+        task = asyncio.create_task(afollow(engine, slow(), ask))
         await asyncio.to_thread(searching.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -108,5 +109,5 @@ def test_a_cancelled_task_ends_the_speculation(engine: RagKV) -> None:
 
     asyncio.run(leave())
     settled(engine)
-    assert engine.speculations.finished == engine.speculations.used == 0
+    assert engine.status().speculations.finished == engine.status().speculations.used == 0
     assert engine._requests.nbytes == 0

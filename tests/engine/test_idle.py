@@ -31,7 +31,7 @@ def engine(make_engine: Make) -> Iterator[RagKV]:
     yield kv
     kv.close()
     assert not [each for each in threading.enumerate() if each.name.startswith(IDLE)]
-    assert (kv.running, kv.waiting, kv._requests.nbytes) == (0, 0, 0)
+    assert (kv.status().running, kv.status().waiting, kv._requests.nbytes) == (0, 0, 0)
 
 
 def texts_kept(kv: RagKV) -> set[tuple[str, ...]]:
@@ -50,7 +50,7 @@ def test_a_request_ends_a_capture_within_a_layer_and_it_begins_anew(engine: RagK
     out: list[Any] = []
     asking = threading.Thread(target=lambda: out.append(engine.prefill(ask([C, D]))))
     asking.start()
-    while not engine.waiting:
+    while not engine.status().waiting:
         time.sleep(0.005)
     already = len(pause.seen)
     pause.go.set()

@@ -102,12 +102,12 @@ def test_a_chunk_without_a_token_is_skipped() -> None:
 
 def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
     engine = make_engine()
-    before = engine.fingerprint
+    before = engine.info.fingerprint
     with torch.no_grad():
         engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     with pytest.raises(ConfigError, match="calibrated for another"):
         engine.prefill(PROMPT, calibrated_for=before)
-    assert engine.prefill(PROMPT, calibrated_for=engine.fingerprint).report.prompt_tokens
+    assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.prompt_tokens
 
 
 def test_the_callers_autocast_has_no_part_in_the_check() -> None:
@@ -115,7 +115,7 @@ def test_the_callers_autocast_has_no_part_in_the_check() -> None:
         torch.autocast("cpu", torch.bfloat16),
         RagKV(unlisted(), tiny_tokenizer(), store=":memory:") as engine,
     ):
-        assert engine.supported
+        assert not engine.info.unsupported
 
 
 def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

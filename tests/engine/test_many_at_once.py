@@ -68,7 +68,7 @@ def all_at_once(kv: RagKV, settings: Sequence[dict[str, Any]]) -> list[Completio
         threads = [threading.Thread(target=work, args=(at,)) for at in range(len(settings))]
         for thread in threads:
             thread.start()
-        while kv.waiting + kv.running < len(threads):
+        while kv.status().waiting + kv.status().running < len(threads):
             threading.Event().wait(0.01)
     for thread in threads:
         thread.join(120)
@@ -229,7 +229,7 @@ def test_a_failing_answer_leaves_the_others_alone(
     for at, ids in found.items():
         assert ids == alone[at]
     assert len(found) + len(errors) == 4
-    assert kv.running == kv.waiting == batch_of(kv.loaded).answers == 0
+    assert kv.status().running == kv.status().waiting == batch_of(kv.loaded).answers == 0
 
 
 def test_an_interrupted_leader_leaves_the_others_alone(
@@ -260,7 +260,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(
         threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
         for thread in threads:
             thread.start()
-        while kv.waiting + kv.running < 4:
+        while kv.status().waiting + kv.status().running < 4:
             threading.Event().wait(0.01)
     for thread in threads:
         thread.join(60)

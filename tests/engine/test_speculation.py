@@ -39,7 +39,7 @@ def engine(make_engine: Make) -> Iterator[RagKV]:
     yield kv
     kv.close()
     assert not speculating_threads()
-    assert (kv.running, kv.waiting, kv._requests.nbytes) == (0, 0, 0)
+    assert (kv.status().running, kv.status().waiting, kv._requests.nbytes) == (0, 0, 0)
 
 
 def answer(kv: RagKV, prompt: Any = PROMPT, **settings: Any) -> Completion:
@@ -60,7 +60,7 @@ def computed(speculation: Speculation) -> Speculation:
 
 
 def is_free(kv: RagKV) -> bool:
-    return not speculating_threads() and not kv._requests.nbytes and not kv.running
+    return not speculating_threads() and not kv._requests.nbytes and not kv.status().running
 
 
 # ---- the same answer
@@ -94,8 +94,8 @@ def test_an_answer_goes_on_from_its_prompt(make_engine: Make, settings: dict[str
     assert found.report.ttft_s == pytest.approx(sum(found.report.steps.values()))
     steps = found.report.completion_tokens - 1  # and no pass over the prompt
     assert len(pause.seen) - before <= 4 * steps
-    assert (kv.speculations.used, kv.speculations.wasted_s) == (1, 0)
-    assert kv.speculations.overlap_s == found.report.ahead_s
+    assert (kv.status().speculations.used, kv.status().speculations.wasted_s) == (1, 0)
+    assert kv.status().speculations.overlap_s == found.report.ahead_s
     assert is_free(kv)
 
 
@@ -116,7 +116,7 @@ def test_however_it_is_drawn(engine: RagKV, make_engine: Make, drawing: dict[str
     found = answer(engine, **drawing, ignore_eos=True)
     assert found.token_ids == expected.token_ids
     assert found.logprobs == expected.logprobs
-    assert engine.speculations.used == 1
+    assert engine.status().speculations.used == 1
 
 
 @pytest.mark.parametrize("store", [MEMORY, StoreConfig(MEMORY, history_bytes=0)], ids=str)
@@ -138,7 +138,7 @@ def test_prompts_without_known_chunks(make_engine: Make) -> None:
     computed(kv.speculate("Words that nobody has precomputed."))
     found = answer(kv, "Words that nobody has precomputed.")
     assert found.token_ids == answer(make_engine(), "Words that nobody has precomputed.").token_ids
-    assert kv.speculations.used == 1
+    assert kv.status().speculations.used == 1
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -162,7 +162,7 @@ def test_another_prompt_is_answered_as_ever(
     found = answer(engine, OTHERS[other])
     assert found.token_ids == expected.token_ids
     assert found.report.positions == expected.report.positions
-    report = engine.speculations
+    report = engine.status().speculations
     assert (report.started, report.cancelled, report.used) == (2, 1, 1)
     assert report.wasted_s > 0
     assert is_free(engine)
@@ -188,7 +188,7 @@ def test_other_settings_are_another_prompt(
 ) -> None:
     computed(engine.speculate(PROMPT))
     assert answer(engine, **changes).token_ids == alone(make_engine, **changes).token_ids
-    assert engine.speculations.used == 0
+    assert engine.status().speculations.used == 0
 
 
 def test_the_same_top_k_is_kept(engine: RagKV) -> None:
@@ -212,7 +212,7 @@ def test_each_namespace_has_its_own(engine: RagKV) -> None:
     with RagKV(engine.loaded, store=MEMORY, namespace="other") as other:
         report = answer(other).report
         assert (report.ahead_s, report.reused_tokens) == (0, 0)
-        assert other.speculations.started == 0
+        assert other.status().speculations.started == 0
     assert mine.state == "finished"
 
 
@@ -237,14 +237,14 @@ def test_a_request_waits_for_the_one_that_runs(engine: RagKV, make_engine: Make)
         threading.Event().wait(0.005)
     other = threading.Thread(target=answer, args=(engine, OTHERS["changed"]))
     other.start()
-    while not engine.waiting:  # it does not give way to others any more
+    while not engine.status().waiting:  # it does not give way to others any more
         threading.Event().wait(0.005)
     pause.go.set()
     asking.join(30)
     other.join(30)
     assert found[0].token_ids == alone(make_engine).token_ids
     assert found[0].report.ahead_s > 0
-    assert (engine.speculations.interrupted, engine.speculations.used) == (0, 1)
+    assert (engine.status().speculations.interrupted, engine.status().speculations.used) == (0, 1)
 
 
 def test_a_reader_who_leaves_while_waiting(engine: RagKV) -> None:
@@ -267,7 +267,7 @@ def test_another_request_goes_first(engine: RagKV, make_engine: Make) -> None:
     assert pause.reached.wait(30)
     asking = threading.Thread(target=lambda: found.append(answer(engine, OTHERS["changed"])))
     asking.start()
-    while not engine.waiting:
+    while not engine.status().waiting:
         threading.Event().wait(0.005)
     before = len(pause.seen)
     pause.go.set()
@@ -278,8 +278,8 @@ def test_another_request_goes_first(engine: RagKV, make_engine: Make) -> None:
     assert pause.seen[before + 1][0] is False
     assert ahead.count(0) >= 1  # it began anew
     assert found[0].token_ids == alone(make_engine, OTHERS["changed"]).token_ids
-    assert engine.speculations.interrupted >= 1
-    assert engine.speculations.wasted_s > 0
+    assert engine.status().speculations.interrupted >= 1
+    assert engine.status().speculations.wasted_s > 0
     assert answer(engine).report.ahead_s > 0
 
 
@@ -290,7 +290,7 @@ def test_a_request_goes_before_one_that_waits(engine: RagKV) -> None:
         speculation = engine.speculate(PROMPT)
         asking = threading.Thread(target=answer, args=(engine, OTHERS["changed"]))
         asking.start()
-        while not engine.waiting + engine.running:
+        while not engine.status().waiting + engine.status().running:
             threading.Event().wait(0.005)
         assert speculation.state == "waiting"
     asking.join(30)
@@ -306,7 +306,7 @@ def test_it_waits_until_answers_have_ended(engine: RagKV) -> None:
         for _ in range(20):
             next(stream)
         assert speculation.state == "waiting"
-        assert engine.running == 1
+        assert engine.status().running == 1
     computed(speculation)
 
 
@@ -348,7 +348,7 @@ def test_cancelled_while_waiting(engine: RagKV) -> None:
         speculation.cancel()
         assert speculation.wait(30)
     assert is_free(engine)
-    assert engine.speculations.cancelled == 1
+    assert engine.status().speculations.cancelled == 1
 
 
 def test_cancelled_while_running(engine: RagKV) -> None:
@@ -360,18 +360,18 @@ def test_cancelled_while_running(engine: RagKV) -> None:
     assert speculation.wait(30)
     assert (True, pause.layer + 1) not in pause.seen[pause.seen.index((True, pause.layer)) :]
     assert is_free(engine)
-    assert (engine.speculations.finished, engine.speculations.cancelled) == (0, 1)
+    assert (engine.status().speculations.finished, engine.status().speculations.cancelled) == (0, 1)
     assert answer(engine).report.ahead_s == 0
 
 
 def test_cancelled_when_finished(engine: RagKV) -> None:
     speculation = computed(engine.speculate(PROMPT))
     assert engine._requests.nbytes > 0
-    assert engine.running == 0
+    assert engine.status().running == 0
     speculation.cancel()
     speculation.cancel()
     assert is_free(engine)
-    assert engine.speculations.cancelled == 1
+    assert engine.status().speculations.cancelled == 1
     assert answer(engine).report.ahead_s == 0
 
 
@@ -390,7 +390,7 @@ def test_an_error_changes_no_answer(
     assert speculation.state == "failed"
     assert "planted" in caplog.text
     assert answer(engine).token_ids == alone(make_engine).token_ids
-    assert (engine.speculations.failed, engine.speculations.used) == (1, 0)
+    assert (engine.status().speculations.failed, engine.status().speculations.used) == (1, 0)
 
 
 def test_an_error_in_a_layer_changes_no_answer(engine: RagKV, make_engine: Make) -> None:
@@ -453,4 +453,4 @@ def test_wrong_settings_are_said_at_once(engine: RagKV) -> None:
         engine.speculate(PROMPT, recompute_ratio=2)
     with pytest.raises(ConfigError):
         engine.speculate([])
-    assert engine.speculations.started == 0
+    assert engine.status().speculations.started == 0

@@ -59,7 +59,7 @@ def test_a_bos_that_the_tokenizer_does_not_add_is_no_sink(
 def test_a_model_of_few_positions_passes_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     few = (GraniteConfig, {"max_position_embeddings": 512})
     monkeypatch.setitem(tiny.FAMILIES, "granite", few)
-    assert served(tiny_model("granite"), tiny_tokenizer()).supported
+    assert not served(tiny_model("granite"), tiny_tokenizer()).info.unsupported
 
 
 def test_a_slow_tokenizer_is_served_in_full() -> None:
@@ -127,22 +127,22 @@ def test_a_prompt_can_be_continued_in_any_mode(make_engine: Make, method: str, s
 
 def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None:
     engine = make_engine()
-    plain = engine.fingerprint
+    plain = engine.info.fingerprint
     engine.precompute(CHUNKS)
     rotary = engine.model.model.rotary_emb
     rotary.inv_freq.div_(4.0)  # position interpolation by hand
-    assert engine.fingerprint != plain
+    assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
     assert far(engine, found) < 1e-3
     assert not found.report.reused_tokens
     engine.precompute(CHUNKS)
     assert far(engine, engine.prefill(PROMPT, recompute_ratio=1.0)) < 1e-3
     rotary.inv_freq.mul_(4.0)
-    assert engine.fingerprint == plain
+    assert engine.info.fingerprint == plain
     engine.model.model.rotary_emb = copy.deepcopy(rotary)
     engine.model.model.rotary_emb.inv_freq.div_(2.0)
     engine.precompute(CHUNKS)
-    assert engine.fingerprint != plain
+    assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
     assert found.report.recomputed_tokens
     assert far(engine, found) < 1e-3
@@ -163,7 +163,7 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    of_before = ReuseConfig(calibrated_for=engine.fingerprint)
+    of_before = ReuseConfig(calibrated_for=engine.info.fingerprint)
     with torch.no_grad():
         engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     closed: list[object] = []
@@ -177,7 +177,7 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     with pytest.raises(ConfigError, match="calibrated for another model"):
         served(engine.loaded, reuse=of_before)
     assert closed
-    served(engine.loaded, reuse=ReuseConfig(calibrated_for=engine.fingerprint))
+    served(engine.loaded, reuse=ReuseConfig(calibrated_for=engine.info.fingerprint))
 
 
 def test_a_template_may_name_the_dates_format() -> None:

@@ -78,5 +78,5 @@ def test_an_unknown_family_that_rotates_otherwise_is_refused(
     with RagKV(
         family("cohere"), tiny_tokenizer(), store=":memory:", on_unsupported="full"
     ) as engine:
-        assert not engine.supported
+        assert engine.info.unsupported
         assert engine.generate("Some words", max_new_tokens=2).token_ids

@@ -144,7 +144,7 @@ def test_the_whole_prefix_without_anything_between_is_exact(make: Make, family: 
     assert sources(warm) == ["entry", "version", "version"]
     assert warm.report.hits == {"entry": 1, "version": 2}
     assert warm.report.recomputed_tokens == 0
-    assert {use.name: use.hits for use in engine.tiers}["versions"] == 2
+    assert {use.name: use.hits for use in engine.status().tiers}["versions"] == 2
     assert distance(engine, warm) < 1e-4 < distance(engine, cold)
 
 

@@ -76,7 +76,7 @@ def reading_images(**text: Any) -> PreTrainedModel:
 
 def test_a_model_that_reads_images_too() -> None:
     with RagKV(reading_images(), tiny_tokenizer(), store=":memory:") as engine:
-        assert engine.supported
+        assert not engine.info.unsupported
         assert engine.loaded.architecture.windows == (48, None, 48, None)
         assert_exact(engine)
 
@@ -123,7 +123,7 @@ def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="RuntimeError"):
         RagKV(odd, tiny_tokenizer(), store=":memory:")
     with RagKV(odd, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
-        assert not engine.supported
+        assert engine.info.unsupported
         assert len(engine.generate("Some words", max_new_tokens=3).token_ids) == 3
 
 
@@ -217,18 +217,18 @@ def test_weights_on_several_devices_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="weights on cpu and meta"):
         RagKV(model, tiny_tokenizer(), store=":memory:")
     with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
-        assert "several" in engine.unsupported_reason or "meta" in engine.unsupported_reason
+        assert "several" in engine.info.unsupported or "meta" in engine.info.unsupported
 
 
 def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
     with RagKV(made(LlamaConfig(**SIZE)), tiny_tokenizer(), store=":memory:") as engine:
-        before = engine.fingerprint
+        before = engine.info.fingerprint
         assert before == engine.loaded.fingerprint.digest
         with torch.no_grad():
             engine.model.model.layers[1].mlp.up_proj.weight.add_(0.5)
-        assert engine.fingerprint not in (None, before)
+        assert engine.info.fingerprint not in (None, before)
         engine.model.train()  # a cache of answers may still ask
-        assert engine.fingerprint not in (None, before)
+        assert engine.info.fingerprint not in (None, before)
 
 
 def test_attention_of_another_name_is_found() -> None:
@@ -244,7 +244,7 @@ def test_attention_of_another_name_is_found() -> None:
     )
     chunks = some_chunks(3)
     with RagKV(made(config), tiny_tokenizer(), store=":memory:") as kv:
-        assert kv.supported
+        assert not kv.info.unsupported
         kv.precompute(chunks)
         prompt = "\n\n".join(chunks) + QUESTION
         full = kv.prefill(prompt, method="full").logits

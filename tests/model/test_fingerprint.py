@@ -119,4 +119,4 @@ def test_torchaos_weights_are_reused_exactly(make_engine: Make) -> None:
         ours = engine.prefill(prompt, recompute_ratio=1.0)
         assert ours.report.recomputed_tokens > 100
         torch.testing.assert_close(ours.logits, full, atol=1e-4, rtol=1e-4)
-        assert engine.fingerprint != make_engine().fingerprint
+        assert engine.info.fingerprint != make_engine().info.fingerprint

@@ -75,7 +75,7 @@ def test_what_a_described_model_cannot_heed_is_refused(given: dict[str, Any]) ->
         given = {"tokenizer": copy.deepcopy(tiny_tokenizer())}
     with pytest.raises(ConfigError, match=f"{next(iter(given))}"):
         opened(loaded, **given)
-    assert opened(loaded, loaded.tokenizer, device="cpu", dtype="float32").supported
+    assert opened(loaded, loaded.tokenizer, device="cpu", dtype="float32").info.unsupported == ""
 
 
 def test_a_model_that_is_refused_stays_as_it_was() -> None:

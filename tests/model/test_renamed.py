@@ -160,7 +160,7 @@ def test_a_seed_of_a_model_without_reuse(monkeypatch: Patch) -> None:
     model = tiny_model()
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "unknown"}
     with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
-        assert not engine.supported
+        assert engine.info.unsupported
         assert engine.generate("Hi", max_new_tokens=3, temperature=1.0, seed=1).token_ids
         generate = model.generate
 

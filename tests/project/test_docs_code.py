@@ -62,7 +62,7 @@ def test_computing_ahead():
             prompt_of=ask,
         )
         assert len(made["found"]) == 4
-        assert kv.speculations.started == 2
+        assert kv.status().speculations.started == 2
     assert made["answer"].text
 
 
@@ -172,12 +172,12 @@ def test_the_page_of_llama_index(follow_page, monkeypatch, capsys, module, chang
         assert report.chunks[0].start - report.sink_tokens <= 1, "the sink reaches to the context"
         # other documents before the second turn are the pipeline's own
         assert all("answers were computed anew" in warning for warning in report.warnings)
-    forgotten, forget = [], llm.kv.forget_document
-    monkeypatch.setattr(llm.kv, "forget_document", lambda name: forgotten.append(forget(name)))
+    forgotten, forget = [], llm.kv.forget
+    monkeypatch.setattr(llm.kv, "forget", lambda **of: forgotten.append(forget(**of)))
     next(steps)
     assert len(forgotten) == 2
     assert all(forgotten)
-    assert forget("try") == 0 < forget("while")
+    assert forget(document="try") == 0 < forget(document="while")
     made = next(steps)
     assert made["agent"].tools == [made["tool"]]
     assert next(steps, None) is None

@@ -270,6 +270,8 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Speculation",
         "SpeculationReport",
         "ToolCall",
+        "afollow",
+        "follow",
     }
     for path in classes:
         module, _, name = path.rpartition(".")

@@ -21,7 +21,7 @@ QUERY = " What is the answer?"
 
 
 def scorer(engine: RagKV) -> Auxiliary:
-    config = engine.reuse.override(auxiliary_model=engine.model_name)
+    config = engine.reuse.override(auxiliary_model=engine.info.name)
     return engine._reuse.auxiliaries.scorer(config)
 
 

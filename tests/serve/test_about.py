@@ -40,7 +40,7 @@ def test_health_waits_for_the_sink(kv):
 def test_models(client, kv):
     page = client.get("/v1/models").json()
     assert page["object"] == "list"
-    assert [model["id"] for model in page["data"]] == [kv.model_name, "default"]
+    assert [model["id"] for model in page["data"]] == [kv.info.name, "default"]
     for model in page["data"]:
         assert client.get(f"/v1/models/{model['id']}").json() == model
         assert model["object"] == "model"
@@ -64,8 +64,8 @@ def test_a_folders_place_is_not_told(tmp_path):
 def test_version(client, kv):
     assert client.get("/version").json() == {
         "version": version("ragkv"),
-        "model": kv.model_name,
-        "fingerprint": kv.fingerprint,
+        "model": kv.info.name,
+        "fingerprint": kv.info.fingerprint,
         "namespace": "default",
         "supported": True,
         "positions": 4096,
@@ -133,7 +133,7 @@ def test_tiers_are_counted(make_engine):
     client.post(CHAT, json=asked)
     found = figures(client)
     assert found["ragkv:tier_hits_total[prompts]"] == 1
-    held = {use.name: use.nbytes for use in kv.tiers}
+    held = {use.name: use.nbytes for use in kv.status().tiers}
     for name in ("memory", "prompts"):
         assert found[f"ragkv:tier_bytes[{name}]"] == held[name] > 0
 

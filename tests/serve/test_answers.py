@@ -38,7 +38,7 @@ def test_a_chat_answer_is_the_engines(warm, kv):
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")
-    assert answer["model"] == kv.model_name
+    assert answer["model"] == kv.info.name
     assert "ragkv" not in answer
 
 

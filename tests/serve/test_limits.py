@@ -87,7 +87,7 @@ def test_a_full_queue(small):
     with ThreadPoolExecutor(2) as pool:
         with model_held(small.engine):
             waiting = [pool.submit(post, small.url) for _ in range(2)]
-            until(lambda: (small.engine.running, small.engine.waiting) == (1, 1))
+            until(lambda: (small.engine.status().running, small.engine.status().waiting) == (1, 1))
             assert metric(small.url, "ragkv:num_requests_running") == 1
             assert metric(small.url, "ragkv:num_requests_waiting") == 1
             response = post(small.url)
@@ -106,7 +106,7 @@ def test_a_deadline(listen):
     with model_held(server.engine):
         for stream in (False, True):
             refused(post(server.url, stream=stream), 504, code="timeout")
-        until(lambda: server.engine.running + server.engine.waiting == 0)
+        until(lambda: server.engine.status().running + server.engine.status().waiting == 0)
     assert server.service.gate.under_way == 0
     assert metric(server.url, 'ragkv:request_errors_total{code="timeout"}') == 2
 
@@ -121,7 +121,7 @@ def test_a_deadline_within_a_stream(listen):
             *pieces, last = events(begun + "".join(parts))
     assert pieces
     assert last["error"]["code"] == "timeout"
-    until(lambda: server.engine.running == 0)
+    until(lambda: server.engine.status().running == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -137,13 +137,13 @@ def test_an_answer_ends_when_its_client_leaves(listen, stream):
     if stream:
         thread = threading.Thread(target=ask)
         thread.start()
-        until(lambda: server.engine.running == 1)
+        until(lambda: server.engine.status().running == 1)
         leave.set()
         thread.join()
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + TEXT, json=LONG, timeout=0.5)
-    until(lambda: server.engine.running == 0)
+    until(lambda: server.engine.status().running == 0)
     until(lambda: server.service.gate.under_way == 0)
     assert metric(server.url, 'ragkv:request_success_total{finished_reason="abort"}') == 1
     assert metric(server.url, "ragkv:generation_tokens_total") == 0
@@ -156,7 +156,7 @@ def test_a_client_that_leaves_while_it_waits(listen, stream):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + CHAT, json=chat(stream=stream), timeout=0.3)
         until(lambda: server.service.gate.under_way == 0)
-        until(lambda: server.engine.running + server.engine.waiting == 0)
+        until(lambda: server.engine.status().running + server.engine.status().waiting == 0)
     assert post(server.url).status_code == 200
 
 

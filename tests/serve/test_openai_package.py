@@ -86,7 +86,7 @@ async def test_the_asynchronous_client(server):
 
 def test_models(client, server):
     names = [model.id for model in client.models.list()]
-    assert names == [server.engine.model_name, "default"]
+    assert names == [server.engine.info.name, "default"]
     assert client.models.retrieve("default").owned_by == "ragkv"
 
 

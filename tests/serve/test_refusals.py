@@ -177,7 +177,7 @@ def test_a_prompt_that_is_too_long(client, stream):
 
 
 def test_another_model(client, kv):
-    for name in ("default", kv.model_name):
+    for name in ("default", kv.info.name):
         assert client.post(CHAT, json=chat(model=name)).status_code == 200
     response = client.post(CHAT, json=chat(model="gpt-4o"))
     refused(response, 404, code="model_not_found", param="model")

@@ -207,9 +207,9 @@ def calibrate(
     PromptTooLongError
         See ``strict``.
     """
-    fingerprint = kv.fingerprint
+    fingerprint = kv.info.fingerprint
     if fingerprint is None:
-        raise ConfigError(f"there is nothing to calibrate: {kv.unsupported_reason}")
+        raise ConfigError(f"there is nothing to calibrate: {kv.info.unsupported}")
     if not 0 < target < 1:
         raise ConfigError(f"target must lie between 0 and 1, not {target!r}: only ratio 1 keeps 1")
     if measure not in get_args(Measure):
@@ -238,7 +238,7 @@ def calibrate(
         if trial.verdict == "no":
             break
     file.finish()
-    return Calibration(kv.model_name, fingerprint, reuse, measure, target, data.name, tuple(trials))
+    return Calibration(kv.info.name, fingerprint, reuse, measure, target, data.name, tuple(trials))
 
 
 def _order(ratios: Sequence[Ratio], reuse: ReuseConfig) -> list[float]:

@@ -138,7 +138,7 @@ def evaluate(
     )
     file.finish()
     measured = len({record.id for record in done})
-    return Evaluation(kv.model_name, data.name, measured, summarise(done, seed=seed))
+    return Evaluation(kv.info.name, data.name, measured, summarise(done, seed=seed))
 
 
 def measurements(

@@ -69,7 +69,7 @@ class Subject:
         overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
         reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
         loaded = self._kv.loaded
-        model = [self._kv.model_name, self._kv.fingerprint or "", str(loaded.dtype)]
+        model = [self._kv.info.name, self._kv.info.fingerprint or "", str(loaded.dtype)]
         settings = [*model, asdict(reuse), *code_of(chosen)]
         parts = [*settings, asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -16,6 +16,7 @@ from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.machine import device_name
+from ragkv.retrieve.following import follow
 from ragkv.select import get_method
 from ragkv_bench.results import Saved
 from ragkv_bench.speed.load.documents import language_reference
@@ -156,7 +157,7 @@ def _measured(
 ) -> SpeculateRow:
     pairs: list[tuple[float, float]] = []
     overlaps: list[float] = []
-    before = kv.speculations
+    before = kv.status().speculations
     progress = tqdm(questions, disable=not show_progress, desc=f"retrieval of {seconds:g} s")
     for number, question in enumerate(progress):
         ways = {
@@ -164,11 +165,11 @@ def _measured(
             for speculates in ((False, True) if number % 2 else (True, False))
         }
         if not number:  # the first question warms up
-            before = kv.speculations
+            before = kv.status().speculations
             continue
         pairs.append((ways[False][0], ways[True][0]))
         overlaps.append(ways[True][1])
-    now = kv.speculations
+    now = kv.status().speculations
     speedup, quartiles = middle([plain / ahead for plain, ahead in pairs])
     return SpeculateRow(
         retrieval_s=seconds,
@@ -198,7 +199,7 @@ def _ask(
 
     began = time.perf_counter()
     if speculates:
-        (found,) = kv.follow(retrieve(), _prompt)
+        (found,) = follow(kv, retrieve(), _prompt)
     else:
         *_, (found,) = retrieve()
     retrieved_s = time.perf_counter() - began

@@ -207,7 +207,7 @@ def _calibration(kv, verdict="holds", **reuse):
     trial = Trial(0.3, 0.99, 0.97, 80, verdict, None, 0.3, 2.0)
     digest = kv.loaded.fingerprint.digest
     return Calibration(
-        kv.model_name, digest, ReuseConfig(**reuse), "agreement", 0.95, "mine", (trial,)
+        kv.info.name, digest, ReuseConfig(**reuse), "agreement", 0.95, "mine", (trial,)
     )
 
 
@@ -218,7 +218,7 @@ def test_a_profile_gives_back_what_was_measured_for_its_model_alone(make_engine,
     found.save(path)
     saved = json.loads(path.read_text())
     assert {k: saved[k] for k in ("format", "model", "method", "recompute_ratio", "target")} == {
-        "format": 1, "model": kv.model_name, "method": "cacheclip", "recompute_ratio": 0.3,
+        "format": 1, "model": kv.info.name, "method": "cacheclip", "recompute_ratio": 0.3,
         "target": 0.95,
     }  # fmt: skip
     assert (saved["shown"], saved["examples"], saved["data"]) == ([0.97, 0.99], 80, "mine")

@@ -56,7 +56,7 @@ def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_pat
         *[(name, ratio) for name in methods[2:] for ratio in (0.2, 1)],
     ]
     assert (found.data, found.examples) == ("mine", 2)
-    assert found.model == kv.model_name
+    assert found.model == kv.info.name
     full = rows["full", 1]
     assert (full.kl, full.agreement, full.share_recomputed, full.speedup) == (0, 1, 1, 1)
     for name in methods[2:]:
@@ -378,7 +378,7 @@ def test_other_weights_under_the_same_name_are_measured_again(make_engine):
     keys = set()
     for seed in (0, 1):
         with RagKV(tiny_model(seed=seed), tiny_tokenizer(), store=":memory:") as kv:
-            keys.add((kv.model_name, Subject(kv, example, ["epic"]).key("epic", 0.3)))
+            keys.add((kv.info.name, Subject(kv, example, ["epic"]).key("epic", 0.3)))
     assert len({name for name, _ in keys}) == 1
     assert len(keys) == 2
 

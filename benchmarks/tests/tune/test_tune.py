@@ -124,11 +124,11 @@ def test_the_trainable_forward_is_the_auxiliarys_score(
 ) -> None:
     engine = make_engine(family)
     example = examples(1)[0]
-    texts, query = asked_of_the_auxiliary(engine, example, engine.model_name)
+    texts, query = asked_of_the_auxiliary(engine, example, engine.info.name)
     target = look(read_question(example, engine.loaded), engine.loaded)
     assert [span.text for span in target.question.spans] == texts
     assert target.question.query == query
-    config = engine.reuse.override(auxiliary_model=engine.model_name)
+    config = engine.reuse.override(auxiliary_model=engine.info.name)
     expected = engine._reuse.auxiliaries.scorer(config).score(texts, query)
 
     tail = Tail(load_model(tiny_model(family), tiny_tokenizer()), layers)
@@ -149,7 +149,7 @@ def test_without_a_chat_template_chunks_stand_behind_nothing_or_bos(make_engine:
     try:
         example = examples(1)[0]
         target = look(read_question(example, engine.loaded), engine.loaded)
-        config = engine.reuse.override(auxiliary_model=engine.model_name)
+        config = engine.reuse.override(auxiliary_model=engine.info.name)
         texts = [span.text for span in target.question.spans]
         expected = engine._reuse.auxiliaries.scorer(config).score(texts, target.question.query)
         tail = Tail(load_model(tiny_model(), engine.tokenizer), 2)

@@ -17,6 +17,7 @@ from pausing import speculating_threads
 from tiny import some_chunks
 
 from ragkv.errors import ConfigError
+from ragkv.retrieve.following import follow
 from ragkv.retrieve.staged import StagedSearch
 from ragkv.serve.client import RemoteRagKV
 
@@ -111,6 +112,6 @@ def test_documents_without_scores_and_names(make_engine):
 def test_a_model_in_this_process_is_needed(search):
     remote = RemoteRagKV("http://127.0.0.1:9")
     with remote, pytest.raises(ConfigError, match="prefetch"):
-        remote.follow([], str)
+        follow(remote, [], str)
     with pytest.raises(ValueError, match="must be the ChatRagKV"):
         RagKVStagedRetriever(stages=search, llm=None, prompt=prompt_with(PROMPT))

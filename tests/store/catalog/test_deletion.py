@@ -52,7 +52,7 @@ def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
                 engine.precompute([" ".join(chunks)])
             assert engine.forget(chunks[0])
             assert engine.contains(chunks[1])
-            assert engine.forget_document("d") == 7
+            assert engine.forget(document="d") == 7
             assert not any(engine.contains(chunk) for chunk in chunks)
         for file in small_disk.glob("filler-*"):
             file.unlink()

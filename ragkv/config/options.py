@@ -1,0 +1,48 @@
+"""The keyword arguments of calls, for type checkers: fields of the settings, each optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from ragkv.config.reuse import AutoRatio, Grouping, Named
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Fields of :class:`ragkv.DecodeConfig`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str]
+    seed: int | None
+    top_k: int
+    stop_token_ids: Sequence[int]
+    prompt_lookup_num_tokens: int | None
+    ignore_eos: bool
+    logprobs: int | None
+    json_schema: Mapping[str, Any] | None
+    generation: Mapping[str, Any] | None
+
+
+class ReuseOptions(TypedDict, total=False):
+    """Fields of :class:`ragkv.ReuseConfig`, for one call."""
+
+    method: str | Named
+    recompute_ratio: float | Literal["auto"]
+    auto: AutoRatio
+    sink: str
+    grouping: Grouping | None
+    auxiliary_model: str | None
+    on_miss: Literal["store", "skip"]
+    load: Literal["auto", "always"]
+    repair_ahead: bool
+    contextual_versions: bool
+    calibrated_for: str | None
+
+
+class AnswerOptions(DecodeOptions, ReuseOptions, total=False):
+    """What an answer can be given: fields of both, and what belongs to its prompt."""
+
+    chat_template_kwargs: Mapping[str, Any] | None
+    retrieved: Sequence[str]
