@@ -37,7 +37,7 @@ _JOIN = (
     'Join the texts: `retriever | (lambda found: "\\n\\n".join(d.page_content for d in found))` in '
     "LangChain, `compact` instead of `simple_summarize` in LlamaIndex."
 )
-_AS_IS = "Put the chunk's text into the prompt as it was precomputed, or precompute it as it stands"
+_AS_IS = "Precompute the text as the prompt has it"
 
 STORED_NEXT = "It is encoded after this answer: later prompts reuse it."
 """Goes with the mend, where that is so."""

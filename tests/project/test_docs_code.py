@@ -1,4 +1,4 @@
-"""What the pages of the two frameworks and docs/index.md show, run."""
+"""Every Python block of the documents, run over a tiny model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import reduce
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import ModuleType
+from typing import Literal
 
 import faiss
 import numpy as np
@@ -17,15 +18,21 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from listening import listening
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper
+from pydantic import BaseModel
 from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv_bench.quality.calibration import NotShownError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
@@ -237,11 +244,84 @@ def test_the_readme_s_chain(name, caplog):
     llm.kv.close()
 
 
-def test_the_readme_s_core(name, capsys):
-    (snippet,) = (block for block in BLOCK.findall(README) if "from ragkv import" in block)
+class Person(BaseModel):
+    """What a model without sense can write, too."""
+
+    name: Literal["Ada", "Grace"]
+
+
+@tool
+def look_up(word: str) -> str:
+    """Look a word up."""
+    return word
+
+
+def blocks(page):
+    return BLOCK.findall((DOCS.parent / page).read_text(encoding="utf-8"))
+
+
+OTHERS = ("README.md", "CONTRIBUTING.md", "docs/agents.md", "docs/evaluation.md", "docs/store.md")
+OTHERS += ("docs/index.md", "docs/serving.md")
+
+
+def test_all_pages_with_code_are_run():
+    pages = [*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")]
+    found = {page.relative_to(DOCS.parent).as_posix() for page in pages if blocks(page)}
+    assert found == {*OTHERS, "docs/langchain.md", "docs/llama-index.md"}
+
+
+@pytest.mark.parametrize(
+    ("page", "snippet"),
+    [
+        pytest.param(page, block, id=f"{page} {number}")
+        for page in OTHERS
+        for number, block in enumerate(blocks(page))
+        if "langchain_ragkv import ChatRagKV, RagKVRetriever" not in block  # these have tests
+        and block not in (*BLOCK.findall(AHEAD), *BLOCK.findall(SERVED))  # of their own
+    ],
+)
+def test_a_block_runs(name, make_engine, tmp_path, monkeypatch, page, snippet):
+    monkeypatch.chdir(tmp_path)
     chunks = some_chunks(3)
-    snippet = snippet.replace("Qwen/Qwen2.5-7B-Instruct", name)
-    made = run(snippet, chunks=chunks, prompt=ask(chunks))
-    assert made["answer"].report.reused_tokens > 0
-    assert "First token after" in capsys.readouterr().out
-    made["kv"].close()
+    prompt = ask(chunks, "\n\nWhat is a target?")
+    example = (DOCS / "evaluation.md").read_text(encoding="utf-8")
+    Path("questions.jsonl").write_text(example.split("```json\n")[1].split("```")[0], "utf-8")
+    kv = make_engine()
+    kv.precompute(chunks)
+    given = {
+        "kv": kv,
+        "chunks": chunks,
+        "chunk": chunks[0],
+        "a_part": chunks[:1],
+        "digest": "1",
+        "context": "\n\n".join(chunks),
+        "question": "What is a target?",
+        "prompt": PromptTemplate("Who is {name}?") if "llama_index" in snippet else prompt,
+        "messages": prompt,
+        "tools": [convert_to_openai_tool(look_up)],
+        "retriever": RunnableLambda(lambda _: [Document(chunks[0])]),
+        "splits": [Document(text) for text in chunks],
+        "query_tool": FunctionTool.from_defaults(lambda word: word, "look_up", "Looks."),
+        "Person": Person,
+    }
+    with listening(kv) as url:
+        for text, here in (
+            ("Qwen/Qwen2.5-7B-Instruct", name),
+            ('"MODEL"', repr(name)),
+            ("http://localhost:8000", url),
+            ("max_new_tokens=200", "max_new_tokens=4"),
+            ('model="default",', 'model="default", max_tokens=4,'),
+        ):
+            snippet = snippet.replace(text, here)
+        if "NotShownError" in snippet:  # one example shows nothing
+            with pytest.raises(NotShownError, match="no ratio below 1 is shown"):
+                run(snippet, **given)
+            assert Path("result.json").exists()
+            return
+        made = run(snippet, **given)
+    if hasattr(made.get("answer"), "report"):
+        assert made["answer"].report.reused_tokens > 0
+    if "METHOD" in made:
+        assert kv.generate(prompt, method=made["METHOD"]).report.recomputed_tokens > 0
+    for each in (made["kv"], getattr(made.get("llm"), "kv", kv)):
+        each.close()
