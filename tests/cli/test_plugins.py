@@ -105,6 +105,7 @@ def test_without_ragkv_bench_they_say_how_to_get_them(words, monkeypatch):
     [
         ["demo", "--topics", "6"],
         ["store", "bench"],
+        ["bench", "speculate"],
         ["eval", "--data", "d.jsonl", "--codec", "int8"],
     ],
     ids=str,

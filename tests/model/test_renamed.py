@@ -22,7 +22,7 @@ from ragkv.model import calls
 from ragkv.model.architecture import backbone_of
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.splice.buffer import SplicedCache
-from ragkv_bench.speed.costs import timed_prefill
+from ragkv_bench.speed.bound import timed_prefill
 
 Make = Callable[..., RagKV]
 Patch = pytest.MonkeyPatch
@@ -173,7 +173,7 @@ def test_a_seed_of_a_model_without_reuse(monkeypatch: Patch) -> None:
 
 
 def test_attention_that_is_timed(kv: RagKV, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("ragkv_bench.speed.costs.AttentionInterface.register", lambda *_: None)
+    monkeypatch.setattr("ragkv_bench.speed.bound.AttentionInterface.register", lambda *_: None)
     with pytest.raises((UnsupportedModelError, KeyError, AttributeError)):
         timed_prefill(kv.loaded, list(range(5, 40)))
 

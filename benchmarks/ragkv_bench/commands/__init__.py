@@ -2,7 +2,5 @@
 
 from ragkv_bench.commands.bench import bench
 from ragkv_bench.commands.bench_serve import bench_serve_command
-from ragkv_bench.commands.bench_speculate import bench_speculate_command
 
 bench.command("serve")(bench_serve_command)
-bench.command("speculate")(bench_speculate_command)

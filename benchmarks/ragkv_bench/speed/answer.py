@@ -12,22 +12,32 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from ragkv import RagKV, ReuseConfig, StoreConfig
-from ragkv.config import MEMORY
+from ragkv import RagKV, ReuseConfig
 from ragkv.decode.listener import Listener
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
+from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
-from ragkv_bench.speed.costs import synchronise
-from ragkv_bench.speed.machine import setup_of
-from ragkv_bench.speed.peers.base import Opening
-from ragkv_bench.speed.result import FULL, AnswerBenchmark, AnswerPeerRow, AnswerRow
+from ragkv_bench.speed.peers.base import Opening, ask
+from ragkv_bench.speed.timing import (
+    IN_MEMORY,
+    AnswerTime,
+    ratio_of,
+    require_different,
+    setup_of,
+    synchronise,
+    timed,
+)
 from ragkv_bench.speed.traces import RequestTrace, make_traces, token_ids
-from ragkv_bench.speed.ttft import UNBOUNDED, middle, require_different
+
+FULL = "full"
+"""The method of a full prefill."""
+Setting = tuple[str, float]
+"""A method and its ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +72,20 @@ class AnswerPlan:
             get_method(method)
 
     @property
-    def settings(self) -> list[tuple[str, float]]:
+    def settings(self) -> list[Setting]:
         """Methods with their ratios, in the order of the options."""
         pairs = [(m, 1.0 if m == FULL else r) for m in self.methods for r in self.ratios]
         return list(dict.fromkeys(pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One answer's seconds to its first and its last token, and its tokens a step."""
+@dataclass(slots=True)
+class Measured:
+    """One prompt length with one answer length: a time a round."""
 
-    ttft_s: float
-    total_s: float
-    tokens_per_step: float = 1.0
-
-
-Key = tuple[int, int]
-"""A trace's index and an answer length."""
+    trace: RequestTrace
+    answer_tokens: int
+    full: list[AnswerTime]
+    own: dict[Setting, list[AnswerTime]]
 
 
 def bench_answers(
@@ -88,8 +95,10 @@ def bench_answers(
     data: DataSet | None = None,
     peers: Sequence[Opening] = (),
     show_progress: bool = False,
-) -> AnswerBenchmark:
+) -> dict[str, Any]:
     """Measure whole answers; all have exactly the planned number of tokens.
+
+    Returns ``rows``, one a length and setting, ``peers``, and the ``setup``.
 
     Parameters
     ----------
@@ -103,138 +112,74 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, history_bytes=0)
     reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
-    with RagKV(require_reusable(loaded), store=store, reuse=reuse) as kv, _endless(kv):
+    with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv, _endless(kv):
         if data is None:
             traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         else:
             traces = [_trace_of(kv, data, plan.rounds)]
-        bench = _Bench(kv, plan, traces)
-        bench.run(show_progress=show_progress)
-    return AnswerBenchmark(
-        model=loaded.name,
-        device=device_name(loaded.device),
-        rows=tuple(bench.rows()),
-        peers=tuple(row for opening in peers for row in bench.compare(opening)),
-        setup={**setup_of(loaded), "plan": asdict(plan)},
-    )
-
-
-class _Bench:
-    """Times answers over the traces' prompts."""
-
-    def __init__(self, kv: RagKV, plan: AnswerPlan, traces: Sequence[RequestTrace]) -> None:
-        self._kv, self._plan, self._traces = kv, plan, traces
-        self._full: dict[Key, list[Timing]] = {}
-        self._own: dict[tuple[Key, tuple[str, float]], list[Timing]] = {}
-
-    @property
-    def _keys(self) -> list[Key]:
-        return [
-            (index, count)
-            for index in range(len(self._traces))
-            for count in self._plan.answer_tokens
-        ]
-
-    def run(self, *, show_progress: bool) -> None:
-        """Time transformers and then each setting, prompt after prompt."""
-        settings = self._plan.settings
-        total = sum(len(self._traces[index].prompts) for index, _ in self._keys)
+        total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
-            for index, trace in enumerate(self._traces):
-                for method, _ in settings:
-                    if get_method(method).uses_chunks:
-                        bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks")
-                        self._kv.precompute(trace.chunks, method=method, sink=trace.sink)
-                for number, (asked, ids) in enumerate(zip(trace.prompts, trace.ids, strict=True)):
-                    for count in self._plan.answer_tokens:
-                        bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
-                        full = transformers_answer(self._kv, ids, count)
-                        own = [self._answer(trace, asked, count, each) for each in settings]
-                        bar.update()
-                        if not number:  # the first prompt warms up
-                            continue
-                        key = (index, count)
-                        self._full.setdefault(key, []).append(full)
-                        for setting, timing in zip(settings, own, strict=True):
-                            self._own.setdefault((key, setting), []).append(timing)
+            measured = [one for trace in traces for one in _measure(kv, plan, trace, bar)]
+    return {
+        "model": loaded.name,
+        "device": device_name(loaded.device),
+        "rows": [_row(one, setting) for one in measured for setting in plan.settings],
+        "peers": [row for each in peers for row in _compare(each, measured, plan.settings[0])],
+        "setup": {**setup_of(loaded), "plan": asdict(plan)},
+    }
 
-    def _answer(
-        self, trace: RequestTrace, asked: Prompt, count: int, setting: tuple[str, float]
-    ) -> Timing:
-        method, ratio = setting
-        synchronise(self._kv.loaded.device)
-        started = time.perf_counter()
-        report = self._kv.generate(
+
+def _measure(kv: RagKV, plan: AnswerPlan, trace: RequestTrace, bar: tqdm[Any]) -> list[Measured]:
+    """Time transformers and then each setting, prompt after prompt, all answer lengths."""
+    settings = plan.settings
+    for method, _ in settings:
+        if get_method(method).uses_chunks:
+            bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks")
+            kv.precompute(trace.chunks, method=method, sink=trace.sink)
+    found = [
+        Measured(trace, count, [], {each: [] for each in settings}) for count in plan.answer_tokens
+    ]
+    for number, (asked, ids) in enumerate(zip(trace.prompts, trace.ids, strict=True)):
+        for one in found:
+            count = one.answer_tokens
+            bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
+            full = transformers_answer(kv, ids, count)
+            own = {each: _answer(kv, plan, one, asked, each) for each in settings}
+            bar.update()
+            if number:  # the first prompt warms up
+                one.full.append(full)
+                for setting, answer in own.items():
+                    one.own[setting].append(answer)
+    return found
+
+
+def _answer(
+    kv: RagKV, plan: AnswerPlan, measured: Measured, asked: Prompt, setting: Setting
+) -> AnswerTime:
+    count = measured.answer_tokens
+
+    def generate() -> ReuseReport:
+        return kv.generate(
             asked,
             max_new_tokens=count,
-            method=method,
-            recompute_ratio=ratio,
-            sink=trace.sink,
-            prompt_lookup_num_tokens=None if self._plan.lookup else 0,
+            method=setting[0],
+            recompute_ratio=setting[1],
+            sink=measured.trace.sink,
+            prompt_lookup_num_tokens=None if plan.lookup else 0,
         ).report
-        total = time.perf_counter() - started
-        if report.misses or report.completion_tokens != count:
-            raise ConfigError(
-                f"this model's answers of {count} tokens to prompts of {report.prompt_tokens} "
-                "cannot be compared: a chunk was not reused, or an answer ended before; give "
-                "smaller --tokens"
-            )
-        return Timing(report.ttft_s, total, report.tokens_per_step)
 
-    def rows(self) -> Iterator[AnswerRow]:
-        """Yield a row for each setting, prompt length and answer length."""
-        for (key, (method, ratio)), own in self._own.items():
-            full = self._full[key]
-            speedup, quartiles = middle(
-                [a.total_s / b.total_s for a, b in zip(full, own, strict=True)]
-            )
-            ttft, ms, total = medians(own, key[1])
-            full_ttft, full_ms, full_total = medians(full, key[1])
-            yield AnswerRow(
-                tokens=self._traces[key[0]].tokens,
-                answer_tokens=key[1],
-                method=method,
-                ratio=ratio,
-                ttft_s=ttft,
-                ms_per_token=ms,
-                total_s=total,
-                tokens_per_step=statistics.median(each.tokens_per_step for each in own),
-                full_ttft_s=full_ttft,
-                full_ms_per_token=full_ms,
-                full_total_s=full_total,
-                speedup_total=speedup,
-                quartiles=quartiles,
-                rounds=len(own),
-            )
-
-    def compare(self, opening: Opening) -> Iterator[AnswerPeerRow]:
-        """Give a peer the same prompts, and close it."""
-        with opening() as peer:
-            for index, count in self._keys:
-                warm, *prompts = self._traces[index].ids
-                peer.answer(warm, count)
-                found = [Timing(*peer.answer(ids, count)) for ids in prompts]
-                own = self._own[(index, count), self._plan.settings[0]]
-                speedup, quartiles = middle(
-                    [a.total_s / b.total_s for a, b in zip(found, own, strict=True)]
-                )
-                tokens = self._traces[index].tokens
-                times = medians(found, count)
-                yield AnswerPeerRow(peer.name, tokens, count, *times, speedup, quartiles)
+    total, report = timed(kv.loaded.device, generate)
+    if report.misses or report.completion_tokens != count:
+        raise ConfigError(
+            f"this model's answers of {count} tokens to prompts of {report.prompt_tokens} "
+            "cannot be compared: a chunk was not reused, or an answer ended before; give "
+            "smaller --tokens"
+        )
+    return AnswerTime(report.ttft_s, total, report.tokens_per_step)
 
 
-def medians(timings: Sequence[Timing], count: int) -> tuple[float, float, float]:
-    """Return the median first token, milliseconds a later token, and total of answers."""
-    return (
-        statistics.median(each.ttft_s for each in timings),
-        statistics.median(1e3 * (each.total_s - each.ttft_s) / (count - 1) for each in timings),
-        statistics.median(each.total_s for each in timings),
-    )
-
-
-def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> Timing:
+def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime:
     """Answer greedily by transformers' own ``generate``, as one does without ragkv."""
     given = torch.tensor([ids], device=kv.model.device)
     listener = Listener()
@@ -252,7 +197,56 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> Timing:
         temperature=None,
     )
     total = time.perf_counter() - started
-    return Timing(listener.first_at - started, total)
+    return AnswerTime(listener.first_at - started, total)
+
+
+def _row(measured: Measured, setting: Setting) -> dict[str, Any]:
+    """Return medians over rounds; ``full_…`` are of transformers' ``generate`` just before."""
+    own, full, count = measured.own[setting], measured.full, measured.answer_tokens
+    return {
+        "tokens": measured.trace.tokens,
+        "answer_tokens": count,
+        "method": setting[0],
+        "ratio": setting[1],
+        **_medians(own, count),
+        "tokens_per_step": statistics.median(each.tokens_per_step for each in own),
+        **{f"full_{name}": value for name, value in _medians(full, count).items()},
+        **_speedup(full, own),
+        "rounds": len(own),
+    }
+
+
+def _compare(
+    opening: Opening, measured: Sequence[Measured], against: Setting
+) -> Iterator[dict[str, Any]]:
+    """Give a peer the same prompts, and close it; ``speedup_total`` is ragkv's over its."""
+    with opening() as peer:
+        for one in measured:
+            found = ask(peer, one.trace.ids, one.answer_tokens)
+            yield {
+                "name": peer.name,
+                "tokens": one.trace.tokens,
+                "answer_tokens": one.answer_tokens,
+                **_medians(found, one.answer_tokens),
+                **_speedup(found, one.own[against]),
+            }
+
+
+def _speedup(first: Sequence[AnswerTime], second: Sequence[AnswerTime]) -> dict[str, Any]:
+    """Return median and quartiles over rounds of the first totals over the second."""
+    pairs = zip(first, second, strict=True)
+    speedup, quartiles = ratio_of((one.total_s, other.total_s) for one, other in pairs)
+    return {"speedup_total": speedup, "quartiles": quartiles}
+
+
+def _medians(times: Sequence[AnswerTime], count: int) -> dict[str, float]:
+    """Return the median first token, milliseconds a later token, and total of answers."""
+    later = [1e3 * (each.total_s - each.ttft_s) / (count - 1) for each in times]
+    return {
+        "ttft_s": statistics.median(each.ttft_s for each in times),
+        "ms_per_token": statistics.median(later),
+        "total_s": statistics.median(each.total_s for each in times),
+    }
 
 
 @contextmanager

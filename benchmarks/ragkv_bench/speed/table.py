@@ -1,189 +1,216 @@
-"""The tables of a benchmark, for people; they fit 80 columns."""
+"""What a benchmark found, read again and as tables for people, which fit 80 columns."""
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv_bench.speed.ingest import Ingestion
-from ragkv_bench.speed.result import (
-    AnswerBenchmark,
-    AnswerRow,
-    Benchmark,
-    BenchRow,
-    setting_name,
-)
-from ragkv_bench.speed.speculate import SpeculateBenchmark
+from ragkv_bench.results import Saved, reading, table
 
-_CAPTION = (
+Found = dict[str, Any]
+"""What a command writes as JSON, or one of its rows."""
+PERCENTS = (50, 90, 99)
+_TTFT = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
     "bound: the least that computing these tokens costs at full prefill's rates. eff.: of the "
     "time taken, the bound's share. MB: peak memory above that before the request."
 )
-_STEPS = "Of the median round, in milliseconds."
+_ANSWER = (
+    "Medians over {rounds} rounds, transformers' generate and ragkv in turn; grey: quartiles. "
+    "Answers go on past an end of text."
+)
+_INGEST = (
+    "Medians over {rounds} rounds, in turn. share: of the model's plain prefill rate; "
+    "grey: quartiles."
+)
+_LOAD = (
+    "p50/p90/p99 in seconds: first token, milliseconds between tokens, whole answer. cached: of "
+    "the prompt tokens, as the endpoint counts them."
+)
 
 
-def tables(benchmark: Benchmark) -> list[Table]:
+def read(path: Path, command: str, key: str) -> Found:
+    """Return what a command wrote, whose rows all have ``key``.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or is not by the command.
+    """
+    with reading(path, f"{{path}} is not by `{command}`: {{error!r}}") as saved:
+        for row in saved["rows"]:
+            row[key]
+        found: Found = saved
+    return found
+
+
+def title_of(found: Found) -> str:
+    """Return the model, without the way to it, and its device."""
+    return f"{Saved(found['model']).model_name} on {found['device']}"
+
+
+def setting_name(row: Found) -> str:
+    """Return how tables and pictures name a row's setting; a full prefill has no ratio."""
+    return "full" if row["method"] == "full" else f"{row['method']} {row['ratio']:g}"
+
+
+def ttft_tables(found: Found) -> list[Table]:
     """Return the speed-ups, the steps, and the peers if there are any."""
-    found = [_speedups(benchmark), _steps(benchmark)]
-    return [*found, _peers(benchmark)] if benchmark.peers else found
-
-
-def _table(title: str, caption: str, *columns: str, names: int) -> Table:
-    """Return an empty table whose first ``names`` columns are words."""
-    out = Table(
-        title=escape(title),
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for index, column in enumerate(columns):
-        out.add_column(column, justify="left" if index < names else "right", no_wrap=True)
-    return out
-
-
-def _speedups(benchmark: Benchmark) -> Table:
-    rounds = max(row.rounds for row in benchmark.rows)
-    out = _table(
-        f"{benchmark.model_name} on {benchmark.device}",
-        _CAPTION.format(rounds=rounds),
-        *("method", "from", "tokens", "full s", "ragkv s", "speed-up", "bound", "eff.", "MB"),
-        names=2,
-    )
-    for row in benchmark.rows:
-        low, high = row.quartiles
-        out.add_row(
-            _name(row),
-            row.tier,
-            str(row.prompt_tokens),
-            f"{row.full_s:.3g}",
-            f"{row.ragkv_s:.3g}",
-            f"{row.speedup:.1f}x\n[bright_black]{low:.1f}-{high:.1f}[/]",
-            f"{row.full_s / row.bound_s:.1f}x",
-            f"{row.efficiency:.0%}",
-            "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+    rows, peers = found["rows"], found["peers"]
+    names = dict.fromkeys(name for row in rows for name in row["steps"] if name != "wait")
+    speedups, steps = [], []
+    for row in rows:
+        name, tokens = escape(setting_name(row)), str(row["prompt_tokens"])
+        speedups.append(
+            (
+                name,
+                row["tier"],
+                tokens,
+                f"{row['full_s']:.3g}",
+                f"{row['ragkv_s']:.3g}",
+                f"{row['speedup']:.1f}x\n{_grey(row, '.1f')}",
+                f"{row['full_s'] / row['bound_s']:.1f}x",
+                f"{row['efficiency']:.0%}",
+                "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+            )
         )
-    return out
+        times = [1000 * row["steps"].get(step, 0.0) for step in names]
+        shown = (f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times)
+        steps.append((f"{name} {row['tier']}", tokens, *shown))
+    heads = ("method", "from", "tokens", "full s", "ragkv s", "speed-up", "bound", "eff.", "MB")
+    caption = _TTFT.format(rounds=max(row["rounds"] for row in rows))
+    tables = [_table(title_of(found), caption, heads, speedups, words=2)]
+    columns = ["method", "tokens", *(name.replace("_", "\n") for name in names)]
+    tables.append(_table("Steps", "Of the median round, in milliseconds.", columns, steps))
+    if peers:
+        tables.append(_peers(peers))
+    return tables
 
 
-def _steps(benchmark: Benchmark) -> Table:
-    names = list(dict.fromkeys(name for row in benchmark.rows for name in row.steps))
-    names = [name for name in names if name != "wait"]
-    headings = [name.replace("_", "\n") for name in names]
-    out = _table("Steps", _STEPS, "method", "tokens", *headings, names=1)
-    for row in benchmark.rows:
-        times = [row.steps.get(name, 0.0) for name in names]
-        out.add_row(f"{_name(row)} {row.tier}", str(row.prompt_tokens), *map(_milliseconds, times))
-    return out
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
-
-
-def _peers(benchmark: Benchmark) -> Table:
-    out = _table(
-        "Other engines on the same prompts",
-        "speed-up: of ragkv's first token over the engine's; in brackets: quartiles.",
-        *("engine", "against", "tokens", "seconds", "speed-up"),
-        names=2,
-    )
-    for peer in benchmark.peers:
-        low, high = peer.quartiles
-        out.add_row(
-            escape(peer.name),
-            escape(peer.against),
-            str(peer.tokens),
-            f"{peer.ttft_s:.3g}",
-            f"{peer.speedup:.1f}x [bright_black]({low:.1f}-{high:.1f})[/]",
+def _peers(peers: Sequence[Found]) -> Table:
+    cells = [
+        (
+            escape(peer["name"]),
+            escape(peer["against"]),
+            str(peer["tokens"]),
+            f"{peer['ttft_s']:.3g}",
+            f"{peer['speedup']:.1f}x {_grey(peer, '.1f')}",
         )
-    return out
+        for peer in peers
+    ]
+    caption = "speed-up: of ragkv's first token over the engine's; grey: quartiles."
+    heads = ("engine", "against", "tokens", "seconds", "speed-up")
+    return _table("Other engines on the same prompts", caption, heads, cells, words=2)
 
 
-def _name(row: BenchRow | AnswerRow) -> str:
-    return escape(setting_name(row))
+def answer_tables(found: Found) -> list[Table]:
+    """Return the one table of ``ragkv bench answer``, peers in it; all against transformers."""
+    cells: list[tuple[str, ...]] = []
+    ends: list[int] = []
 
+    def add(name: str, row: Found, steps: str, speedup: str) -> None:
+        lengths = f"{row['tokens']:,}", f"{row['answer_tokens']:,}"
+        first, total = f"{row['ttft_s']:.3g}", f"{row['total_s']:.3g}"
+        ms = f"{row['ms_per_token']:.1f}"
+        cells.append((escape(name), *lengths, first, ms, steps, total, speedup))
 
-def answer_tables(benchmark: AnswerBenchmark) -> list[Table]:
-    """Return the one table of ``ragkv bench answer``, peers in it."""
-    out = _table(
-        f"{benchmark.model_name} on {benchmark.device}",
-        f"Medians over {max(row.rounds for row in benchmark.rows)} rounds, transformers' generate "
-        "and ragkv in turn; grey: quartiles. Answers go on past an end of text.",
-        *("method", "prompt", "answer", "first s", "ms/tok", "tok/step", "total s", "speed-up"),
-        names=1,
-    )
-    lengths = list(dict.fromkeys((row.tokens, row.answer_tokens) for row in benchmark.rows))
-    for length in lengths:
-        own = [row for row in benchmark.rows if (row.tokens, row.answer_tokens) == length]
-        others = [peer for peer in benchmark.peers if (peer.tokens, peer.answer_tokens) == length]
-        sizes = [f"{number:,}" for number in length]
-        full = own[0]
-        times = full.full_ttft_s, full.full_ms_per_token, 1.0, full.full_total_s
-        out.add_row("transformers", *sizes, *_answer_times(*times), "1.0x")
+    for length in dict.fromkeys(map(_length, found["rows"])):
+        own = [row for row in found["rows"] if _length(row) == length]
+        full = {time: own[0][f"full_{time}"] for time in ("ttft_s", "ms_per_token", "total_s")}
+        add("transformers", own[0] | full, "1.00", "1.0x")
         for row in own:
-            low, high = row.quartiles
-            times = row.ttft_s, row.ms_per_token, row.tokens_per_step, row.total_s
-            quartiles = f"[bright_black]{low:.1f}-{high:.1f}[/]"
-            speedup = f"{row.speedup_total:.1f}x\n{quartiles}"
-            out.add_row(_name(row), *sizes, *_answer_times(*times), speedup)
-        for peer in others:
-            times = peer.ttft_s, peer.ms_per_token, 0.0, peer.total_s
-            behind = f"{full.full_total_s / peer.total_s:.1f}x"
-            out.add_row(escape(peer.name), *sizes, *_answer_times(*times), behind)
-        out.add_section()
-    return [out]
+            speedup = f"{row['speedup_total']:.1f}x\n{_grey(row, '.1f')}"
+            add(setting_name(row), row, f"{row['tokens_per_step']:.2f}", speedup)
+        for row in found["peers"]:
+            if _length(row) == length:
+                add(row["name"], row, "-", f"{full['total_s'] / row['total_s']:.1f}x")
+        ends.append(len(cells) - 1)
+    caption = _ANSWER.format(rounds=max(row["rounds"] for row in found["rows"]))
+    heads = ("method", "prompt", "answer", "first s", "ms/tok", "tok/step", "total s", "speed-up")
+    shown = _table(title_of(found), caption, heads, cells)
+    for end in ends:
+        shown.rows[end].end_section = True
+    return [shown]
 
 
-def _answer_times(ttft: float, ms: float, per_step: float, total: float) -> tuple[str, ...]:
-    steps = f"{per_step:.2f}" if per_step else "-"
-    return f"{ttft:.3g}", f"{ms:.1f}", steps, f"{total:.3g}"
-
-
-def speculate_table(found: SpeculateBenchmark) -> Table:
-    """Return the one table of ``ragkv bench speculate``."""
-    table = _table(
-        f"{found.model_name} on {found.device}",
-        f"Seconds from the question to the first token, medians over {found.rows[0].requests} "
-        "questions, in turn; grey: quartiles. overlap: seconds computed when the prompt came. "
-        "used: of the speculations begun. wasted: seconds computed for nothing, in all.",
-        *("retrieval s", "plain s", "ahead s", "speed-up", "", "overlap", "used", "wasted"),
-        names=0,
-    )
-    for row in found.rows:
-        low, high = row.quartiles
-        table.add_row(
-            f"{row.retrieval_s:g}",
-            f"{row.plain_ttft_s:.3f}",
-            f"{row.ttft_s:.3f}",
-            f"{row.speedup:.2f}x",
-            f"[bright_black]{low:.2f}-{high:.2f}[/]",
-            f"{row.overlap_s:.3f}",
-            f"{row.used} / {row.started}",
-            f"{row.wasted_s:.2f}",
-        )
-    return table
-
-
-def ingest_table(found: Ingestion) -> Table:
+def ingest_table(found: Found) -> Table:
     """Return the one table of ``ragkv bench ingest``."""
-    table = _table(
-        f"{found.model_name} on {found.device}, {found.chunks} chunks, {found.tokens:,} tokens",
-        f"Medians over {found.rounds} rounds, in turn. share: of the model's plain prefill rate; "
-        "grey: quartiles.",
-        "codec", "prefill tokens/s", "ingest tokens/s", "share", "", "bytes/token",
-        names=1,
-    )  # fmt: skip
-    low, high = found.quartiles
-    table.add_row(
-        found.codec,
-        f"{found.prefill_tokens_s:,.0f}",
-        f"{found.ingest_tokens_s:,.0f}",
-        f"{found.share:.0%}",
-        f"[bright_black]{low:.0%}-{high:.0%}[/]",
-        f"{found.bytes_per_token:,.0f}",
+    cells = (
+        found["codec"],
+        f"{found['prefill_tokens_s']:,.0f}",
+        f"{found['ingest_tokens_s']:,.0f}",
+        f"{found['share']:.0%}",
+        _grey(found, ".0%"),
+        f"{found['bytes_per_token']:,.0f}",
     )
-    return table
+    title = f"{title_of(found)}, {found['chunks']} chunks, {found['tokens']:,} tokens"
+    caption = _INGEST.format(rounds=found["rounds"])
+    heads = ("codec", "prefill tokens/s", "ingest tokens/s", "share", "", "bytes/token")
+    return _table(title, caption, heads, [cells])
+
+
+def load_table(results: Sequence[Found]) -> Table:
+    """Return one table: a row for all requests of each engine, and one a turn."""
+    cells = []
+    for result in results:
+        for row in result["rows"]:
+            everything = row["turns"] == "all"
+            cells.append(
+                (
+                    escape(result["name"]) if everything else "",
+                    row["turns"],
+                    _percentiles(row, "ttft", 1),
+                    _percentiles(row, "inter_token", 1000),
+                    _percentiles(row, "answer", 1),
+                    f"{row['tokens_per_s']:.1f}" if everything else "",
+                    f"{row['requests_per_s']:.2f}" if everything else "",
+                    f"{row['errors']}/{row['requests']}",
+                    f"{row['cached_share']:.0%}",
+                )
+            )
+    heads = ("engine", "turns", "first token", "ms/token", "answer", "tok/s", "req/s", "err")
+    shown = _table(load_title(results), _LOAD, (*heads, "cached"), cells, words=2)
+    shown.columns[0].no_wrap = False
+    return shown
+
+
+def load_title(results: Sequence[Found]) -> str:
+    """Say how requests came."""
+    shapes = (
+        f"{one['rate']:g} requests a second"
+        if one["clients"] is None
+        else f"{one['clients']} client{'s' * (one['clients'] != 1)}"
+        for one in results
+    )
+    return "; ".join(dict.fromkeys(shapes))
+
+
+def _table(
+    title: str,
+    caption: str,
+    heads: Sequence[str],
+    cells: Iterable[Sequence[str]],
+    words: int = 1,
+) -> Table:
+    columns = {head: itemgetter(index) for index, head in enumerate(heads)}
+    return table(title, caption, cells, columns, words=words)
+
+
+def _length(row: Found) -> tuple[int, int]:
+    return row["tokens"], row["answer_tokens"]
+
+
+def _percentiles(row: Found, name: str, scale: int) -> str:
+    values = (row[f"{name}_p{percent}_s"] for percent in PERCENTS)
+    return "\n".join("-" if value is None else f"{value * scale:.3g}" for value in values)
+
+
+def _grey(row: Found, form: str) -> str:
+    """Return the quartiles in grey."""
+    low, high = row["quartiles"]
+    return f"[bright_black]{low:{form}}-{high:{form}}[/]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ragkv import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt, Rendered, render
-from ragkv.prompt.tokens import tokenize
+from ragkv.prompt.tokens import Tokens, tokenize
 from ragkv_bench.data.examples import Chunk, Example
 from ragkv_bench.data.needles import default_haystack
 from ragkv_bench.data.tasks import prompt, template
@@ -32,20 +31,10 @@ _TOO_SHORT = (
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """Prompts over the same chunks, each in another order.
+    """Prompts over the same chunks, each in another order, with their token ids.
 
-    Attributes
-    ----------
-    tokens
-        The requested length: the longest prompt has this many tokens or a few less.
-    chunks
-        The chunks' texts.
-    sink
-        The text that chunks are encoded behind.
-    prompts
-        The first is for warming up, each other one for one round.
-    ids
-        Each prompt's token ids.
+    ``tokens`` is the requested length: the longest prompt has as many or a few less. The first
+    prompt is for warming up, each other one for one round. Chunks are encoded behind ``sink``.
     """
 
     tokens: int
@@ -58,10 +47,10 @@ class RequestTrace:
 class Text:
     """A long text that chunks of exactly so many tokens are cut from."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._text = default_haystack() if text is None else text
-        self._offsets = tokenize(Rendered(self._text, add_special_tokens=False), tokenizer).offsets
+        self._text = default_haystack()
+        self._offsets = tokens_of(self._text, tokenizer).offsets
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -82,11 +71,20 @@ class Text:
                 if end > len(self):
                     raise ConfigError(_TOO_SHORT.format(tokens=len(self)))
                 piece = self._text[self._offsets[first, 0] : self._offsets[end - 1, 1]].strip()
-                excess = _length(piece, self._tokenizer) - tokens
+                excess = len(tokens_of(piece, self._tokenizer)) - tokens
                 if excess == 0:
                     return piece, end
                 end = max(first + 1, end - excess)
         return piece, end
+
+    def pieces(self, count: int, tokens: int) -> tuple[list[str], int]:
+        """Return so many pieces from the beginning on, and the token behind the last."""
+        pieces: list[str] = []
+        end = 0
+        while len(pieces) < count:
+            piece, end = self.cut(end, tokens)
+            pieces.append(piece)
+        return pieces, end
 
 
 def make_traces(
@@ -103,54 +101,38 @@ def make_traces(
         A length has no room for a chunk, or the text is too short.
     """
     text = Text(kv.tokenizer)
-    chunks: list[str] = []
-    end = 0
+    empty = len(token_ids(kv, _prompt(kv, [])))
+    rooms = [divmod(max(0, tokens - empty), chunk_tokens + 1) for tokens in lengths]
+    chunks, end = text.pieces(max(whole for whole, _ in rooms), chunk_tokens)
     traces = []
-    for number, tokens in enumerate(lengths, start=1):
-        room = tokens - len(token_ids(kv, _prompt(kv, [])))
-        whole, rest = divmod(max(0, room), chunk_tokens + 1)
-        while len(chunks) < whole:
-            piece, end = text.cut(end, chunk_tokens)
-            chunks.append(piece)
-        tail = len(text) - 2 * number * chunk_tokens
+    for number, tokens in enumerate(lengths):
+        whole, rest = rooms[number]
+        tail = len(text) - 2 * (number + 1) * chunk_tokens
         if tail < end:
             raise ConfigError(_TOO_SHORT.format(tokens=len(text)))
-
-        def cut(count: int, start: int = tail) -> str:
-            return text.cut(start, count)[0]
-
-        sizes = {"chunk_tokens": chunk_tokens, "rounds": rounds, "seed": seed}
-        traces.append(_fit(kv, tokens, chunks[:whole], rest, cut=cut, **sizes))
+        while True:
+            last = [text.cut(tail, rest)[0]] if rest >= MIN_CHUNK_TOKENS else []
+            trace = _trace(kv, tokens, [*chunks[:whole], *last], rounds + 1, seed)
+            excess = max(map(len, trace.ids)) - tokens
+            if excess <= 0:
+                break
+            if not last:  # the last whole chunk is the one to be shortened now
+                whole, rest = whole - 1, chunk_tokens
+            rest -= excess
+        traces.append(trace)
     return traces
 
 
-def _fit(
-    kv: RagKV,
-    tokens: int,
-    whole: list[str],
-    rest: int,
-    *,
-    chunk_tokens: int,
-    cut: Callable[[int], str],
-    rounds: int,
-    seed: int,
-) -> RequestTrace:
-    """Shorten the last chunk until no order of the chunks makes a longer prompt than asked."""
-    while True:
-        chunks = [*whole, cut(rest)] if rest >= MIN_CHUNK_TOKENS else whole
-        if not chunks:
-            raise ConfigError(
-                f"a prompt of {tokens} tokens has no room for a chunk: give more --tokens"
-            )
-        prompts = tuple(_prompt(kv, order) for order in _orders(chunks, rounds + 1, seed))
-        ids = tuple(token_ids(kv, each) for each in prompts)
-        excess = max(map(len, ids)) - tokens
-        if excess <= 0:
-            sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))
-            return RequestTrace(tokens, tuple(chunks), sink, prompts, ids)
-        if rest < MIN_CHUNK_TOKENS:  # the last whole chunk is the one to be shortened now
-            whole, rest = whole[:-1], chunk_tokens
-        rest -= excess
+def _trace(kv: RagKV, tokens: int, chunks: list[str], count: int, seed: int) -> RequestTrace:
+    """Return so many prompts over the chunks."""
+    if not chunks:
+        raise ConfigError(
+            f"a prompt of {tokens} tokens has no room for a chunk: give more --tokens"
+        )
+    prompts = tuple(_prompt(kv, order) for order in _orders(chunks, count, seed))
+    ids = tuple(token_ids(kv, each) for each in prompts)
+    sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))
+    return RequestTrace(tokens, tuple(chunks), sink, prompts, ids)
 
 
 def _orders(chunks: list[str], count: int, seed: int) -> list[list[str]]:
@@ -177,5 +159,6 @@ def token_ids(kv: RagKV, text: Prompt) -> list[int]:
     return ids
 
 
-def _length(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    return len(tokenize(Rendered(text, add_special_tokens=False), tokenizer))
+def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokenise a text alone."""
+    return tokenize(Rendered(text, add_special_tokens=False), tokenizer)

@@ -1,45 +1,42 @@
-"""Full prefill and ragkv in turn, prompt after prompt, in one process."""
+"""Time to first token: full prefill and ragkv in turn, prompt after prompt, in one process."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
-from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.model.loaded import LoadedModel, require_reusable
+from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
+from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv.splice.layout import Origin
-from ragkv_bench.speed.costs import copy_rate, median_costs, read_rate, synchronise, timed_prefill
+from ragkv_bench.speed.bound import (
+    Costs,
+    Positions,
+    copy_rate,
+    median_costs,
+    read_rate,
+    timed_prefill,
+)
 from ragkv_bench.speed.memory import peak_growth
-from ragkv_bench.speed.result import BenchRow, Tier
-from ragkv_bench.speed.time_bound import Costs, Positions, bound_s
+from ragkv_bench.speed.peers.base import Opening, ask
+from ragkv_bench.speed.timing import IN_MEMORY, ratio_of, require_different, setup_of, timed
 from ragkv_bench.speed.traces import MIN_CHUNK_TOKENS, RequestTrace, make_traces
 
-UNBOUNDED = 1 << 50
-"""Bytes: the memory tier keeps every chunk."""
-
-
-def require_different(plan: object, *names: str) -> None:
-    """Raise ConfigError for a plan's list that is empty or names something twice."""
-    for name in names:
-        values = getattr(plan, name)
-        if not values or len(set(values)) < len(values):
-            raise ConfigError(f"give one or more different {name}, not {list(values)}")
+Tier = Literal["memory", "disk"]
+"""Where the chunks' caches are: in memory, or in files that the system has cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class TtftPlan:
 
     def __post_init__(self) -> None:
         require_different(self, "tokens", "ratios", "methods", "tiers")
-        if min(self.tokens) < 1 or self.rounds < 1:
+        if min(*self.tokens, self.rounds) < 1:
             raise ConfigError("tokens and rounds must be 1 or more")
         if self.chunk_tokens < MIN_CHUNK_TOKENS:
             raise ConfigError(f"chunk_tokens must be {MIN_CHUNK_TOKENS} or more")
@@ -99,6 +96,11 @@ class TtftPlan:
             for tier in self.tiers
         ]
 
+    @property
+    def reference(self) -> Setting:
+        """What peers are compared with: first method and tier, highest ratio."""
+        return Setting(self.methods[0], max(self.ratios), self.tiers[0])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -121,168 +123,198 @@ class Measured:
     peaks: dict[Setting, int | None]
 
 
-class Bench:
-    """The engines of a benchmark, one a tier, over one loaded model.
+def bench_ttft(
+    loaded: LoadedModel,
+    plan: TtftPlan,
+    *,
+    auxiliary_model: str | None = None,
+    peers: Sequence[Opening] = (),
+    show_progress: bool = False,
+) -> dict[str, Any]:
+    """Measure times to first token against full prefill, the bound and peers.
 
-    Parameters
-    ----------
-    loaded
-        A supported model.
-    auxiliary_model
-        See :class:`ragkv.ReuseConfig`.
+    Returns
+    -------
+    dict
+        ``rows``, one a length and setting; ``peers``; ``costs``: for each length what a full
+        prefill spends its time on, in seconds; ``setup``: plan, versions, threads, and the
+        loading rates in bytes a second.
+
+    Raises
+    ------
+    ConfigError
+        A prompt cannot be made, or the model does not reuse its chunks.
+    PromptTooLongError
+        The model has fewer positions than a prompt has.
+    PeerError
+        A peer does not start or gives no token.
     """
-
-    def __init__(
-        self, loaded: LoadedModel, plan: TtftPlan, *, auxiliary_model: str | None = None
-    ) -> None:
-        self._loaded, self._plan = require_reusable(loaded), plan
-        self._architecture = self._loaded.architecture
-        self._reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip", load="always")
-        self.rates: dict[Tier, float] = {}
-        """Bytes a second from each tier to the device."""
-
-    def run(self, *, show_progress: bool = False) -> list[Measured]:
-        """Measure everything, length by length.
-
-        Raises
-        ------
-        ConfigError
-            A prompt cannot be made, or the model does not reuse its chunks.
-        PromptTooLongError
-            The model has fewer positions than a prompt has.
-        """
-        plan = self._plan
-        count = len(plan.tokens) * plan.rounds * len(plan.settings)
-        with (
-            ExitStack() as stack,
-            tqdm(total=count, disable=not show_progress, desc="ttft") as bar,
-        ):
-            bar.set_postfix_str("cutting the text into prompts")
-            engines = {tier: stack.enter_context(self._engine(tier)) for tier in plan.tiers}
-            first = next(iter(engines.values()))
-            traces = make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
-            return [self._measure(engines, trace, bar) for trace in traces]
-
-    @contextmanager
-    def _engine(self, tier: Tier) -> Iterator[RagKV]:
-        """Open an engine whose every request gets its chunks from the tier."""
-        rate = copy_rate(self._loaded.device)
-        with ExitStack() as stack:
-            store = StoreConfig(MEMORY, memory_bytes=UNBOUNDED, device_bytes=0, history_bytes=0)
-            if tier == "disk":
-                folder = tempfile.TemporaryDirectory(prefix="ragkv-bench-")
-                rate = min(rate, read_rate(Path(stack.enter_context(folder))))
-                place = Path(folder.name) / "store"
-                store = StoreConfig(place, memory_bytes=0, device_bytes=0, history_bytes=0)
-            self.rates[tier] = rate
-            yield stack.enter_context(RagKV(self._loaded, store=store, reuse=self._reuse))
-
-    def _measure(self, engines: dict[Tier, RagKV], trace: RequestTrace, bar: tqdm[Any]) -> Measured:
-        settings = self._plan.settings
-        for kv in engines.values():
-            for method in self._plan.methods:
-                bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks for {method}")
-                kv.precompute(trace.chunks, method=method, sink=trace.sink)
-        warm, *prompts = trace.prompts
-        for setting in settings:
-            bar.set_postfix_str(f"{trace.tokens} tokens: warming up {setting}")
-            self._pair(engines, setting, trace, warm)
-        samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
-        prefills = []
-        for number, prompt in enumerate(prompts):
-            first = number % len(settings)  # no setting always comes at the same place
-            for setting in settings[first:] + settings[:first]:
-                bar.set_postfix_str(f"{trace.tokens} tokens, {setting}", refresh=False)
-                samples[setting].append(self._pair(engines, setting, trace, prompt))
-                bar.update()
-            prefills.append(timed_prefill(self._loaded, trace.ids[number + 1]))
-        peaks = {}
-        for setting in settings:
-            request = partial(self._timed, engines, setting, trace, warm)
-            self._loaded.workspace.release()  # or its memory were not counted
-            peaks[setting] = peak_growth(request, self._loaded.device)
-        return Measured(trace, median_costs(prefills, self._architecture.windows), samples, peaks)
-
-    def _pair(
-        self, engines: dict[Tier, RagKV], setting: Setting, trace: RequestTrace, prompt: Prompt
-    ) -> Sample:
-        """Time a full prefill, then ragkv on the same prompt."""
-        kv = engines[setting.tier]
-        full_s, _ = first_token(kv, prompt, method="full", recompute_ratio=1.0)
-        ragkv_s, report = self._timed(engines, setting, trace, prompt)
-        if report.misses:
-            raise ConfigError(
-                f"a chunk was not reused ({report.misses[0].reason}): this model's prompts of "
-                f"{report.prompt_tokens} tokens are prefilled in full, so there is nothing to "
-                "compare; give smaller --tokens"
-            )
-        rest = ragkv_s - report.ttft_s
-        steps = {**report.steps, "first_token": report.steps["first_token"] + rest}
-        origin = np.frombuffer(report.positions, dtype=np.uint8)
-        rows: npt.NDArray[np.int64] = np.flatnonzero(origin >= Origin.RECOMPUTED)
-        return Sample(full_s, ragkv_s, steps, rows, report.reused_tokens)
-
-    @staticmethod
-    def _timed(
-        engines: dict[Tier, RagKV], setting: Setting, trace: RequestTrace, prompt: Prompt
-    ) -> tuple[float, ReuseReport]:
-        return first_token(
-            engines[setting.tier],
-            prompt,
-            method=setting.method,
-            recompute_ratio=setting.ratio,
-            sink=trace.sink,
-        )
-
-    def rows(self, measured: Iterable[Measured]) -> list[BenchRow]:
-        """Return one row a length and setting."""
-        return [
-            self._row(setting, one, samples)
+    reusable = require_reusable(loaded)
+    reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip", load="always")
+    total = len(plan.tokens) * plan.rounds * len(plan.settings)
+    rates: dict[Tier, float] = {}
+    with ExitStack() as stack, tqdm(total=total, disable=not show_progress, desc="ttft") as bar:
+        bar.set_postfix_str("cutting the text into prompts")
+        engines = {
+            tier: stack.enter_context(_engine(reusable, tier, reuse, rates)) for tier in plan.tiers
+        }
+        first = engines[plan.tiers[0]]
+        traces = make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
+        measured = [_measure(reusable, engines, plan, trace, bar) for trace in traces]
+    return {
+        "model": loaded.name,
+        "device": device_name(loaded.device),
+        "rows": [
+            _row(reusable, setting, one, rates[setting.tier])
             for one in measured
-            for setting, samples in one.samples.items()
-        ]
+            for setting in plan.settings
+        ],
+        "peers": [row for peer in peers for row in _compare(peer, measured, plan.reference)],
+        "costs": [
+            {
+                "tokens": one.trace.tokens,
+                "prompt_tokens": one.costs.tokens,
+                "prefill_s": one.costs.prefill_s,
+                "linear_s": one.costs.linear_s,
+                "attention_s": sum(one.costs.attention_s),
+            }
+            for one in measured
+        ],
+        "setup": {**setup_of(loaded), "plan": asdict(plan), "bytes_per_s": rates},
+    }
 
-    def _row(self, setting: Setting, measured: Measured, samples: list[Sample]) -> BenchRow:
-        median = sorted(samples, key=lambda sample: sample.ragkv_s)[(len(samples) - 1) // 2]
-        load_s = median.reused_tokens * self._token_bytes / self.rates[setting.tier]
-        bound = bound_s(measured.costs, median.rows, load_s)
-        speedup, quartiles = middle([sample.full_s / sample.ragkv_s for sample in samples])
-        return BenchRow(
-            **asdict(setting),
-            tokens=measured.trace.tokens,
-            full_s=statistics.median(sample.full_s for sample in samples),
-            ragkv_s=median.ragkv_s,
-            speedup=speedup,
-            bound_s=bound,
-            efficiency=bound / median.ragkv_s,
-            steps=median.steps,
-            peak_bytes=measured.peaks[setting],
-            quartiles=quartiles,
-            prompt_tokens=measured.costs.tokens,
-            computed_tokens=len(median.rows),
-            rounds=len(samples),
+
+@contextmanager
+def _engine(
+    loaded: ReusableModel, tier: Tier, reuse: ReuseConfig, rates: dict[Tier, float]
+) -> Iterator[RagKV]:
+    """Open an engine whose every request gets its chunks from the tier; note the tier's rate."""
+    rates[tier] = copy_rate(loaded.device)
+    with ExitStack() as stack:
+        store = IN_MEMORY
+        if tier == "disk":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-bench-")))
+            rates[tier] = min(rates[tier], read_rate(folder))
+            store = StoreConfig(folder / "store", memory_bytes=0, device_bytes=0, history_bytes=0)
+        yield stack.enter_context(RagKV(loaded, store=store, reuse=reuse))
+
+
+def _measure(
+    loaded: ReusableModel,
+    engines: dict[Tier, RagKV],
+    plan: TtftPlan,
+    trace: RequestTrace,
+    bar: tqdm[Any],
+) -> Measured:
+    """Measure all settings at one prompt length."""
+    settings = plan.settings
+    for kv in engines.values():
+        for method in plan.methods:
+            bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks for {method}")
+            kv.precompute(trace.chunks, method=method, sink=trace.sink)
+    warm, *prompts = trace.prompts
+    for setting in settings:
+        bar.set_postfix_str(f"{trace.tokens} tokens: warming up {setting}")
+        _pair(engines[setting.tier], setting, trace, warm)
+    samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
+    prefills = []
+    for number, prompt in enumerate(prompts):
+        first = number % len(settings)  # no setting always comes at the same place
+        for setting in settings[first:] + settings[:first]:
+            bar.set_postfix_str(f"{trace.tokens} tokens, {setting}", refresh=False)
+            samples[setting].append(_pair(engines[setting.tier], setting, trace, prompt))
+            bar.update()
+        prefills.append(timed_prefill(loaded, trace.ids[number + 1]))
+    peaks = {}
+    for setting in settings:
+        request = partial(_reused, engines[setting.tier], setting, trace, warm)
+        loaded.workspace.release()  # or its memory were not counted
+        peaks[setting] = peak_growth(request, loaded.device)
+    return Measured(trace, median_costs(prefills), samples, peaks)
+
+
+def _pair(kv: RagKV, setting: Setting, trace: RequestTrace, prompt: Prompt) -> Sample:
+    """Time a full prefill, then ragkv on the same prompt."""
+    full_s, _ = _first_token(kv, prompt, method="full", recompute_ratio=1.0)
+    ragkv_s, report = _reused(kv, setting, trace, prompt)
+    if report.misses:
+        raise ConfigError(
+            f"a chunk was not reused ({report.misses[0].reason}): this model's prompts of "
+            f"{report.prompt_tokens} tokens are prefilled in full, so there is nothing to "
+            "compare; give smaller --tokens"
         )
+    rest = ragkv_s - report.ttft_s
+    steps = {**report.steps, "first_token": report.steps["first_token"] + rest}
+    origin = np.frombuffer(report.positions, dtype=np.uint8)
+    rows = np.flatnonzero(origin >= Origin.RECOMPUTED)
+    return Sample(full_s, ragkv_s, steps, rows, report.reused_tokens)
 
-    @property
-    def _token_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        shape = self._architecture
-        return 2 * shape.layers * shape.kv_heads * shape.head_dim * self._loaded.dtype.itemsize
+
+def _reused(
+    kv: RagKV, setting: Setting, trace: RequestTrace, prompt: Prompt
+) -> tuple[float, ReuseReport]:
+    overrides = {"method": setting.method, "recompute_ratio": setting.ratio, "sink": trace.sink}
+    return _first_token(kv, prompt, **overrides)
 
 
-def first_token(kv: RagKV, prompt: Prompt, **overrides: Any) -> tuple[float, ReuseReport]:
-    """Return the seconds from the call to the first token's id, and the engine's report.
+def _first_token(kv: RagKV, prompt: Prompt, **overrides: Any) -> tuple[float, ReuseReport]:
+    """Return the seconds until the first token's id is on the host, and the engine's report."""
 
-    The device is idle before, and the id is on the host in the end: all work is inside.
+    def prefill() -> ReuseReport:
+        prefilled = kv.prefill(prompt, **overrides)
+        int(prefilled.logits.argmax())
+        return prefilled.report
+
+    return timed(kv.loaded.device, prefill)
+
+
+def _row(
+    loaded: ReusableModel, setting: Setting, measured: Measured, rate: float
+) -> dict[str, Any]:
+    """Return medians over rounds; what belongs to one request is of the round with the median time.
+
+    ``steps`` sum to ``ragkv_s``. ``speedup`` and its quartiles are over rounds, a full prefill's
+    time over that of ragkv right after it. ``peak_bytes`` is of a separate request.
     """
-    synchronise(kv.loaded.device)
-    started = time.perf_counter()
-    prefilled = kv.prefill(prompt, **overrides)
-    int(prefilled.logits.argmax())
-    return time.perf_counter() - started, prefilled.report
+    samples = measured.samples[setting]
+    median = sorted(samples, key=lambda sample: sample.ragkv_s)[(len(samples) - 1) // 2]
+    token_bytes = loaded.architecture.values_per_token * loaded.dtype.itemsize
+    bound = measured.costs.bound_s(median.rows, median.reused_tokens * token_bytes / rate)
+    speedup, quartiles = ratio_of((sample.full_s, sample.ragkv_s) for sample in samples)
+    return {
+        "tokens": measured.trace.tokens,
+        **asdict(setting),
+        "full_s": statistics.median(sample.full_s for sample in samples),
+        "ragkv_s": median.ragkv_s,
+        "speedup": speedup,
+        "bound_s": bound,
+        "efficiency": bound / median.ragkv_s,
+        "steps": median.steps,
+        "peak_bytes": measured.peaks[setting],
+        "quartiles": quartiles,
+        "prompt_tokens": measured.costs.tokens,
+        "computed_tokens": len(median.rows),
+        "rounds": len(samples),
+    }
 
 
-def middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the median and the two quartiles."""
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
-    return median, (low, high)
+def _compare(
+    opening: Opening, measured: Sequence[Measured], against: Setting
+) -> Iterator[dict[str, Any]]:
+    """Give a peer the prompts that ragkv had, in the same order, and close it.
+
+    ``speedup`` is its time over ragkv's with the setting ``against``.
+    """
+    with opening() as peer:
+        for one in measured:
+            found = [each.ttft_s for each in ask(peer, one.trace.ids, 1)]
+            own = [sample.ragkv_s for sample in one.samples[against]]
+            speedup, quartiles = ratio_of(zip(found, own, strict=True))
+            yield {
+                "name": peer.name,
+                "tokens": one.trace.tokens,
+                "ttft_s": statistics.median(found),
+                "speedup": speedup,
+                "quartiles": quartiles,
+                "against": str(against),
+            }

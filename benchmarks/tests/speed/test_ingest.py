@@ -30,13 +30,14 @@ def test_both_see_the_same_tokens_and_nothing_is_left(make_engine: Make, tmp_pat
     hook = engine.model.register_forward_pre_hook(note, with_kwargs=True)
     found = bench_ingest(engine.loaded, chunks=3, chunk_tokens=50, rounds=2, folder=tmp_path)
     hook.remove()
-    assert found.tokens == 150
+    assert found["tokens"] == 150
     assert engine.loaded.architecture is not None
-    assert found.bytes_per_token > 4 * engine.loaded.architecture.values_per_token
+    assert found["bytes_per_token"] > 4 * engine.loaded.architecture.values_per_token
     # each round: the model alone, then ingestion; the sink once, before the first
     assert [shape for shape in seen if shape[0] == 3] == [(3, 50)] * 6
     assert len(seen) == 7
-    assert found.share == pytest.approx(found.ingest_tokens_s / found.prefill_tokens_s, rel=0.5)
+    rate = found["ingest_tokens_s"] / found["prefill_tokens_s"]
+    assert found["share"] == pytest.approx(rate, rel=0.5)
     assert not list(tmp_path.iterdir())
 
 

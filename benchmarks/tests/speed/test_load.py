@@ -12,14 +12,13 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.errors import ConfigError
-from ragkv_bench.speed.load.answer import ServedAnswer
-from ragkv_bench.speed.load.bench import bench_serve
-from ragkv_bench.speed.load.chart import load_chart
-from ragkv_bench.speed.load.endpoint import Endpoint, open_client
-from ragkv_bench.speed.load.result import LoadResult, percentile, rows_of
-from ragkv_bench.speed.load.run import LoadShape, arrivals, run_load
-from ragkv_bench.speed.load.table import load_table
+from ragkv_bench.speed.chart import load_chart
+from ragkv_bench.speed.load.client import ServedAnswer, open_client
+from ragkv_bench.speed.load.endpoint import Endpoint
+from ragkv_bench.speed.load.result import percentile, rows_of
+from ragkv_bench.speed.load.run import LoadShape, arrivals, bench_serve, run_load
 from ragkv_bench.speed.load.workload import Dialogue, Workload
+from ragkv_bench.speed.table import load_table, read
 
 ENDPOINT = Endpoint("m", {})
 
@@ -127,32 +126,29 @@ def test_rows_over_all_and_by_turn():
         answered(0, error="cut off"),
     ]
     everything, first, second = rows_of(answers, wall_s=10.0)
-    assert (everything.turns, first.turns, second.turns) == ("all", "1", "2")
-    assert (everything.requests, everything.errors) == (4, 2)
-    assert everything.errors_by_kind == {"503": 1, "cut off": 1}
-    assert everything.ttft_p50_s == 0.75
-    assert everything.inter_token_p50_s == pytest.approx((0.5 + 0.625) / 2)
-    assert (everything.tokens_per_s, everything.requests_per_s) == (1.0, 0.2)
-    assert (everything.cached_share, everything.counted) == (0.5, 1)
-    assert everything.sources == {"sink": 0.2, "fresh": 0.8}
-    assert (first.ttft_p99_s, second.ttft_p99_s) == (1.0, 0.5)
+    assert [row["turns"] for row in (everything, first, second)] == ["all", "1", "2"]
+    wanted = {
+        "requests": 4,
+        "errors": 2,
+        "errors_by_kind": {"503": 1, "cut off": 1},
+        "ttft_p50_s": 0.75,
+        "inter_token_p50_s": pytest.approx((0.5 + 0.625) / 2),
+        "tokens_per_s": 1.0,
+        "requests_per_s": 0.2,
+        "cached_share": 0.5,
+        "counted": 1,
+        "sources": {"sink": 0.2, "fresh": 0.8},
+    }
+    assert everything | wanted == everything
+    assert (first["ttft_p99_s"], second["ttft_p99_s"]) == (1.0, 0.5)
     (nothing,) = rows_of([answered(error="503", ttft_s=None)], wall_s=1.0)
-    assert nothing.ttft_p50_s is None
-    assert nothing.cached_share == 0.0
+    assert nothing["ttft_p50_s"] is None
+    assert nothing["cached_share"] == 0.0
 
 
-def result(name: str, answers) -> LoadResult:
-    return LoadResult(name, 4, None, 10.0, None, rows_of(answers, 10.0), {"notes": ["a note"]})
-
-
-def test_saved_and_loaded(tmp_path):
-    path = tmp_path / "r.json"
-    found = result("engine", [answered(), answered(1)])
-    found.save(path)
-    assert LoadResult.load(path) == found
-    path.write_text('{"name": "other"}')
-    with pytest.raises(ConfigError, match="not by `ragkv bench serve`"):
-        LoadResult.load(path)
+def result(name: str, answers):
+    found = {"name": name, "clients": 4, "rate": None, "wall_s": 10.0, "precompute_s": None}
+    return found | {"rows": rows_of(answers, 10.0), "setup": {"notes": ["a note"]}}
 
 
 def test_table_and_chart_of_several_engines(tmp_path):
@@ -186,11 +182,11 @@ def ours(path: str, body: dict) -> Reply:
 async def test_a_benchmark_warms_up_and_precomputes(tmp_path):
     async with stub_endpoint(ours) as stub:
         found = await bench_serve(stub.url, workload(1, 1, 1, 1), LoadShape(clients=2), warm_up=1)
-    assert found.rows[0].requests == 3
-    assert found.rows[0].sources == {"reused": 0.4, "fresh": 0.6}
-    assert found.precompute_s is not None
-    assert found.setup["fields"] == ["ignore_eos", "ragkv", "stream_options"]
-    assert found.name == stub.url
+    assert found["rows"][0]["requests"] == 3
+    assert found["rows"][0]["sources"] == {"reused": 0.4, "fresh": 0.6}
+    assert found["precompute_s"] is not None
+    assert found["setup"]["fields"] == ["ignore_eos", "ragkv", "stream_options"]
+    assert found["name"] == stub.url
 
 
 async def test_the_command(tmp_path):
@@ -211,10 +207,10 @@ async def test_the_command(tmp_path):
             *("--name", "again", "--json", str(tmp_path / "again.json"), "--no-precompute"),
         )
         assert again.exit_code == 0, again.output
-    results = [LoadResult.load(path), LoadResult.load(tmp_path / "again.json")]
-    assert results[0].setup["trace"] == results[1].setup["trace"]
-    assert (results[0].clients, results[1].rate) == (2, 500.0)
-    assert results[1].precompute_s is None
+    results = [read(each, "ragkv bench serve", "turns") for each in (path, tmp_path / "again.json")]
+    assert results[0]["setup"]["trace"] == results[1]["setup"]["trace"]
+    assert (results[0]["clients"], results[1]["rate"]) == (2, 500.0)
+    assert results[1]["precompute_s"] is None
     assert plot.stat().st_size > 1000
     both = await bench("--chart", str(path), "--chart", str(tmp_path / "again.json"), "--plot", str(plot))  # fmt: skip
     assert both.exit_code == 0, both.output

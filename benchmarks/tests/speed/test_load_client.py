@@ -9,9 +9,9 @@ from stub_endpoint import DONE, Reply, end, piece, stub_endpoint, usage, whole
 
 from ragkv.errors import PeerError
 from ragkv.report.account import ReuseReport
-from ragkv_bench.speed.load.client import ask
-from ragkv_bench.speed.load.documents import SourceDocument
-from ragkv_bench.speed.load.endpoint import Endpoint, open_client, precompute, probe
+from ragkv_bench.speed.load.client import ask, open_client
+from ragkv_bench.speed.load.endpoint import Endpoint, precompute, probe
+from ragkv_bench.speed.load.workload import SourceDocument
 
 BODY = Endpoint("m", {}).body([{"role": "user", "content": "hi"}], 4)
 
@@ -66,20 +66,6 @@ async def test_texts_with_unicode_line_separators_and_split_lines():
     found = await answer_to(Reply([event, b"data: {", 0.01, b'"choices": []}\r\n\r\n: ping\n\n', end(), DONE]))  # fmt: skip
     assert found.error is None
     assert found.text == "a\u2028b\x85c"
-
-
-@pytest.mark.parametrize(
-    ("report", "sources"),
-    [
-        ({"sink_tokens": 3, "reused_tokens": 5, "ttft_s": 1.0}, {"sink": 3, "reused": 5}),
-        ({"sources": {"exact": 4}, "sink_tokens": 3}, {"exact": 4}),
-        ({"report": {"fresh_tokens": 2}}, {"fresh": 2}),
-    ],
-)
-async def test_the_report(report, sources):
-    last = {**usage(10, 1), "ragkv": report}
-    found = await answer_to(Reply([piece("a"), end(), last, DONE]))
-    assert found.sources == sources
 
 
 async def test_the_sources_of_a_report_add_up_to_the_prompt():

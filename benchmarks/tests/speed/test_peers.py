@@ -12,11 +12,9 @@ from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError, PeerError
-from ragkv_bench.speed.peers.base import reference
 from ragkv_bench.speed.peers.llamacpp import LlamaCpp
 from ragkv_bench.speed.peers.vllm import Vllm
-from ragkv_bench.speed.run import bench_ttft
-from ragkv_bench.speed.ttft import Setting, TtftPlan
+from ragkv_bench.speed.ttft import Setting, TtftPlan, bench_ttft
 
 # An interpreter that "has" vLLM: a script that serves what vLLM's server would.
 FAKE_PYTHON = """#!{python}
@@ -200,19 +198,19 @@ def test_peers_get_the_prompts_that_ragkv_had():
         found = bench_ttft(kv.loaded, plan, peers=[opening])
     assert (seen[0], seen[-1], len(seen)) == ("opened", "closed", 2 + 2 * 3)
     assert len({tuple(ids) for ids in seen[4:-1]}) == 3  # orders of their own
-    assert [(peer.name, peer.tokens, peer.ttft_s) for peer in found.peers] == [
+    assert [(peer["name"], peer["tokens"], peer["ttft_s"]) for peer in found["peers"]] == [
         ("peer", 300, 8.0),
         ("peer", 500, 8.0),
     ]
-    for peer in found.peers:
-        assert peer.against == "query 0.2 memory"
-        row = next(row for row in found.rows if (row.tokens, row.ratio) == (peer.tokens, 0.2))
-        assert peer.speedup <= 8.0 / row.ragkv_s * 1.01
+    rows = {(row["tokens"], row["ratio"]): row for row in found["rows"]}
+    for peer in found["peers"]:
+        assert peer["against"] == "query 0.2 memory"
+        assert peer["speedup"] <= 8.0 / rows[peer["tokens"], 0.2]["ragkv_s"] * 1.01
 
 
 def test_peers_are_compared_with_the_slowest_ratio_of_the_first_method_and_tier():
-    settings = TtftPlan(methods=("query", "epic"), tiers=("disk", "memory")).settings
-    assert reference(settings) == Setting("query", 0.2, "disk")
+    plan = TtftPlan(methods=("query", "epic"), tiers=("disk", "memory"))
+    assert plan.reference == Setting("query", 0.2, "disk")
 
 
 @pytest.mark.slow

@@ -10,38 +10,35 @@ import numpy as np
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import ragkv
 from ragkv import RagKV, StoreConfig
 from ragkv.cli.main import app
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
-from ragkv.prompt.render import Rendered
-from ragkv.prompt.tokens import tokenize
 from ragkv_bench.results import save_chart
-from ragkv_bench.speed.chart import chart
-from ragkv_bench.speed.costs import AttentionTimer, median_costs, timed_attention, timed_prefill
-from ragkv_bench.speed.memory import peak_growth
-from ragkv_bench.speed.result import Benchmark, BenchRow, PeerRow
-from ragkv_bench.speed.run import bench_ttft
-from ragkv_bench.speed.shapes import SHAPES, random_model
-from ragkv_bench.speed.table import tables
-from ragkv_bench.speed.time_bound import Costs, bound_s, causal_area
-from ragkv_bench.speed.traces import Text, make_traces
-from ragkv_bench.speed.ttft import Bench, TtftPlan
-
-PLAN = TtftPlan(
-    tokens=(400, 600),
-    chunk_tokens=128,
-    ratios=(0.0, 0.2),
-    methods=("query",),
-    tiers=("memory", "disk"),
-    rounds=2,
+from ragkv_bench.speed.bound import (
+    AttentionTimer,
+    Costs,
+    causal_area,
+    median_costs,
+    timed_attention,
+    timed_prefill,
 )
+from ragkv_bench.speed.chart import ttft_chart
+from ragkv_bench.speed.memory import peak_growth
+from ragkv_bench.speed.models import SHAPES, random_model
+from ragkv_bench.speed.table import read, ttft_tables
+from ragkv_bench.speed.traces import Text, make_traces, tokens_of
+from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
+
+PLAN = TtftPlan((400, 600), 128, ratios=(0.0, 0.2), tiers=("memory", "disk"), rounds=2)
+SMALL = TtftPlan((300,), 100, ratios=(0.2,), rounds=1)
 
 
 @pytest.fixture(scope="module")
-def benchmark_of_tiny():
+def found():
     with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
         return bench_ttft(kv.loaded, PLAN)
 
@@ -70,10 +67,9 @@ def test_the_bound_is_the_rows_share_of_each_part():
     wanted = 4 / 50 * 2.0
     for seconds, window in ((0.5, None), (0.25, 8)):
         wanted += seconds * counted(rows.tolist(), window) / counted(list(range(50)), window)
-    assert costs.compute_s(rows) == pytest.approx(wanted)
-    assert costs.compute_s(np.arange(50)) == pytest.approx(costs.prefill_s)
-    assert bound_s(costs, rows, 0.01) == pytest.approx(wanted)  # hidden behind compute
-    assert bound_s(costs, rows, 9.0) == pytest.approx(9.0)
+    assert costs.bound_s(rows, 0.01) == pytest.approx(wanted)  # hidden behind compute
+    assert costs.bound_s(rows, 9.0) == pytest.approx(9.0)
+    assert costs.bound_s(np.arange(50), 0.0) == pytest.approx(costs.prefill_s)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
@@ -102,7 +98,7 @@ def test_attention_that_is_not_registered_is_refused():
 def test_costs_add_up_to_a_prefill(make_engine):
     loaded = make_engine("gemma3").loaded
     prefills = [timed_prefill(loaded, range(100, end)) for end in (198, 200, 202)]
-    costs = median_costs(prefills, loaded.architecture.windows)
+    costs = median_costs(prefills)
     assert all(prefill.linear_s > 0 for prefill in prefills)
     assert costs.linear_s == sorted(prefill.linear_s for prefill in prefills)[1]
     assert costs.tokens == 100
@@ -114,26 +110,19 @@ def test_costs_add_up_to_a_prefill(make_engine):
 # ---- prompts
 
 
-def test_chunks_have_exactly_so_many_tokens(make_engine):
+def test_chunks_have_exactly_so_many_tokens():
     tokenizer = tiny_tokenizer()
-    text = Text(tokenizer)
-    start, lengths = 0, []
-    for _ in range(20):
-        piece, end = text.cut(start, 64)
-        assert end > start
-        assert piece == piece.strip()
-        lengths.append(len(tokenize(Rendered(piece, add_special_tokens=False), tokenizer)))
-        start = end
-    assert lengths == [64] * 20
+    pieces, _ = Text(tokenizer).pieces(20, 64)
+    assert len(set(pieces)) == 20
+    assert all(piece == piece.strip() for piece in pieces)
+    assert [len(tokens_of(piece, tokenizer)) for piece in pieces] == [64] * 20
 
 
 def test_prompts_are_as_long_as_asked_in_orders_of_their_own(make_engine):
-    kv = make_engine()
-    traces = make_traces(kv, (300, 500, 900), 100, rounds=3)
+    traces = make_traces(make_engine(), (300, 500, 900), 100, rounds=3)
     assert [len(trace.prompts) for trace in traces] == [4, 4, 4]
     for trace in traces:
-        lengths = [len(ids) for ids in trace.ids]
-        assert trace.tokens - 25 < max(lengths) <= trace.tokens
+        assert trace.tokens - 25 < max(len(ids) for ids in trace.ids) <= trace.tokens
         assert len(trace.chunks) == len(set(trace.chunks))
         for prompt in trace.prompts:
             assert all(chunk in prompt[0]["content"] for chunk in trace.chunks)
@@ -159,22 +148,16 @@ def test_prompts_that_cannot_be_made(make_engine):
         make_traces(make_engine(), (60,), 64, rounds=1)
     with pytest.raises(ConfigError, match="give smaller --tokens"):
         make_traces(make_engine(), (10**6,), 50_000, rounds=1)
+    with pytest.raises(PromptTooLongError, match="4096 positions"):
+        bench_ttft(make_engine().loaded, TtftPlan((5000,), 400, rounds=1))
 
 
 # ---- measuring
 
 
-def test_the_json_is_as_documented(benchmark_of_tiny, tmp_path):
-    path = tmp_path / "bench.json"
-    benchmark_of_tiny.save(path)
-    saved = json.loads(path.read_text())
-    assert {"model", "device", "rows", "peers"} <= set(saved)
-    assert len(saved["rows"]) == 2 * 2 * 2
-    for row in saved["rows"]:
-        assert {
-            *("tokens", "method", "ratio", "tier", "full_s", "ragkv_s", "speedup"),
-            *("bound_s", "efficiency", "steps", "peak_bytes"),
-        } <= set(row)
+def test_the_rows_are_as_documented(found):
+    assert len(found["rows"]) == 2 * 2 * 2
+    for row in found["rows"]:
         assert row["rounds"] == 2
         assert row["tokens"] - 30 < row["prompt_tokens"] <= row["tokens"]
         assert sum(row["steps"].values()) == pytest.approx(row["ragkv_s"])
@@ -183,68 +166,71 @@ def test_the_json_is_as_documented(benchmark_of_tiny, tmp_path):
         low, high = row["quartiles"]
         assert low <= row["speedup"] <= high
         assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
-    assert [row["tier"] for row in saved["rows"]][:2] == ["memory", "disk"]
-    assert {cost["tokens"] for cost in saved["costs"]} == {400, 600}
-    assert saved["setup"]["threads"] == 1
-    assert Benchmark.load(path).to_dict() == benchmark_of_tiny.to_dict()
+    assert [row["tier"] for row in found["rows"]][:2] == ["memory", "disk"]
+    assert {cost["tokens"] for cost in found["costs"]} == {400, 600}
+    assert found["setup"]["threads"] == 1
+    assert all(found["setup"]["bytes_per_s"][tier] > 0 for tier in ("memory", "disk"))
 
 
-def test_a_higher_ratio_computes_more_and_is_bound_to_cost_more(benchmark_of_tiny):
-    rows = {(row.tokens, row.ratio, row.tier): row for row in benchmark_of_tiny.rows}
+def test_a_higher_ratio_computes_more_and_is_bound_to_cost_more(found):
+    rows = {(row["tokens"], row["ratio"], row["tier"]): row for row in found["rows"]}
     for tokens in PLAN.tokens:
         low, high = rows[tokens, 0.0, "memory"], rows[tokens, 0.2, "memory"]
-        cached = high.prompt_tokens - low.computed_tokens
-        assert 0.1 * cached < high.computed_tokens - low.computed_tokens <= 0.2 * cached
-        assert high.bound_s >= low.bound_s
+        cached = high["prompt_tokens"] - low["computed_tokens"]
+        more = high["computed_tokens"] - low["computed_tokens"]
+        assert 0.1 * cached < more <= 0.2 * cached
+        assert high["bound_s"] >= low["bound_s"]
 
 
-def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_read(make_engine, monkeypatch):
-    calls = []
-    prefill = RagKV.prefill
+def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_what_its_name_says(
+    make_engine, monkeypatch
+):
+    """No device tier before it, and no chunk that is computed because it loads slowly."""
+    calls, stores = [], []
+    init, prefill = RagKV.__init__, RagKV.prefill
+
+    def made(self, *given, store: StoreConfig, **more):
+        stores.append(store)
+        init(self, *given, store=store, **more)
 
     def noted(self, prompt, **overrides):
         calls.append((overrides["method"], str(prompt)))
         return prefill(self, prompt, **overrides)
 
+    loaded = make_engine().loaded
+    monkeypatch.setattr(RagKV, "__init__", made)
     monkeypatch.setattr(RagKV, "prefill", noted)
-    plan = TtftPlan(
-        tokens=(300,), chunk_tokens=100, ratios=(0.1,), tiers=("disk", "memory"), rounds=2
-    )
-    bench = Bench(make_engine().loaded, plan)
-    (measured,) = bench.run()
+    monkeypatch.setattr("ragkv.engine.corpus.is_slower", lambda *_: True)
+    bench_ttft(loaded, replace(SMALL, tiers=("disk", "memory"), rounds=2))
     timed = calls[: 2 * 2 * 3]  # two settings: once to warm up, then two rounds
     assert [method for method, _ in timed] == ["full", "query"] * 6
     assert all(first[1] == second[1] for first, second in zip(timed[::2], timed[1::2], strict=True))
-    assert all(len(samples) == 2 for samples in measured.samples.values())
-    assert all(s.reused_tokens > 0 for samples in measured.samples.values() for s in samples)
-    assert set(bench.rates) == {"disk", "memory"}
-    assert all(rate > 0 for rate in bench.rates.values())
+    assert [store.device_bytes for store in stores] == [0, 0]
+    assert [store.memory_bytes for store in stores] == [0, 1 << 50]
 
 
 def test_the_auxiliary_model_is_ready_before_anything_is_timed(tmp_path, make_engine):
-    auxiliary = tmp_path / "auxiliary"
-    tiny_model("qwen2").save_pretrained(auxiliary)
-    tiny_tokenizer().save_pretrained(auxiliary)
-    plan = TtftPlan(
-        tokens=(300,), chunk_tokens=100, ratios=(0.3,), methods=("cacheclip",), rounds=1
-    )
-    found = bench_ttft(make_engine().loaded, plan, auxiliary_model=str(auxiliary))
-    assert found.rows[0].method == "cacheclip"
+    tiny_model("qwen2").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    plan = replace(SMALL, methods=("cacheclip",))
+    found = bench_ttft(make_engine().loaded, plan, auxiliary_model=str(tmp_path))
+    assert found["rows"][0]["method"] == "cacheclip"
+
+
+def test_the_bar_says_what_is_done_before_the_first_figure(make_engine, capsys):
+    bench_ttft(make_engine().loaded, SMALL, show_progress=True)
+    shown = capsys.readouterr().err
+    phases = ["cutting the text", "encoding chunks for query", "warming up"]
+    assert [shown.find(phase) for phase in phases] == sorted(map(shown.find, phases))
+    assert -1 < shown.find("warming up") < shown.find("100%")
 
 
 def test_peak_growth_sees_what_is_kept_and_what_is_let_go():
-    size = 64 << 20
-    device = torch.device("cpu")
-
-    def passing():
-        torch.ones(size, dtype=torch.uint8).sum().item()
-
-    found = peak_growth(passing, device)
-    if found is None:
+    size, device = 64 << 20, torch.device("cpu")
+    if peak_growth(lambda: torch.ones(size, dtype=torch.uint8).sum().item(), device) is None:
         pytest.skip("this system does not say how much memory a process uses")
-    assert (
-        0.9 * size < peak_growth(lambda: torch.ones(size, dtype=torch.uint8), device) < 1.5 * size
-    )
+    found = peak_growth(lambda: torch.ones(size, dtype=torch.uint8), device)
+    assert 0.9 * size < found < 1.5 * size
     assert peak_growth(lambda: None, device) < 0.1 * size
 
 
@@ -264,14 +250,8 @@ def test_peak_growth_sees_what_is_kept_and_what_is_let_go():
 def test_plans_that_cannot_be_measured(changes, message):
     with pytest.raises(ConfigError, match=message):
         TtftPlan(**changes)
-
-
-def test_unknown_methods_and_too_long_prompts(make_engine):
     with pytest.raises(UnknownMethodError, match="no method 'nothing'"):
         TtftPlan(methods=("nothing",))
-    plan = TtftPlan(tokens=(5000,), chunk_tokens=400, rounds=1)
-    with pytest.raises(PromptTooLongError, match="4096 positions"):
-        Bench(make_engine().loaded, plan).run()
 
 
 # ---- random weights
@@ -285,6 +265,10 @@ def test_random_weights_need_a_shape_and_a_tokenizer(tmp_path):
         assert model.dtype == torch.bfloat16
         assert len(tokenizer) == len(tiny_tokenizer())
         assert model.config.name_or_path == f"{tmp_path.name} (random weights)"
+    done = run("--random-weights", tmp_path, "--tokens", 300, "--chunk-tokens", 100,
+               "--ratio", 0, "--rounds", 1)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "(random weights)" in done.output
     tiny_model().config.__class__(vocab_size=100).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 100 words"):
         random_model(str(tmp_path))
@@ -303,52 +287,33 @@ def test_random_weights_need_a_shape_and_a_tokenizer(tmp_path):
     ],
 )
 def test_the_shapes_have_the_published_number_of_parameters(shape: str, billions: float):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = dict(SHAPES[shape])
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
     assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=1e-3)
 
 
 # ---- the command, its table and its picture
 
 
-@pytest.fixture
-def _tiny(monkeypatch):
-    """Let the command load a tiny model whatever it is asked for."""
-    real = ragkv.RagKV
-    monkeypatch.setattr(
-        ragkv, "RagKV", lambda model, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
-    )
-
-
-def _run(*arguments):
+def run(*arguments):
     return CliRunner().invoke(app, ["bench", "ttft", *map(str, arguments)])
 
 
-@pytest.mark.usefixtures("_tiny")
-def test_from_options_to_table_json_and_picture(tmp_path):
+def test_from_options_to_table_json_and_picture(tmp_path, monkeypatch):
+    real = ragkv.RagKV
+    monkeypatch.setattr(
+        ragkv, "RagKV", lambda _, **given: real(tiny_model(), tiny_tokenizer(), **given)
+    )
     path, plot = tmp_path / "b.json", tmp_path / "b.png"
-    result = _run("--tokens", "300", "--chunk-tokens", 100, "--ratio", "0.2", "--rounds", 1,
-                  "--method", "query", "--json", path, "--plot", plot)  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "query 0.2" in result.output
+    done = run("--tokens", "300", "--chunk-tokens", 100, "--ratio", "0.2", "--rounds", 1,
+               "--method", "query", "--json", path, "--plot", plot)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "query 0.2" in done.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert json.loads(path.read_text())["rows"][0]["tokens"] == 300
-    again = _run("--chart", path, "--plot", tmp_path / "b.svg")
+    again = run("--chart", path, "--plot", tmp_path / "b.svg")
     assert "query 0.2" in again.output
     assert "<svg" in (tmp_path / "b.svg").read_text()
-
-
-def test_random_weights_from_the_command(tmp_path):
-    tiny_model().config.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    result = _run("--random-weights", tmp_path, "--tokens", "300", "--chunk-tokens", 100,
-                  "--ratio", "0", "--rounds", 1)  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "(random weights)" in result.output
 
 
 @pytest.mark.parametrize(
@@ -367,30 +332,34 @@ def test_random_weights_from_the_command(tmp_path):
     ],
 )
 def test_options_that_are_refused(arguments, message):
-    result = _run(*arguments)
-    assert result.exit_code == 2
-    assert message in re.sub(r"\s+", " ", result.stderr)
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in re.sub(r"\s+", " ", done.stderr)
 
 
-def some_benchmark() -> Benchmark:
+def some_benchmark():
     steps = dict.fromkeys(("wait", "find", "load", "splice", "select", "recompute"), 1.23456)
     steps["first_token"] = 0.1
+    row = {"method": "cacheclip", "full_s": 20.0, "ragkv_s": 4.0, "speedup": 5.0, "bound_s": 2.0,
+           "efficiency": 0.5, "steps": steps, "peak_bytes": 10**9, "quartiles": (4.9, 5.1),
+           "rounds": 5}  # fmt: skip
     rows = [
-        BenchRow(tokens, "cacheclip", ratio, tier, 20.0, 4.0, 5.0, 2.0, 0.5, steps, 10**9,
-            (4.9, 5.1), tokens - 3, 700, 5)
+        row | {"tokens": tokens, "prompt_tokens": tokens - 3, "ratio": ratio, "tier": tier}
         for tokens in (1024, 16384)
         for ratio in (0.1, 0.2)
         for tier in ("memory", "disk")
-    ]  # fmt: skip
-    peer = PeerRow("llama.cpp", 1024, 12.0, 3.0, (2.9, 3.1), "cacheclip 0.2 memory")
-    return Benchmark("/a/long/folder" * 9 + "/model", "a device", tuple(rows), (peer,))
+    ]
+    peer = {"name": "llama.cpp", "tokens": 1024, "ttft_s": 12.0, "speedup": 3.0,
+            "quartiles": (2.9, 3.1), "against": "cacheclip 0.2 memory"}  # fmt: skip
+    where = {"model": "/a/long/folder" * 9 + "/model", "device": "a device"}
+    return where | {"rows": rows, "peers": [peer]}
 
 
 def test_the_tables_fit_80_columns(capsys):
     from rich.console import Console
 
     console = Console(width=80, force_terminal=False)
-    for table in tables(some_benchmark()):
+    for table in ttft_tables(some_benchmark()):
         console.print(table)
     shown = capsys.readouterr().out
     assert "…" not in shown
@@ -398,8 +367,8 @@ def test_the_tables_fit_80_columns(capsys):
     assert re.search(r"llama\.cpp +cacheclip 0\.2 memory +1024 +12 +3\.0x", shown)
 
 
-def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path, monkeypatch):
-    figure = chart(some_benchmark())
+def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path):
+    figure = ttft_chart(some_benchmark())
     figure.draw_without_rendering()
     (axes,) = figure.axes
     dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
@@ -417,40 +386,12 @@ def test_the_picture_has_a_line_and_a_dashed_bound_for_every_setting(tmp_path, m
         assert figure.bbox.contains(one.x0, one.y0)
         assert figure.bbox.contains(one.x1, one.y1)
     with pytest.raises(ConfigError, match="cannot be written"):
-        save_chart(chart(some_benchmark()), tmp_path / "p.docx")
+        save_chart(figure, tmp_path / "p.docx")
 
 
-def test_files_that_are_no_benchmark(tmp_path):
+@pytest.mark.parametrize("text", ["{}", "nonsense", '{"rows": [{}], "peers": []}', "[]"])
+def test_files_that_are_no_benchmark(tmp_path, text):
     path = tmp_path / "x.json"
-    for text in ("{}", "nonsense", '{"rows": [{}], "peers": []}'):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match="is not by `ragkv bench ttft`"):
-            Benchmark.load(path)
-
-
-@pytest.mark.parametrize("tier", ["memory", "disk"])
-def test_a_tier_is_what_its_name_says(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No device tier before it, and no chunk that is computed because it loads slowly."""
-    stores: list[StoreConfig] = []
-    init = RagKV.__init__
-
-    def keep(self: RagKV, *given: object, store: StoreConfig, **more: object) -> None:
-        stores.append(store)
-        init(self, *given, store=store, **more)
-
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
-        monkeypatch.setattr(RagKV, "__init__", keep)
-        monkeypatch.setattr("ragkv.engine.corpus.is_slower", lambda *_: True)
-        found = bench_ttft(kv.loaded, replace(PLAN, tiers=(tier,)))
-    assert found.rows
-    assert [store.device_bytes for store in stores] == [0]
-
-
-def test_the_bar_says_what_is_done_before_the_first_figure(make_engine, capsys):
-    engine = make_engine()
-    plan = TtftPlan(tokens=(400,), chunk_tokens=100, ratios=(0.2,), methods=("query",), rounds=1)
-    Bench(engine.loaded, plan).run(show_progress=True)
-    shown = capsys.readouterr().err
-    phases = ["cutting the text", "encoding chunks for query", "warming up"]
-    assert [shown.find(phase) for phase in phases] == sorted(map(shown.find, phases))
-    assert -1 < shown.find("warming up") < shown.find("100%")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not by `ragkv bench ttft`"):
+        read(path, "ragkv bench ttft", "bound_s")

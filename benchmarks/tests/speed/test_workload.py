@@ -10,18 +10,15 @@ import pytest
 from ragkv.cli.session import messages
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Chunk, Example
-from ragkv_bench.speed.load.documents import (
-    SourceDocument,
-    cut,
-    documents_of,
-    language_reference,
-)
 from ragkv_bench.speed.load.workload import (
     MAX_TURNS,
+    SourceDocument,
     Workload,
     WorkloadPlan,
+    cut,
+    documents_of,
     draw_workload,
-    messages_of,
+    language_reference,
 )
 
 DOCUMENTS = [
@@ -76,9 +73,9 @@ def test_a_turn_says_all_that_was_said():
     dialogue = next(
         each for each in draw_workload(PLAN, DOCUMENTS).dialogues if len(each.questions) > 2
     )
-    first = messages_of(dialogue, [])
+    first = dialogue.messages([])
     assert first == messages(dialogue.questions[0], dialogue.chunks)
-    third = messages_of(dialogue, ["yes", "no"])
+    third = dialogue.messages(["yes", "no"])
     assert third[:1] == first
     assert [each["role"] for each in third] == ["user", "assistant", "user", "assistant", "user"]
     assert [each["content"] for each in third[1:]] == ["yes", dialogue.questions[1], "no", dialogue.questions[2]]  # fmt: skip

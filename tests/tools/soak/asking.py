@@ -11,8 +11,12 @@ from typing import Any
 import httpx
 
 from ragkv_bench.speed.load.client import CHAT, events
-from ragkv_bench.speed.load.documents import SourceDocument, language_reference
-from ragkv_bench.speed.load.workload import WorkloadPlan, draw_workload, messages_of
+from ragkv_bench.speed.load.workload import (
+    SourceDocument,
+    WorkloadPlan,
+    draw_workload,
+    language_reference,
+)
 
 NAMESPACES = {"soak": "key-of-soak", "other": "key-of-other"}
 NEAR_TIE = 1e-3
@@ -131,5 +135,5 @@ def known_questions(
     for dialogue in workload.dialogues:
         said = [f"It says {n}." for n in range(len(dialogue.questions) - 1)]
         length = rng.randint(max_tokens // 2, max_tokens)
-        found.append(KnownQuestion(messages_of(dialogue, said), length))
+        found.append(KnownQuestion(dialogue.messages(said), length))
     return found, list(workload.documents)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from ragkv_bench.speed.load.client import CHAT
-from ragkv_bench.speed.load.documents import SourceDocument
+from ragkv_bench.speed.load.workload import SourceDocument
 from soak.asking import NAMESPACES, KnownQuestion, ask, in_form
 
 BUSY = {503, 504}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from ragkv_bench.speed.load.endpoint import open_client
+from ragkv_bench.speed.load.client import open_client
 from soak.asking import NAMESPACES, KnownQuestion, ask, in_form, known_questions
 from soak.clients import BUSY, Findings, Mischief
 from soak.server import ServerProcess

@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI-compatible endpoint, timed as it arrives."""
+"""One streamed chat request to an OpenAI-compatible endpoint, timed as its answer arrives."""
 
 from __future__ import annotations
 
@@ -6,24 +6,72 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from ragkv_bench.speed.load.answer import ServedAnswer
-
 CHAT = "/v1/chat/completions"
 _MESSAGE = 300
 """Characters of an error's message that are kept."""
-_SOURCES = (
-    "sink_tokens",
-    "conversation_tokens",
-    "prefix_tokens",
-    "reused_tokens",
-    "recomputed_tokens",
-    "fresh_tokens",
-)
-"""Fields of ragkv's report that say where the prompt's tokens came from: they add up to it."""
+_SOURCES = ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
+"""Where ragkv's report says that the prompt's tokens came from: they add up to it."""
+
+
+@dataclass(slots=True)
+class ServedAnswer:
+    """What one request gave, and when. Times are seconds from its start.
+
+    Attributes
+    ----------
+    turn
+        Its turn in the conversation, from 0.
+    started_s
+        When it was to be sent, from the start of the run: latencies count from then.
+    ttft_s, answer_s
+        To the first and to the last piece of the answer; None where none came.
+    longest_gap_s
+        Longest time between two pieces.
+    completion_tokens, counted
+        From ``usage``; where the endpoint sends none, the pieces, and ``counted`` is True.
+    sources
+        Prompt tokens by where they came from, of endpoints that report it.
+    error
+        What went wrong, in a word: an HTTP status, ``timeout``, ``connection``, ``cut off``,
+        ``stream``; None for a whole answer. ``message`` has the endpoint's words.
+    """
+
+    turn: int = 0
+    started_s: float = 0.0
+    text: str = ""
+    ttft_s: float | None = None
+    answer_s: float | None = None
+    longest_gap_s: float = 0.0
+    completion_tokens: int = 0
+    counted: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sources: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def inter_token_s(self) -> float | None:
+        """Mean seconds between two tokens."""
+        if self.ttft_s is None or self.answer_s is None or self.completion_tokens < 2:
+            return None
+        return (self.answer_s - self.ttft_s) / (self.completion_tokens - 1)
+
+
+def open_client(url: str, *, api_key: str | None = None, timeout_s: float) -> httpx.AsyncClient:
+    """Return a client on which no request waits for another's connection."""
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        timeout=httpx.Timeout(timeout_s, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    )
 
 
 async def ask(
@@ -74,7 +122,7 @@ async def _read(response: httpx.Response, found: ServedAnswer, now: Callable[[],
             found.error, found.message = "stream", str(event["error"])[:_MESSAGE]
             return
         usage = event.get("usage") or usage
-        found.sources = _sources(event) or found.sources
+        found.sources = _sources(event.get("ragkv")) or found.sources
         for choice in event.get("choices") or ():
             ended = ended or choice.get("finish_reason") is not None
             if text := (choice.get("delta") or {}).get("content"):
@@ -119,13 +167,8 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any] | Non
             yield event
 
 
-def _sources(event: Mapping[str, Any]) -> dict[str, int]:
-    """Return prompt tokens by source from the report in an event, if there is one."""
-    own = event.get("ragkv")
-    if not isinstance(own, dict):
+def _sources(report: object) -> dict[str, int]:
+    """Return prompt tokens by source from an event's report of ragkv, if there is one."""
+    if not isinstance(report, dict):
         return {}
-    report = own.get("report", own)
-    by_source = report.get("sources")
-    if isinstance(by_source, dict):
-        return {str(name): int(count) for name, count in by_source.items()}
-    return {name.removesuffix("_tokens"): int(report[name]) for name in _SOURCES if name in report}
+    return {name: int(report[key]) for name in _SOURCES if (key := f"{name}_tokens") in report}

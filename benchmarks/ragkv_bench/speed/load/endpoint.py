@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httpx
 
 from ragkv.errors import PeerError
-from ragkv_bench.speed.load.answer import ServedAnswer
 from ragkv_bench.speed.load.client import ask
-from ragkv_bench.speed.load.documents import SourceDocument
+from ragkv_bench.speed.load.workload import SourceDocument
 
-_FIELDS: dict[str, dict[str, Any]] = {
-    "stream_options": {"stream_options": {"include_usage": True}},
-    "ignore_eos": {"ignore_eos": True},
-    "ragkv": {"ragkv": {"report": True}},
-}
 _NEARLY_GREEDY = {"temperature": 1e-5}
 """For servers that divide by the temperature."""
 _POLL_S = 0.2
@@ -41,7 +35,7 @@ class Endpoint:
 
     model: str
     extra: dict[str, Any]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def body(self, messages: Sequence[dict[str, str]], answer_tokens: int) -> dict[str, Any]:
         """Return a greedy, streamed request."""
@@ -53,17 +47,6 @@ class Endpoint:
             "stream": True,
             **self.extra,
         }
-
-
-def open_client(url: str, *, api_key: str | None = None, timeout_s: float) -> httpx.AsyncClient:
-    """Return a client on which no request waits for another's connection."""
-    return httpx.AsyncClient(
-        base_url=url.rstrip("/").removesuffix("/v1"),
-        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-        timeout=httpx.Timeout(timeout_s, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        trust_env=False,
-    )
 
 
 async def probe(
@@ -89,21 +72,18 @@ async def probe(
     if not answer.text and (await ask(client, plain | _NEARLY_GREEDY)).text:
         extra |= _NEARLY_GREEDY
         notes.append(f"says nothing at temperature 0: {_NEARLY_GREEDY['temperature']:g} instead")
-    for option, fields in _FIELDS.items():
-        if option == "ignore_eos" and not ignore_eos:
-            continue
-        if _takes(option, await ask(client, plain | extra | fields)):
-            extra |= fields
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    fields |= {"ignore_eos": True} if ignore_eos else {}
+    fields |= {"ragkv": {"report": True}}
+    for field, value in fields.items():
+        answer = await ask(client, plain | extra | {field: value})
+        # Whether it did what it is for, or at least no harm where that cannot be seen.
+        did = {"stream_options": not answer.counted, "ragkv": bool(answer.sources)}
+        if answer.error is None and did.get(field, True):
+            extra[field] = value
         else:
-            notes.append(f"{option} is not taken")
+            notes.append(f"{field} is not taken")
     return Endpoint(name, extra, tuple(notes))
-
-
-def _takes(option: str, answer: ServedAnswer) -> bool:
-    """Whether a field did what it is for, or at least no harm where that cannot be seen."""
-    if option == "stream_options":
-        return answer.error is None and not answer.counted
-    return answer.error is None and (option != "ragkv" or bool(answer.sources))
 
 
 async def _only_model(client: httpx.AsyncClient) -> str:

@@ -1,20 +1,29 @@
-"""Run a workload against an endpoint: closed loop by clients, open loop by a rate."""
+"""``ragkv bench serve`` as a function: probe, precompute, warm up, measure.
+
+Requests come in a closed loop by clients, or in an open one by a rate.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
+import platform
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
 
 import httpx
 
 from ragkv.errors import ConfigError
-from ragkv_bench.speed.load.answer import ServedAnswer
-from ragkv_bench.speed.load.client import ask
-from ragkv_bench.speed.load.endpoint import Endpoint
-from ragkv_bench.speed.load.workload import Dialogue, Workload, messages_of
+from ragkv_bench.speed.load.client import ServedAnswer, ask, open_client
+from ragkv_bench.speed.load.endpoint import Endpoint, precompute, probe
+from ragkv_bench.speed.load.result import rows_of
+from ragkv_bench.speed.load.workload import Dialogue, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,85 @@ class LoadShape:
             raise ConfigError(f"--rate must be above 0, not {self.rate}")
         if self.answer_tokens < 1:
             raise ConfigError(f"--answer-tokens must be at least 1, not {self.answer_tokens}")
+
+
+async def bench_serve(
+    url: str,
+    workload: Workload,
+    shape: LoadShape,
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    timeout_s: float = 600.0,
+    warm_up: int = 0,
+    with_precompute: bool = True,
+    ignore_eos: bool = True,
+    on_answer: Callable[[ServedAnswer], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure an endpoint under a workload.
+
+    Returns its name, the shape, seconds, ``rows`` as :mod:`ragkv_bench.speed.load.result` makes
+    them, and the ``setup``.
+
+    Parameters
+    ----------
+    name
+        What tables call the endpoint; by default its URL.
+    warm_up
+        So many requests come first, from one client, and are not counted.
+    with_precompute
+        Post the documents' chunks to ``/v1/chunks`` before the run, where that exists.
+    ignore_eos
+        Ask for answers of full length.
+    on_answer
+        Called after each request, those of the warm-up too.
+
+    Raises
+    ------
+    PeerError
+        The endpoint does not answer a plain chat request, or refuses chunks.
+    ConfigError
+        A warm-up of everything.
+    """
+    warming, measured = workload.split(warm_up)
+    async with open_client(url, api_key=api_key, timeout_s=timeout_s) as client:
+        endpoint = await probe(client, model=model, ignore_eos=ignore_eos)
+        precompute_s = await precompute(client, workload.documents) if with_precompute else None
+        one = LoadShape(clients=1, answer_tokens=shape.answer_tokens)
+        await run_load(client, endpoint, warming, one, on_answer)
+        answers, wall_s = await run_load(client, endpoint, measured, shape, on_answer)
+    notes = [*endpoint.notes]
+    if with_precompute and precompute_s is None:
+        notes.append("/v1/chunks is not there: nothing was precomputed")
+    if (missed := measured.requests - len(answers)) > 0:
+        notes.append(f"{missed} later turns of conversations with an error were not asked")
+    trace = json.dumps(asdict(workload), sort_keys=True).encode()
+    return {
+        "name": name or url,
+        "clients": shape.clients,
+        "rate": shape.rate,
+        "wall_s": wall_s,
+        "precompute_s": precompute_s,
+        "rows": rows_of(answers, wall_s),
+        "setup": {
+            "url": url,
+            "warm_up": warm_up,
+            "notes": notes,
+            "model": endpoint.model,
+            "trace": hashlib.sha256(trace).hexdigest()[:12],
+            "requests": workload.requests,
+            "conversations": len(workload.dialogues),
+            "documents": len(workload.documents),
+            "answer_tokens": shape.answer_tokens,
+            "seed": shape.seed,
+            "fields": sorted(endpoint.extra),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "httpx": version("httpx"),
+        },
+    }
 
 
 def arrivals(workload: Workload, rate: float, seed: int) -> list[float]:
@@ -59,12 +147,7 @@ async def run_load(
     shape: LoadShape,
     on_answer: Callable[[ServedAnswer], None] = lambda _: None,
 ) -> tuple[list[ServedAnswer], float]:
-    """Ask everything in the workload.
-
-    Parameters
-    ----------
-    on_answer
-        Called after each request.
+    """Ask everything in the workload; ``on_answer`` is called after each request.
 
     Returns
     -------
@@ -79,7 +162,7 @@ async def run_load(
         said: list[str] = []
         for turn in range(len(dialogue.questions)):
             since = planned if planned is not None else time.perf_counter()
-            body = endpoint.body(messages_of(dialogue, said), shape.answer_tokens)
+            body = endpoint.body(dialogue.messages(said), shape.answer_tokens)
             answer = await ask(client, body, since=since)
             answer.turn, answer.started_s, planned = turn, since - start, None
             answers.append(answer)
@@ -88,18 +171,18 @@ async def run_load(
                 return
             said.append(answer.text)
 
-    if shape.rate is None:
-        left = iter(workload.dialogues)
+    async def take_turns(left: Iterator[Dialogue]) -> None:
+        for dialogue in left:
+            await converse(dialogue)
 
-        async def work() -> None:
-            for dialogue in left:
-                await converse(dialogue)
-
-        await asyncio.gather(*(work() for _ in range(shape.clients or 1)))
-    else:
-        planned = [start + at for at in arrivals(workload, shape.rate, shape.seed)]
-        async with asyncio.TaskGroup() as tasks:
-            for dialogue, at in zip(workload.dialogues, planned, strict=True):
-                await asyncio.sleep(at - time.perf_counter())
-                tasks.create_task(converse(dialogue, at))
+    async with asyncio.TaskGroup() as tasks:
+        if shape.rate is None:
+            left = iter(workload.dialogues)
+            for _ in range(shape.clients or 1):
+                tasks.create_task(take_turns(left))
+        else:
+            begins = arrivals(workload, shape.rate, shape.seed)
+            for dialogue, begin in zip(workload.dialogues, begins, strict=True):
+                await asyncio.sleep(start + begin - time.perf_counter())
+                tasks.create_task(converse(dialogue, start + begin))
     return answers, time.perf_counter() - start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pydoc_data.topics
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.errors import ConfigError
-from ragkv_bench.speed.load.documents import SourceDocument
+from ragkv_bench.data.examples import Example
+from ragkv_bench.data.tasks import chunk_texts
 
 MAX_TURNS = 6
+CHARACTERS_PER_TOKEN = 4
+"""Of English prose; endpoints say how many tokens a prompt really had."""
+_PAUSES = ("\n\n", "\n", ". ", " ")
+_TOPIC_QUESTIONS = (
+    "Which rule is explained first, and why is it there?",
+    "What happens when it fails, and which exception is raised?",
+    "Give a short example of it.",
+    "Which other part of the language does it depend on?",
+)
 _FOLLOW_UPS = (
     "Say that again in one sentence.",
     "Which of the passages says so?",
@@ -24,12 +35,37 @@ _FOLLOW_UPS = (
 
 
 @dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """A document: its name, its chunks in their order, and what is asked about it."""
+
+    name: str
+    chunks: tuple[str, ...]
+    questions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dialogue:
     """One conversation: the chunks in the prompt's order, and a question a turn."""
 
     documents: tuple[str, ...]
     chunks: tuple[str, ...]
     questions: tuple[str, ...]
+
+    def messages(self, answers: Sequence[str]) -> list[dict[str, str]]:
+        """Return the prompt of the turn after ``answers``: chunks and first question, then turns.
+
+        The head of the prompt, with the system text, is the chat template's own, as in
+        ``ragkv ask``.
+        """
+        first, *later = self.questions
+        text = "\n\n".join([*self.chunks, f"Answer from the text above. Question: {first}"])
+        found = [{"role": "user", "content": text}]
+        for answer, question in zip(answers, later, strict=False):
+            found += [
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": question},
+            ]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +105,11 @@ class Workload:
         ConfigError
             The file cannot be written.
         """
-        lines = [
-            json.dumps({kind: asdict(one)}, ensure_ascii=False)
-            for kind, found in (("document", self.documents), ("dialogue", self.dialogues))
-            for one in found
-        ]
+        rows = [{"document": asdict(one)} for one in self.documents]
+        rows += [{"dialogue": asdict(one)} for one in self.dialogues]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         try:
-            Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -89,27 +123,33 @@ class Workload:
             The file cannot be read or is not such a trace.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--trace {path} cannot be read: {error}") from error
-        documents: list[SourceDocument] = []
-        dialogues: list[Dialogue] = []
-        for number, line in enumerate(text.split("\n"), start=1):
+        kinds = {"document": SourceDocument, "dialogue": Dialogue}
+        found: dict[str, list[Any]] = {kind: [] for kind in kinds}
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 ((kind, row),) = json.loads(line).items()
-                if kind == "document":
-                    documents.append(SourceDocument(**_tuples(row)))
-                else:
-                    dialogues.append({"dialogue": Dialogue}[kind](**_tuples(row)))
+                found[kind].append(kinds[kind](**_tuples(row)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(
                     f"{path}:{number} is not by `ragkv bench serve --save-trace`: {error!r}"
                 ) from error
-        if not dialogues:
+        if not found["dialogue"]:
             raise ConfigError(f"{path} has no conversation: write one by --save-trace")
-        return cls(tuple(documents), tuple(dialogues))
+        return cls(tuple(found["document"]), tuple(found["dialogue"]))
+
+
+def _tuples(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved row; JSON has no tuples, and a text is no list of texts."""
+    for name, value in row.items():
+        good = isinstance(value, str) if name == "name" else isinstance(value, list)
+        if not good or not all(isinstance(each, str) for each in value):
+            raise TypeError(f"{name} has the wrong type")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +204,18 @@ def draw_workload(plan: WorkloadPlan, documents: Sequence[SourceDocument]) -> Wo
     popular = rng.sample(list(documents), plan.documents)
     if len({chunk for document in popular for chunk in document.chunks}) < plan.chunks_per_prompt:
         raise ConfigError("all documents have fewer chunks than --chunks-per-prompt: give more")
-    weights = [(rank + 1) ** -plan.alpha for rank in range(len(popular))]
     dialogues: list[Dialogue] = []
     requests = 0
     while requests < plan.requests:
-        dialogues.append(_dialogue(plan, popular, weights, rng))
+        dialogues.append(_dialogue(plan, popular, rng))
         requests += len(dialogues[-1].questions)
     return Workload(tuple(popular), tuple(dialogues))
 
 
 def _dialogue(
-    plan: WorkloadPlan,
-    documents: Sequence[SourceDocument],
-    weights: Sequence[float],
-    rng: random.Random,
+    plan: WorkloadPlan, documents: Sequence[SourceDocument], rng: random.Random
 ) -> Dialogue:
-    left = dict(enumerate(weights))
+    left = {index: (index + 1) ** -plan.alpha for index in range(len(documents))}
     drawn: list[SourceDocument] = []
     chunks: dict[str, None] = {}
     while len(chunks) < plan.chunks_per_prompt:
@@ -197,23 +233,47 @@ def _dialogue(
     return Dialogue(tuple(one.name for one in drawn), tuple(order), tuple(questions))
 
 
-def messages_of(dialogue: Dialogue, answers: Sequence[str]) -> list[dict[str, str]]:
-    """Return the prompt of the turn after ``answers``: chunks and first question, then turns.
+def documents_of(examples: Sequence[Example], chunk_tokens: int) -> list[SourceDocument]:
+    """Return a document for every example: its chunks, those with the answer first.
 
-    The head of the prompt, with the system text, is the chat template's own, as in ``ragkv ask``.
+    Chunks that are longer than ``chunk_tokens`` are cut.
     """
-    first, *later = dialogue.questions
-    text = "\n\n".join([*dialogue.chunks, f"Answer from the text above. Question: {first}"])
-    found = [{"role": "user", "content": text}]
-    for answer, question in zip(answers, later, strict=False):
-        found += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+    found = []
+    for example in examples:
+        pairs = zip(chunk_texts(example), example.chunks, strict=True)
+        texts = [text for text, _ in sorted(pairs, key=lambda pair: not pair[1].is_gold)]
+        pieces = dict.fromkeys(piece for text in texts for piece in cut(text, chunk_tokens))
+        found.append(SourceDocument(example.id, tuple(pieces), (example.question.strip(),)))
     return found
 
 
-def _tuples(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved row; JSON has no tuples, and a text is no list of texts."""
-    for name, value in row.items():
-        good = isinstance(value, str) if name == "name" else isinstance(value, list)
-        if not good or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{name} has the wrong type")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+def language_reference(chunk_tokens: int, chunks: int) -> list[SourceDocument]:
+    """Return Python's language reference as documents of so many chunks each."""
+    found = []
+    for topic, text in sorted(pydoc_data.topics.topics.items()):
+        pieces = list(dict.fromkeys(cut(text, chunk_tokens)))
+        questions = tuple(f'About "{topic}": {question}' for question in _TOPIC_QUESTIONS)
+        for first in range(0, len(pieces) - chunks + 1, chunks):
+            part = tuple(pieces[first : first + chunks])
+            found.append(SourceDocument(f"{topic}-{first // chunks + 1}", part, questions))
+    return found
+
+
+def cut(text: str, chunk_tokens: int) -> list[str]:
+    """Cut a text where it pauses into stripped pieces of about ``chunk_tokens`` at most.
+
+    Raises
+    ------
+    ConfigError
+        ``chunk_tokens`` is below 1.
+    """
+    if chunk_tokens < 1:
+        raise ConfigError(f"a chunk has at least 1 token, not {chunk_tokens}")
+    longest = chunk_tokens * CHARACTERS_PER_TOKEN
+    pieces = []
+    while len(text) > longest:
+        ends = (text.rfind(pause, longest // 2, longest) + len(pause) for pause in _PAUSES)
+        end = next((end for end in ends if end > longest // 2), longest)
+        pieces.append(text[:end])
+        text = text[end:]
+    return [piece.strip() for piece in [*pieces, text] if piece.strip()]

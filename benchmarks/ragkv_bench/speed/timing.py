@@ -1,0 +1,93 @@
+"""How everything here is timed and compared: in turn, by the ratio within each round."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+import ragkv
+from ragkv import StoreConfig
+from ragkv.config import MEMORY
+from ragkv.errors import ConfigError
+from ragkv.model.architecture import backbone_of
+from ragkv.model.loaded import LoadedModel
+
+Found = TypeVar("Found")
+IN_MEMORY = StoreConfig(MEMORY, memory_bytes=1 << 50, device_bytes=0, history_bytes=0)
+"""A store that keeps every chunk in memory, and no rows of former prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTime:
+    """One answer's seconds to its first and its last token, and its tokens a step."""
+
+    ttft_s: float
+    total_s: float
+    tokens_per_step: float = 1.0
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def timed(device: torch.device, call: Callable[[], Found]) -> tuple[float, Found]:
+    """Return a call's seconds and its result; before it the device is idle."""
+    synchronise(device)
+    started = time.perf_counter()
+    found = call()
+    return time.perf_counter() - started, found
+
+
+def ratio_of(pairs: Iterable[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
+    """Return median and quartiles over rounds of the first time over the second."""
+    ratios = [first / second for first, second in pairs]
+    low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
+    return median, (low, high)
+
+
+def require_different(plan: object, *names: str) -> None:
+    """Raise ConfigError for a plan's list that is empty or names something twice."""
+    for name in names:
+        values = getattr(plan, name)
+        if not values or len(set(values)) < len(values):
+            raise ConfigError(f"give one or more different {name}, not {list(values)}")
+
+
+def attention_name(loaded: LoadedModel) -> str:
+    """Return what transformers calls the model's attention, such as ``sdpa``."""
+    return str(backbone_of(loaded.model).config._attn_implementation)
+
+
+def setup_of(loaded: LoadedModel) -> dict[str, Any]:
+    """Return what figures depend on: dtype, threads, versions and the commit."""
+    return {
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "attention": attention_name(loaded),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers")},
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the repository whose folder ``ragkv/`` this package is, if any."""
+    command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
+    folder = Path(ragkv.__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    prefix, _, commit = done.stdout.strip().partition("\n")
+    return commit if prefix == "ragkv/" else None
