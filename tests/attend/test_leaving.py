@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, some_chunks
+from tiny import FAMILIES, UNEVEN, ask
 
 from ragkv import Prefilled, RagKV
 from ragkv.attend.forward import subset_forward
@@ -22,8 +22,7 @@ from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
 Positions = np.ndarray
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 
 
 def at_random(scene: Scene) -> FloatArray:
@@ -50,7 +49,7 @@ def test_above_the_layer_the_rows_keep_what_the_cache_has(
     make_engine: Make, family: str, layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = make_engine(family)
-    kv.precompute(CHUNKS)
+    kv.precompute(UNEVEN)
     plan = plan_of(kv, monkeypatch)
     stay = np.union1d(plan.spliced.layout.fresh, plan.choice.positions[::3])
     assert len(stay) < len(plan.rows)
@@ -101,7 +100,7 @@ def test_the_others_rows_are_cached_ones_above_the_layer_and_fresh_below(
     make_engine: Make, family: str
 ) -> None:
     kv = make_engine(family)
-    kv.precompute(CHUNKS)
+    kv.precompute(UNEVEN)
     stale, whole, focused = (
         kv.prefill(PROMPT, method=method, recompute_ratio=ratio)
         for method, ratio in ((PLAIN, 0), (PLAIN, 0.5), (RANDOM, 0.5))
@@ -133,11 +132,11 @@ def test_the_others_rows_are_cached_ones_above_the_layer_and_fresh_below(
 
 def test_it_begins_again_with_every_pass_and_one_chunk_has_no_rival(make_engine: Make) -> None:
     kv = make_engine("llama")
-    kv.precompute(CHUNKS)
+    kv.precompute(UNEVEN)
     outs = [kv.prefill(PROMPT, method=RANDOM, recompute_ratio=0.5) for _ in range(2)]
     assert torch.equal(outs[0].logits, outs[1].logits)
     assert outs[0].report.focused_from == outs[1].report.focused_from
-    alone = [{"role": "user", "content": f"Read:\n\n{CHUNKS[2]}\n\nWhat does it say?"}]
+    alone = [{"role": "user", "content": f"Read:\n\n{UNEVEN[2]}\n\nWhat does it say?"}]
     out = kv.prefill(alone, method=RANDOM, recompute_ratio=0.5)
     assert out.report.recomputed_tokens > 0
     assert out.report.focused_from is None
@@ -145,7 +144,7 @@ def test_it_begins_again_with_every_pass_and_one_chunk_has_no_rival(make_engine:
 
 def test_the_same_set_must_hold_for_some_layers_running(make_engine: Make) -> None:
     kv = make_engine("llama")
-    kv.precompute(CHUNKS)
+    kv.precompute(UNEVEN)
     ends = [
         kv.prefill(
             PROMPT, method=replace(RANDOM, focus=Focus(layers)), recompute_ratio=0.5

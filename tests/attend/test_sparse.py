@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pairwise import all_pairs
-from tiny import some_chunks
+from tiny import UNEVEN, ask
 
 from ragkv import Prefilled, RagKV
 from ragkv.attend.sparse import SparseRows
@@ -19,8 +19,7 @@ from ragkv.select import Method, Sparse, get_method
 from ragkv.splice.layout import Layout, Origin, Placed
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 LOADED = SimpleNamespace(
     architecture=SimpleNamespace(layers=10), device=torch.device("cpu"), dtype=torch.float32
 )
@@ -104,7 +103,7 @@ def layers_that_differ(one: Prefilled, other: Prefilled) -> list[int]:
 def test_only_the_upper_layers_see_less(make_engine: Make, family: str) -> None:
     engine = make_engine(family)
     layers = engine.model.config.num_hidden_layers
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     whole = run(engine, None)
     for first in range(layers):
         part = run(engine, Sparse(first / layers, near=2))
@@ -116,13 +115,13 @@ def test_only_the_upper_layers_see_less(make_engine: Make, family: str) -> None:
 
 def test_layers_with_a_window_keep_it(make_engine: Make) -> None:
     engine = make_engine("mistral-window")
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     assert torch.equal(run(engine, None).logits, run(engine, Sparse(0.0, near=0)).logits)
 
 
 def test_near_tokens_are_seen(make_engine: Make) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     some, more = run(engine, Sparse(0.0, near=1)), run(engine, Sparse(0.0, near=9))
     assert layers_that_differ(some, more)
 
@@ -130,7 +129,7 @@ def test_near_tokens_are_seen(make_engine: Make) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
 def test_with_all_recomputed_it_is_a_full_prefill(make_engine: Make, family: str) -> None:
     engine = make_engine(family)
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     full = engine.prefill(PROMPT, method="full")
     for method in (get_method("query"), replace(get_method("query"), sparse=Sparse(0.0, near=0))):
         ours = engine.prefill(PROMPT, method=method, recompute_ratio=1)
@@ -139,7 +138,7 @@ def test_with_all_recomputed_it_is_a_full_prefill(make_engine: Make, family: str
 
 def test_generate_and_prefill_see_alike(make_engine: Make) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     method: Method = replace(get_method("query"), sparse=Sparse(0.0, near=0))
     for ratio in (0.1, 0.5):
         logits = engine.prefill(PROMPT, method=method, recompute_ratio=ratio).logits

@@ -13,7 +13,8 @@ import warnings
 from typing import Any
 
 import torch
-from tiny import SIZE, some_chunks, tiny_tokenizer
+from exact import assert_exact
+from tiny import SIZE, tiny_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -65,28 +66,6 @@ def made(kind: str) -> PreTrainedModel:
     return model
 
 
-def differences(kv: RagKV) -> list[str]:
-    """What is not as the model itself gives it."""
-    chunks, wrong = some_chunks(3), []
-    kv.precompute(chunks)
-    for count, ratio in ((3, 1.0), (1, 0.0)):
-        prompt = "\n\n".join(chunks[:count]) + "\n\nWhat does the text say?"
-        messages = [{"role": "user", "content": prompt}]
-        out = kv.prefill(messages, recompute_ratio=ratio)
-        with torch.no_grad():
-            full = kv.model(torch.tensor([out.token_ids])).logits[0, -1].float()
-        far = float((out.logits - full).abs().max() / full.std())
-        if far > 1e-3:
-            wrong.append(f"{count} chunks at {ratio}: {far:.1e} standard deviations apart")
-        ours, plain = (
-            kv.generate(messages, max_new_tokens=6, recompute_ratio=ratio, method=method)
-            for method in ("query", "full")
-        )
-        if ours.token_ids != plain.token_ids:
-            wrong.append(f"{count} chunks at {ratio}: other tokens")
-    return wrong
-
-
 def outcome(kind: str) -> str:
     """One line about one model type."""
     try:
@@ -96,10 +75,12 @@ def outcome(kind: str) -> str:
     try:
         with RagKV(model, tiny_tokenizer(), store=":memory:") as kv:
             turns = {kind.turn for kind in kv.loaded.architecture.rope_kinds}
-            wrong = differences(kv)
+            assert_exact(kv, in_deviations=1e-3)
     except UnsupportedModelError as error:
         return f"refused: {error}"
-    return f"WRONG: {'; '.join(wrong)}" if wrong else f"reused, turns {', '.join(sorted(turns))}"
+    except AssertionError as error:
+        return f"WRONG: {error}"
+    return f"reused, turns {', '.join(sorted(turns))}"
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from tiny import SIZE, some_chunks, tiny_tokenizer
+from exact import assert_exact, reference
+from tiny import SIZE, ask, random_model, some_chunks, tiny_tokenizer
 from transformers import (
-    AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
     Exaone4Config,
@@ -30,7 +30,6 @@ from ragkv.model.calls import cache_in
 from ragkv.model.load import load_model
 from ragkv.select import method_names
 
-QUESTION = "\n\nWhat does the text say?"
 WINDOW = {"sliding_window": 48}
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], set[str]]] = {
     "cohere": (CohereConfig, {}, {"adjacent"}),
@@ -43,19 +42,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], set[str]]] = {
 
 
 def made(family: str) -> PreTrainedModel:
-    """A model with random weights, large enough that attention matters."""
     kind, more, _ = FAMILIES[family]
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(kind(**{**SIZE, **more}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.15)
-    return model.eval()
-
-
-def prompt_of(chunks: list[str]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": "\n\n".join(chunks) + QUESTION}]
+    return random_model(kind(**{**SIZE, **more}))
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -87,11 +75,7 @@ def test_an_auxiliary_model_is_examined_too(tmp_path: Path) -> None:
         engine.precompute(chunks, method="cacheclip", auxiliary_model=str(tmp_path / "model"))
     with RagKV(tmp_path / "model", store=store) as engine:
         assert engine.precompute(chunks).existing == 2
-        out = engine.prefill(prompt_of(chunks[:1]), recompute_ratio=0.0)
-        assert out.report.reused_tokens > 80
-        with torch.no_grad():
-            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
-        assert float((out.logits - full).abs().max() / full.std()) < 2e-4
+        assert_exact(engine, in_deviations=2e-4)
 
 
 class ScaledKeys(LlamaForCausalLM):
@@ -120,23 +104,11 @@ def test_code_that_is_not_transformers_own_is_examined_whatever_its_type() -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_caches_are_moved_exactly(family: str, tmp_path: Path) -> None:
     """Ratio 1, and one chunk behind the sink, are what the model itself gives."""
-    chunks = some_chunks(3)
     with RagKV(made(family), tiny_tokenizer(), store=tmp_path) as engine:
         assert {kind.turn for kind in engine.loaded.architecture.rope_kinds} == FAMILIES[family][2]
-        engine.precompute(chunks)
+        engine.precompute(some_chunks(3))
     with RagKV(made(family), tiny_tokenizer(), store=tmp_path) as engine:
-        for count, ratio in ((3, 1.0), (1, 0.0)):
-            prompt = prompt_of(chunks[:count])
-            out = engine.prefill(prompt, recompute_ratio=ratio)
-            assert out.report.reused_tokens + out.report.recomputed_tokens > 80
-            with torch.no_grad():
-                full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
-            assert float((out.logits - full).abs().max() / full.std()) < 2e-4
-            ours, plain = (
-                engine.generate(prompt, max_new_tokens=4, recompute_ratio=ratio, method=method)
-                for method in ("query", "full")
-            )
-            assert ours.token_ids == plain.token_ids
+        assert_exact(engine, in_deviations=2e-4)
 
 
 @pytest.mark.parametrize("family", ["cohere2", "smollm3"])
@@ -145,11 +117,10 @@ def test_every_method_runs_and_repairs(family: str, method: str) -> None:
     chunks = some_chunks(3)
     with RagKV(made(family), tiny_tokenizer(), store=":memory:") as engine:
         engine.precompute(chunks, method=method)
-        out = engine.prefill(prompt_of(chunks), method=method, recompute_ratio=0.3)
+        out = engine.prefill(ask(chunks), method=method, recompute_ratio=0.3)
         assert torch.isfinite(out.logits).all()
-        with torch.no_grad():
-            full = engine.model(torch.tensor([out.token_ids])).logits[0, -1].float()
-        whole = engine.prefill(prompt_of(chunks), method=method, recompute_ratio=1.0)
+        full = reference(engine, out.token_ids)
+        whole = engine.prefill(ask(chunks), method=method, recompute_ratio=1.0)
         assert float((whole.logits - full).abs().max() / full.std()) < 2e-4
 
 
@@ -162,7 +133,7 @@ def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(
     store = StoreConfig(path=tmp_path, memory_bytes=0)
     with RagKV(made(family), tiny_tokenizer(), store=store) as engine:
         engine.precompute(chunks)
-        out = engine.prefill(prompt_of(chunks), method="reuse")
+        out = engine.prefill(ask(chunks), method="reuse")
         with torch.no_grad():
             cache = cache_in(engine.model(torch.tensor([out.token_ids]), use_cache=True))
         keys = out.cache.layer(0)[0][:, : len(out.token_ids)]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, some_chunks
+from tiny import FAMILIES, UNEVEN, ask
 
 from ragkv import Prefilled, RagKV, ReuseConfig, StoreConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
@@ -21,8 +21,7 @@ from ragkv.splice.layout import Layout, Origin
 from ragkv_bench.quality.fidelity import Reference, followed
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 RATIO, RARE = 0.2, 4
 
 
@@ -126,7 +125,7 @@ def test_answers_are_those_of_passes_made_by_hand(
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
     engine = make_engine(family)
     engine.model.generation_config.eos_token_id = None
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     count = 270 if family == "llama" else 24
     lookup = CopyLookup(3, 8, RARE)
     expected, repaired = drawn_by_hand(engine, lookup, count)
@@ -148,7 +147,7 @@ def test_answers_are_those_of_passes_made_by_hand(
 def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: Make) -> None:
     """With every stale token behind a match computed again, little is left that differs."""
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     full = engine.prefill(PROMPT, method="full")
     answer = full.token_ids[60:68]
     expected = decoded(engine, full, answer)
@@ -165,7 +164,7 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
 
 def test_a_call_may_do_without(make_engine: Make) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).copies is None
     assert engine.prefill(PROMPT, recompute_ratio=RATIO).copies is not None
     with pytest.raises(ConfigError, match="repair_ahead"):
@@ -175,14 +174,14 @@ def test_a_call_may_do_without(make_engine: Make) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, ratio: float) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     assert engine.prefill(PROMPT, recompute_ratio=ratio).copies is None
     assert engine.generate(PROMPT, recompute_ratio=ratio).report.ahead_tokens == 0
 
 
 def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 30}
     answer = engine.generate(PROMPT, **settings)
     stream = engine.stream(PROMPT, **settings)

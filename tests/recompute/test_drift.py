@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rotation import turned
-from tiny import some_chunks
+from tiny import UNEVEN, ask
 
 from ragkv import Prefilled, RagKV
 from ragkv.recompute import drift
@@ -17,8 +17,7 @@ from ragkv.select import get_method
 from ragkv.splice.layout import Origin
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 
 
 def rows_of(engine: RagKV, cache: object, layer: int, places: list[int]) -> dict[int, torch.Tensor]:
@@ -53,7 +52,7 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(
 
 def check_rows(engine: RagKV, stretch: int) -> int:
     """Compare every row with the recomputed ones of its stretch; count those that moved."""
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     stale = engine.prefill(PROMPT, recompute_ratio=0)
     out = engine.prefill(PROMPT, recompute_ratio=0.3)
     origin = list(out.report.positions)
@@ -127,7 +126,7 @@ def expected_weights(at: int, seen: list[int]) -> list[float]:
 
 def test_without_drift_nothing_moves(make_engine: Make) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     stale = engine.prefill(PROMPT, recompute_ratio=0)
     still = replace(get_method("query"), drift=False)
     out = engine.prefill(PROMPT, recompute_ratio=0.3, method=still)
@@ -139,7 +138,7 @@ def test_without_drift_nothing_moves(make_engine: Make) -> None:
 
 def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     for ratio in (0.1, 0.5):
         logits = engine.prefill(PROMPT, recompute_ratio=ratio).logits
         answer = engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=1)
@@ -148,7 +147,7 @@ def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
 
 def test_low_precision_drifts_too(make_engine: Make) -> None:
     engine = make_engine(dtype="bfloat16")
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     exact = engine.prefill(PROMPT, method="full").logits
     out = engine.prefill(PROMPT, recompute_ratio=0.3)
     assert out.cache.layers[0].keys.dtype == torch.bfloat16
@@ -161,7 +160,7 @@ def test_nothing_is_prepared_where_nothing_is_left(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     made: list[object] = []
     monkeypatch.setattr("ragkv.recompute.repair.Drift", lambda *given: made.append(given))
     engine.prefill(PROMPT, recompute_ratio=1.0)

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from plain_attention import WITHOUT_WINDOW, plain_attention, spy_on
-from tiny import some_chunks
+from tiny import UNEVEN, ask
 
 from ragkv import RagKV
 from ragkv.select import Scene, get_method
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 FAMILIES = ["llama", "qwen3", "phi3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
 
 
@@ -36,7 +35,7 @@ def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(
     make_engine: Make, family: str
 ) -> None:
     engine = make_engine(family)
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     method, seen = spy_on(get_method("query"), lambda scene: query_scores(family, scene))
     engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
     expected, scores = seen

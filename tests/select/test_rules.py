@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 import tiny
 import torch
-from tiny import tiny_model
+from tiny import UNEVEN, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
@@ -32,8 +32,7 @@ from ragkv.store.versions.overhead import context_impact
 
 Make = Callable[..., RagKV]
 SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
-CHUNKS = [tiny.some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
 """All have four heads over two KV heads; the last two have windows of 48 tokens."""
 
@@ -52,7 +51,7 @@ class Run:
 
 def run(make_engine: Make, name: str, family: str = "llama", ratio: float = 0.3) -> Run:
     engine = make_engine(family)
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     method = get_method(name)
     seen: dict[str, Any] = {}
 
@@ -65,7 +64,7 @@ def run(make_engine: Make, name: str, family: str = "llama", ratio: float = 0.3)
         return found
 
     out = engine.prefill(PROMPT, method=replace(method, score=spy), recompute_ratio=ratio)
-    assert len(seen["chunks"]) == len(CHUNKS)
+    assert len(seen["chunks"]) == len(UNEVEN)
     assert seen["scores"].dtype == np.float32
     assert seen["scores"].shape == seen["cached"].shape
     return Run(out, **seen)

@@ -101,9 +101,14 @@ def tiny_model(family: str = "llama", attention: str = "sdpa", seed: int = 0) ->
     """Make a float32 model with random weights, large enough that attention matters."""
     config_class, changes = FAMILIES[family]
     config = config_class(**{**SIZE, **changes})
-    torch.manual_seed(seed)
     attention = "eager" if family in EAGER_ALONE else attention
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return random_model(config, seed, attn_implementation=attention)
+
+
+def random_model(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedModel:
+    """Make a float32 model of that configuration, as :func:`tiny_model` does."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, **how)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
@@ -139,6 +144,10 @@ def some_chunks(count: int = 3, words: int = 40) -> list[str]:
     """Return different pieces of real text of about ``words`` words each."""
     text = pydoc_data.topics.topics["assignment"].split()
     return [" ".join(text[i * words : (i + 1) * words]) for i in range(count)]
+
+
+UNEVEN = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
+"""Chunks of several lengths."""
 
 
 def ask(chunks: list[str], question: str = "\n\nWhat now?") -> list[dict[str, str]]:

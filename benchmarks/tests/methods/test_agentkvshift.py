@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from rotation import turned
-from tiny import some_chunks, tiny_model
+from tiny import UNEVEN, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV
@@ -20,8 +20,7 @@ from ragkv.splice.layout import Origin
 from ragkv_bench.methods.agentkvshift import METHOD
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 FAMILIES = ["llama", "llama-yarn", "qwen3", "phi3"]
 WINDOWED = ["mistral-window", "gemma3", "gemma2"]
 """Many of their tokens do not move at all in layer 1: the others alone can be ranked."""
@@ -59,7 +58,7 @@ class Run:
 
 def run(make_engine: Make, family: str, ratio: float) -> Run:
     engine = make_engine(family)
-    engine.precompute(CHUNKS, method=METHOD)
+    engine.precompute(UNEVEN, method=METHOD)
     stale = engine.prefill(PROMPT, method=METHOD, recompute_ratio=0)
     return Run(engine, stale, engine.prefill(PROMPT, method=METHOD, recompute_ratio=ratio))
 
@@ -157,7 +156,7 @@ def test_layers_0_and_1_are_exact_and_the_first_chunk_stays(make_engine: Make) -
 
 def test_low_precision_follows_too(make_engine: Make) -> None:
     engine = make_engine(dtype="bfloat16")
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     out = engine.prefill(PROMPT, method=METHOD, recompute_ratio=0.3)
     assert out.cache.layers[0].keys.dtype == torch.bfloat16
     assert torch.isfinite(out.logits).all()

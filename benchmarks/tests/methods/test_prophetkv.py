@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from plain_attention import WITHOUT_WINDOW, plain_attention, spy_on
-from tiny import some_chunks
+from tiny import UNEVEN, ask
 
 from ragkv import RagKV
 from ragkv.select import Scene
@@ -16,8 +16,7 @@ from ragkv.splice.layout import Origin
 from ragkv_bench.methods import prophetkv
 
 Make = Callable[..., RagKV]
-CHUNKS = [some_chunks(4, words)[index] for index, words in enumerate((30, 15, 50, 22))]
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
+PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 FAMILIES = ["llama", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
 
 
@@ -42,7 +41,7 @@ def test_prophetkvs_scores_are_the_querys_attention_to_the_context_alone(
 ) -> None:
     monkeypatch.setattr("ragkv_bench.methods.prophetkv.ROW_BLOCK", block)
     engine = make_engine(family)
-    engine.precompute(CHUNKS)
+    engine.precompute(UNEVEN)
     method, seen = spy_on(prophetkv.METHOD, lambda scene: prophetkv_scores(family, scene))
     report = engine.prefill(PROMPT, method=method, recompute_ratio=0.3).report
     expected, scores = seen
