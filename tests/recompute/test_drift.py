@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def check_rows(engine: RagKV, stretch: int) -> int:
             for at in set(places) - set(seen):
                 part = (at - places[0]) // stretch
                 near = [one for one in seen if (one - places[0]) // stretch == part]
-                weights = expected_weights(at - chunk.start, [one - chunk.start for one in near])
+                weights = expected_weights(at - chunk.start, *(one - chunk.start for one in near))
                 expected = torch.zeros_like(shift[at])
                 for weight, one in zip(weights, near, strict=True):
                     expected += weight * bounded[one]
@@ -104,7 +105,8 @@ def shortened(engine: RagKV, stale: object, out: Prefilled, layer: int) -> dict[
     return bounded
 
 
-def expected_weights(at: int, seen: list[int]) -> list[float]:
+@cache  # all layers and runs have the same
+def expected_weights(at: int, *seen: int) -> list[float]:
     """Solve for what a row takes from each recomputed one, by elimination."""
 
     def alike(one: int, other: int) -> float:
