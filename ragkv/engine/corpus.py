@@ -29,7 +29,8 @@ from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report.account import PrecomputeReport
-from ragkv.store.base import Found, Store, Terms, has_expired
+from ragkv.store.base import Found, Terms, has_expired
+from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Corpus:
     def __init__(
         self,
         loaded: ReusableModel,
-        store: Store,
+        store: ChunkStore,
         lock: ModelLock,
         codec: str = "raw",
     ) -> None:
@@ -171,7 +172,7 @@ class Corpus:
     def open(self, texts: Sequence[str], sink: Sink) -> list[Found[LayeredKV]]:
         """Return the chunks' entries, perhaps lazy, or the reasons of the misses.
 
-        See :meth:`ragkv.store.base.Store.open`.
+        See :meth:`ragkv.store.chunk_store.ChunkStore.open`.
         """
         return self._each(partial(self.store.open, fingerprint=sink.fingerprint), texts)
 

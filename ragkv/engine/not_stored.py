@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ragkv.errors import StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Store
+from ragkv.store.chunk_store import ChunkStore
 
 MOST_NOTED = 4096
 """Texts whose reason is remembered: the last."""
@@ -27,7 +27,7 @@ _DIFFERENT = {
 class NotStored:
     """Remembers what was deleted, and what a store did not take."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ChunkStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._reasons: dict[str, str] = {}  # the last at the end

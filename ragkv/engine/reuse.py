@@ -25,7 +25,8 @@ from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
-from ragkv.store.base import Store, TierUse
+from ragkv.store.base import TierUse
+from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.prefixes.tree import PrefixTree
 
 
@@ -41,7 +42,7 @@ class Reuse:
     teller: Teller = field(default_factory=Teller)
 
     @classmethod
-    def over(cls, loaded: ReusableModel, store: Store, settings: StoreConfig) -> Self:
+    def over(cls, loaded: ReusableModel, store: ChunkStore, settings: StoreConfig) -> Self:
         """Make them over a store."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)

@@ -30,6 +30,7 @@ from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.base import TierUse
 from ragkv.store.versions.kept import ChunkVersions
+from ragkv.store.versions.stored import StoredVersions
 from ragkv.store.versions.version import PlacedVersion, Version
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Versions:
         self, corpus: Corpus, requests: RequestQueue, budget: int, *, writable: bool
     ) -> None:
         self.kept = ChunkVersions(budget)
+        self._stored = StoredVersions(corpus.store)
         self._corpus = corpus
         self._idle = IdleWork(corpus.loaded, requests)
         self._writable = writable
@@ -114,7 +116,7 @@ class Versions:
             version, overhead = taken
             rows = version.entry
             if rows is None:
-                rows = self._corpus.store.read_version(version)
+                rows = self._stored.read(version)
                 if rows is not None:
                     self.kept.fill(version, rows)
             if rows is not None and np.array_equal(rows.token_ids, entry.token_ids):
@@ -128,7 +130,7 @@ class Versions:
             if (text, sink.fingerprint) in self._asked:
                 return
             self._asked.add((text, sink.fingerprint))
-        for version in self._corpus.store.versions(text, sink.fingerprint):
+        for version in self._stored.of(text, sink.fingerprint):
             self.kept.add(version, stored=True)
 
     def want(self, request: Request, plan: Plan) -> bool:
@@ -216,12 +218,12 @@ class Versions:
 
     def _keep(self, version: Version) -> None:
         """Keep a version here and in the store; what it evicts leaves both."""
-        store, stored = self._corpus.store, False
+        stored = False
         try:
             if self._writable:
-                stored = store.put_version(version) > 0
+                stored = self._stored.put(version) > 0
             for evicted in self.kept.add(version, stored=stored):
-                store.delete_version(evicted)
+                self._stored.delete(evicted)
         except StoreError as error:
             _log.warning("a version was not stored: %s", error)
             self.kept.add(version)

@@ -11,19 +11,19 @@ import torch
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store.backends import open_backend
-from ragkv.store.base import Changes, EntryInfo, Found, Store, Terms
+from ragkv.store.backends.base import Backend
+from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.base import Changes, EntryInfo, Found, Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.tiers.evicting import EvictingStore
-from ragkv.store.tiers.memory import MemoryStore
-from ragkv.store.tiers.tiered import TieredStore
+from ragkv.store.tiered import TieredStore
+from ragkv.store.tiers.eviction import Eviction
+from ragkv.store.tiers.memory import MemoryTier
 
 __all__ = [
     "Changes",
     "ChunkStore",
     "EntryInfo",
     "Found",
-    "MemoryStore",
-    "Store",
     "Terms",
     "TieredStore",
     "open_chunk_store",
@@ -42,7 +42,7 @@ def open_store(
     *,
     device: torch.device = _CPU,
     costs: Callable[[int, int], float] | None = None,
-) -> Store:
+) -> TieredStore:
     """Open the store of one namespace, with its tiers.
 
     Parameters
@@ -71,46 +71,26 @@ def open_store(
         config = StoreConfig(path=config)
     if not isinstance(namespace, str):
         raise ConfigError(f"namespace must be a string, not {type(namespace).__name__}")
+    make = partial(MemoryTier, costs=costs, admission=True)
+    pin = device.type == "cuda"
+    on_device = _device_bytes(config, device)
+    tiers = [make(on_device, device=device)] if on_device else []
     if config.path == MEMORY:
-        return with_tiers(config, None, device, costs)
-    has_tiers = config.memory_bytes > 0 or _device_bytes(config, device) > 0
-    return with_tiers(
-        config, open_chunk_store(config, namespace, mapped=not has_tiers), device, costs
+        budget: int | None = int(config.memory_bytes)
+        backend: Backend = MemoryBackend(budget=budget, pin=pin, private=True)
+    else:
+        budget = config.disk_bytes
+        tiers.append(make(int(config.memory_bytes), pin=pin))
+        backend = open_backend(config, namespace)
+    eviction = None if budget is None or config.read_only else Eviction(budget, costs)
+    return TieredStore(
+        backend, namespace, tiers=tiers, read_only=config.read_only, eviction=eviction
     )
 
 
-def open_chunk_store(
-    config: StoreConfig, namespace: str = "default", *, mapped: bool = False
-) -> ChunkStore:
-    """Open a namespace without tiers; raises as :func:`open_store`.
-
-    ``mapped`` as for :class:`ChunkStore`.
-    """
-    backend = open_backend(config, namespace)
-    return ChunkStore(backend, namespace, read_only=config.read_only, mapped=mapped)
-
-
-def with_tiers(
-    config: StoreConfig,
-    below: Store | None,
-    device: torch.device,
-    costs: Callable[[int, int], float] | None = None,
-) -> Store:
-    """Return the configured tiers over a store; over None, they are the whole store."""
-    make = partial(MemoryStore, costs=costs)
-    # a tier may reject an entry; a store of its own may not
-    memory = make(
-        int(config.memory_bytes), pinned=device.type == "cuda", admission=below is not None
-    )
-    on_device = None
-    if budget := _device_bytes(config, device):
-        on_device = make(budget, device=device, admission=True)
-    if below is None:
-        return memory if on_device is None else TieredStore(on_device, memory)
-    store = TieredStore(memory, below, device=on_device)
-    if config.disk_bytes is None or config.read_only:
-        return store
-    return EvictingStore(store, config.disk_bytes, costs=costs)
+def open_chunk_store(config: StoreConfig, namespace: str = "default") -> ChunkStore:
+    """Open a namespace without tiers and eviction; raises as :func:`open_store`."""
+    return ChunkStore(open_backend(config, namespace), namespace, read_only=config.read_only)
 
 
 def _device_bytes(config: StoreConfig, device: torch.device) -> int:

@@ -1,28 +1,20 @@
-"""The contract that every place of storage keeps."""
+"""What a store is asked and answers."""
 
 from __future__ import annotations
 
 import math
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
-from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.entry.lazy import CorruptEntryError
-
-if TYPE_CHECKING:
-    from ragkv.store.versions.version import Version
-
 
 EntryT_co = TypeVar("EntryT_co", bound=LayeredKV, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[EntryT_co]):
-    """Answer to :meth:`Store.open` and :meth:`Store.get`: an entry, or the reason of a miss.
+    """Answer to a store's ``open`` and ``get``: an entry, or the reason of a miss.
 
     ``reason`` is empty on a hit, otherwise one of
 
@@ -111,7 +103,7 @@ class Room(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Answer to :meth:`Store.changes`.
+    """Answer to ``changes``.
 
     Attributes
     ----------
@@ -150,181 +142,6 @@ class EntryInfo:
     nbytes: int
     documents: tuple[str, ...] = ()
     expires_at: float | None = None
-
-
-class Store(ABC):
-    """Keeps ChunkKVs of one namespace by (text, fingerprint).
-
-    All methods may be called from several threads, and several processes may open
-    the same place. ``open`` and ``get`` never raise for what they find there: a torn, tampered,
-    foreign or unknown entry is a miss with its reason. A writable store also deletes an
-    entry that can never be read, so that ``contains`` is False and the next precompute
-    writes it again.
-    """
-
-    remote: bool = False
-    """Whether entries cross a network: several at once take no longer than one."""
-
-    @abstractmethod
-    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Return the chunk's entry if its whole fingerprint agrees; its layers may be lazy.
-
-        A lazy layer is verified when it is read: a corrupt one raises
-        :class:`ragkv.store.entry.lazy.CorruptEntryError` there.
-        """
-
-    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
-        """Return the chunk's entry with all layers loaded and verified."""
-        return self.open(text, fingerprint).load_all()
-
-    @abstractmethod
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
-        """Write an entry atomically and return its bytes.
-
-        An entry of the same text and fingerprint is replaced. The tensors may be views
-        and may lie on any device; entries come back on the CPU. The bytes are 0 where a
-        tier has not admitted the entry.
-
-        Raises
-        ------
-        StoreFullError
-            The disk or the quota is full; nothing of the entry remains.
-        StoreError
-            The place cannot be written, or the entry does not fit its fingerprint.
-        """
-
-    @abstractmethod
-    def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
-        """Apply ``terms`` to a stored entry, as ``put`` would, without writing its bytes.
-
-        Returns whether the entry is stored; otherwise it has to be put.
-
-        Raises
-        ------
-        StoreError
-            The place cannot be written.
-        """
-
-    @abstractmethod
-    def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether an entry is stored and has not expired, without reading its tensors."""
-
-    @abstractmethod
-    def expiry(self, text: str) -> float | None:
-        """Return the time from which on the chunk is a miss; None for never or for no chunk."""
-
-    @abstractmethod
-    def documents(self, text: str) -> list[str]:
-        """Return the documents that the chunk belongs to, sorted; none for no chunk."""
-
-    @abstractmethod
-    def delete(self, text: str) -> int:
-        """Delete the chunk's entries under every fingerprint; return how many."""
-
-    @abstractmethod
-    def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
-        """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
-
-        Chunks of no other document are deleted, under every fingerprint. This is for a
-        document that was ingested again: its new chunks are put first. Chunks of the given
-        revision stay, too: other calls, and other processes, put them.
-        """
-
-    def forget_document(self, document: str) -> int:
-        """Delete the chunks that belong to this document alone; return how many."""
-        return self.keep_only(document, ())
-
-    @abstractmethod
-    def entries(self) -> Iterator[EntryInfo]:
-        """Yield the metadata of all entries, expired ones included."""
-
-    def room(self) -> Room | None:
-        """Return what the disk has left; None where that is not known, as of a server."""
-        return None
-
-    def gc(self) -> int:
-        """Delete expired chunks and the remains of crashed writers; return the deleted chunks."""
-        now = time.time()
-        expired = {e.text for e in self.entries() if has_expired(e.expires_at, now)}
-        return sum(self.delete(text) > 0 for text in expired)
-
-    def put_version(self, version: Version) -> int:
-        """Write a version's rows and return their bytes: 0 where the store keeps none.
-
-        They are deleted with any of its chunks.
-
-        Raises
-        ------
-        StoreFullError, StoreError
-            As :meth:`put`.
-        """
-        del version
-        return 0
-
-    def versions(self, text: str, fingerprint: Fingerprint) -> list[Version]:
-        """Return the stored versions of a chunk's entry, without their rows; never raise."""
-        del text, fingerprint
-        return []
-
-    def read_version(self, version: Version) -> ChunkKV | None:
-        """Return a version's rows; None where they are not stored, or damaged; never raise."""
-        del version
-        return None
-
-    def delete_version(self, version: Version) -> None:
-        """Delete a version's rows, if they are stored; raises StoreError."""
-        del version
-
-    @abstractmethod
-    def changes(self, since: int) -> Changes:
-        """Return the texts added and removed after change ``since``, by any process.
-
-        Change numbers only grow, starting from 0 for an empty store. Finders and tiers follow
-        a store by this feed. A text that was added and deleted meanwhile may be missing from
-        ``added``; one that was put again may be in it, and other added texts in ``removed``.
-
-        Raises
-        ------
-        StoreError
-            The place cannot be read: call again with the same number, or deletions are missed.
-        """
-
-    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return the seconds that ``get`` is expected to take for an entry of ``nbytes`` of KV.
-
-        0 for an entry in memory, None before anything was measured.
-        """
-        del text, fingerprint, nbytes
-        return None
-
-    def was_evicted(self, text: str) -> bool:
-        """Whether this process evicted the chunk, lately, and it is not stored again."""
-        del text
-        return False
-
-    def fingerprints(self, text: str) -> list[Fingerprint]:
-        """Return what the chunk is stored for; never raise."""
-        del text
-        return []
-
-    def make_room(self) -> bool:
-        """Empty the tier on the model's device; return whether it had anything.
-
-        Its entries are still in the tiers below.
-        """
-        return False
-
-    def tiers_in_use(self) -> tuple[TierUse, ...]:
-        """Return what the tiers hold and have served, the fastest first."""
-        return ()
-
-    @abstractmethod
-    def texts(self) -> Iterator[str]:
-        """Yield all chunk texts in the namespace, each once."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release files and connections; the store cannot be used afterwards."""
 
 
 def has_expired(expires_at: float | None, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""The one store over all backends.
+"""A store: ChunkKVs of one namespace by text and fingerprint, over any backend.
 
 A text's row is written before its entry, and deleted before its entries; after writing an
 entry the row is checked again. So whatever is interrupted, and whatever other processes do,
@@ -19,9 +19,11 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.backends.base import Backend, Blob, Bytes, length_of
-from ragkv.store.base import Changes, EntryInfo, Found, Room, Store, Terms, has_expired
-from ragkv.store.catalog.catalog import Catalog
-from ragkv.store.catalog.names import (
+from ragkv.store.base import Changes, EntryInfo, Found, Room, Terms, TierUse, has_expired
+from ragkv.store.catalog import Catalog
+from ragkv.store.entry.format import encode, open_entry
+from ragkv.store.entry.header import RefusedEntryError, read_header
+from ragkv.store.names import (
     TextRow,
     digest_of_fingerprint,
     digest_of_text,
@@ -29,22 +31,21 @@ from ragkv.store.catalog.names import (
     entry_key,
     parse_entry_key,
     text_key,
-    version_key,
-    versions_of,
 )
-from ragkv.store.entry.format import encode, open_entry
-from ragkv.store.entry.header import RefusedEntryError, read_header
-from ragkv.store.entry.lazy import CorruptEntryError
-from ragkv.store.versions.stored import to_field, version_in
-from ragkv.store.versions.version import Version
+from ragkv.store.tiers.eviction import Eviction
 
 logger = logging.getLogger(__name__)
 _DELETED_KEPT = 10_000
 """Deleted texts that are remembered by name: the last ones."""
 
 
-class ChunkStore(Store):
+class ChunkStore:
     """Keeps one namespace's entries in a backend.
+
+    All methods may be called from several threads, and several processes may open the same
+    place. ``open`` and ``get`` never raise for what they find there: a torn, tampered, foreign or
+    unknown entry is a miss with its reason. A writable store also deletes an entry that can never
+    be read, so that ``contains`` is False and the next precompute writes it again.
 
     Parameters
     ----------
@@ -58,11 +59,14 @@ class ChunkStore(Store):
         True: entries are views into the backend's memory maps, without a copy. They must
         not be kept: truncating the file would end the process. False: entries own their
         memory.
+    eviction
+        Deletes chunks for new ones where the backend is full; None: StoreFullError.
 
     Raises
     ------
     StoreError
-        The backend cannot be reached, or belongs to another namespace or another version.
+        The backend cannot be reached, or belongs to another namespace or another version; from
+        methods that write: the place cannot be written.
 
     Notes
     -----
@@ -77,15 +81,18 @@ class ChunkStore(Store):
         *,
         read_only: bool = False,
         mapped: bool = True,
+        eviction: Eviction | None = None,
     ) -> None:
         self.backend = backend
         self.remote = backend.remote
         self.read_only = read_only
         self.mapped = mapped
+        self._eviction = eviction
+        self._hits = 0
         self._seen: dict[str, str] = {}  # texts that finders and tiers may know, by digest
         self._deleted: dict[str, str] = {}  # deleted ones, the last at the end
         try:
-            self._catalog = Catalog(backend, namespace)
+            self.catalog = Catalog(backend, namespace)
         except BaseException:
             backend.close()
             raise
@@ -93,7 +100,11 @@ class ChunkStore(Store):
     # ---- entries
 
     def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Find an entry; its layers are lazy. A damaged entry is deleted."""
+        """Return the chunk's entry if its whole fingerprint agrees; its layers may be lazy.
+
+        A lazy layer is verified when it is read: a corrupt one raises
+        :class:`ragkv.store.entry.lazy.CorruptEntryError` there, and the entry is deleted.
+        """
         digest = digest_of_text(text)
         key = entry_key(digest, digest_of_fingerprint(fingerprint))
         try:
@@ -106,22 +117,50 @@ class ChunkStore(Store):
                     other.name != key for other in self.backend.scan(entries_of(digest))
                 )
                 return Found(None, "fingerprint" if others else "absent")
-            refuse = partial(self._refuse, key, blob)
             try:
-                entry = open_entry(blob, text, fingerprint, copy=self._must_copy(blob))
+                copy, private = self._must_copy(blob), self.backend.private
+                entry = open_entry(blob, text, fingerprint, copy=copy, trusted=private)
             except RefusedEntryError as refused:
-                refuse(refused)
+                self.refuse(key, blob, refused)
                 return Found(None, refused.reason)
         except (OSError, ValueError) as error:  # may be temporary: keep it
             logger.warning("cannot read the chunk cache %s: %s", key, error)
             return Found(None, "unreadable")
-        entry.on_corrupt(refuse)
         self._seen[digest] = text
+        self._count_use(text, len(entry.token_ids))
+        self._hits += 1
+        if self.backend.private:
+            return Found(entry.whole(), expires_at=row.expires_at)
+        entry.on_corrupt(partial(self.refuse, key, blob))
         return Found(entry, expires_at=row.expires_at)
 
+    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
+        """Return the chunk's entry with all layers loaded and verified."""
+        return self.open(text, fingerprint).load_all()
+
     def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
-        """Write an entry; when this returns, it is as durable as the backend can make it."""
+        """Write an entry and return its bytes; then it is as durable as the backend makes it.
+
+        An entry of the same text and fingerprint is replaced. The tensors may be views
+        and may lie on any device; entries come back on the CPU.
+
+        Raises
+        ------
+        StoreFullError
+            The disk or the quota is full; nothing of the entry remains.
+        StoreError
+            The place cannot be written, or the entry does not fit its fingerprint.
+        """
+        self._check_writable()
         parts = list(encode(entry, fingerprint).parts())
+        write = partial(self._write, entry, fingerprint, parts, terms)
+        if self._eviction is None:
+            return write()
+        return self._eviction.write(self, entry, length_of(parts), write)
+
+    def _write(
+        self, entry: ChunkKV, fingerprint: Fingerprint, parts: Sequence[Bytes], terms: Terms
+    ) -> int:
         return self.put_encoded(entry.text, fingerprint, parts, terms)
 
     def put_encoded(
@@ -137,107 +176,48 @@ class ChunkStore(Store):
         key = entry_key(digest, digest_of_fingerprint(fingerprint))
 
         self.backend.check_room(key, length_of(parts))
-        known = self._catalog.add(text, terms)
+        known = self.catalog.add(text, terms)
         try:
             self.backend.put(key, parts)
         except BaseException:
             if not known:
                 with suppress(StoreError):
-                    self._catalog.delete_unused(digest)
+                    self.catalog.delete_unused(digest)
             raise
         if self.backend.size(text_key(digest)) is None:  # deleted meanwhile
-            self._catalog.add(text, terms)
+            self.catalog.add(text, terms)
         self._seen[digest] = text
         return length_of(parts)
 
-    def put_version(self, version: Version) -> int:
-        """Write a version's rows, where all of its chunks are stored."""
-        self._check_writable()
-        if version.entry is None:
-            raise ValueError("a version without its rows has nothing to store")
-        parts = list(encode(version.entry, version.stored_as, to_field(version)).parts())
-        key = _key_of(version)
-        self.backend.check_room(key, length_of(parts))
-        self._catalog.note_behind(version.prefix, key)
-        self.backend.put(key, parts)
-        texts = (version.text, *version.prefix)
-        if any(self.backend.size(text_key(digest_of_text(text))) is None for text in texts):
-            self.backend.delete(key)  # one was deleted meanwhile
-            return 0
-        return length_of(parts)
-
-    def versions(self, text: str, fingerprint: Fingerprint) -> list[Version]:
-        """Return the versions of a chunk's entry; a damaged one is deleted."""
-        found = list[Version]()
-        try:
-            keys = [key.name for key in self.backend.scan(versions_of(digest_of_text(text)))]
-            for key, blob in zip(keys, self.backend.get_many(keys), strict=True):
-                if blob is None:
-                    continue
-                try:
-                    version = version_in(read_header(memoryview(blob))[0])
-                except RefusedEntryError as refused:
-                    self._refuse(key, blob, refused)
-                    continue
-                if (version.text, version.fingerprint, _key_of(version)) == (
-                    text,
-                    fingerprint,
-                    key,
-                ):
-                    found.append(version)
-        except (OSError, ValueError) as error:  # may be temporary
-            logger.warning("cannot read the versions of a chunk: %s", error)
-        return found
-
-    def read_version(self, version: Version) -> ChunkKV | None:
-        """Return a version's rows, each layer verified."""
-        key = _key_of(version)
-        try:
-            blob = self.backend.get(key)
-            if blob is None:
-                return None
-            try:
-                wanted = version.text, version.stored_as, to_field(version)
-                return open_entry(blob, *wanted, copy=True).whole()
-            except RefusedEntryError as refused:
-                self._refuse(key, blob, refused)
-            except CorruptEntryError as corrupt:
-                self._refuse(key, blob, RefusedEntryError(corrupt.reason, str(corrupt)))
-        except (OSError, ValueError) as error:  # may be temporary
-            logger.warning("cannot read the version %s: %s", key, error)
-        return None
-
-    def delete_version(self, version: Version) -> None:
-        """Delete a version's rows; what is noted of it stays until ``gc``."""
-        self._check_writable()
-        self.backend.delete(_key_of(version))
-
     def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
-        """Update the text's row and documents."""
+        """Apply ``terms`` to a stored entry, as ``put`` would, without writing its bytes.
+
+        Returns whether the entry is stored; otherwise it has to be put.
+        """
         self._check_writable()
         stored = self.contains(text, fingerprint)
         if stored:
-            self._catalog.add(text, terms)
+            self.catalog.add(text, terms)
         return stored
 
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether the row exists and has not expired, and the entry is not torn."""
+        """Whether an entry is stored whole and has not expired, without reading its tensors."""
         digest = digest_of_text(text)
         try:
             if self.backend.size(entry_key(digest, digest_of_fingerprint(fingerprint))) is None:
                 return False
-            row = self._catalog.row(digest)
+            row = self.catalog.row(digest)
         except StoreError:
             return False
         return row is not None and not has_expired(row.expires_at, time.time())
 
     def expiry(self, text: str) -> float | None:
-        """Return the time in the text's row."""
-        row = self._catalog.row(digest_of_text(text))
+        """Return the time from which on the chunk is a miss; None for never or for no chunk."""
+        row = self.catalog.row(digest_of_text(text))
         return None if row is None else row.expires_at
 
     def fingerprints(self, text: str) -> list[Fingerprint]:
-        """Read the headers of the chunk's entries."""
+        """Return what the chunk is stored for; never raise."""
         found = list[Fingerprint]()
         with suppress(OSError, ValueError, RefusedEntryError):
             for key in self.backend.scan(entries_of(digest_of_text(text))):
@@ -247,42 +227,91 @@ class ChunkStore(Store):
         return found
 
     def documents(self, text: str) -> list[str]:
-        """Return the documents in the catalog, sorted."""
-        return sorted(self._catalog.documents_of(digest_of_text(text)))
+        """Return the documents that the chunk belongs to, sorted; none for no chunk."""
+        return sorted(self.catalog.documents_of(digest_of_text(text)))
+
+    # ---- deletions: what they do is told in Catalog.delete
 
     def delete(self, text: str) -> int:
-        """Delete the text's row, then its entries."""
+        """Delete the chunk's entries under every fingerprint; return how many."""
         self._check_writable()
-        return self._catalog.delete(digest_of_text(text))
+        if self._eviction is not None:
+            self._eviction.remove(text)
+        return self.catalog.delete(digest_of_text(text))
 
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
-        """See :meth:`Store.keep_only`."""
+        """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
+
+        Chunks of no other document are deleted, under every fingerprint. This is for a
+        document that was ingested again: its new chunks are put first. Chunks of the given
+        revision stay, too: other calls, and other processes, put them.
+        """
         self._check_writable()
         kept = set(map(digest_of_text, texts))
-        gone = [digest for digest in self._catalog.texts_of(document) if digest not in kept]
-        return sum([self._catalog.drop_holder(document, digest, revision) for digest in gone])
+        gone = [digest for digest in self.catalog.texts_of(document) if digest not in kept]
+        return sum([self.catalog.drop_holder(document, digest, revision) for digest in gone])
+
+    def forget_document(self, document: str) -> int:
+        """Delete the chunks that belong to this document alone; return how many."""
+        return self.keep_only(document, ())
+
+    def gc(self) -> int:
+        """Delete expired chunks and the remains of interrupted writers; return the chunks.
+
+        Processes that are writing put back what this deletes under them.
+        """
+        self._check_writable()
+        now = time.time()
+        removed = 0
+        for digest in sorted(self.catalog.digests() | {entry[0] for entry in self._entries()}):
+            entries = self.catalog.delete_expired(digest, now)
+            if entries is None:
+                self.catalog.delete_unused(digest)
+            elif entries:
+                removed += 1
+        self.catalog.drop_unused_versions()
+        self.catalog.compact_log()
+        return removed
+
+    def was_evicted(self, text: str) -> bool:
+        """Whether this process evicted the chunk, lately, and it is not stored again."""
+        return self._eviction is not None and self._eviction.was_evicted(text)
 
     # ---- all of them
 
     def entries(self) -> Iterator[EntryInfo]:
-        """Entries in the order of their keys; those of other format versions are left out."""
-        documents = self._catalog.documents()
+        """Yield the metadata of all entries, expired ones included, in the order of their keys.
+
+        Those of other format versions are left out.
+        """
+        documents = self.catalog.documents()
         found = groupby(self._entries(), lambda entry: entry[0])
         grouped = ((digest, list(group)) for digest, group in found)
-        for digest, row, group in self._catalog.with_rows(grouped):
+        for digest, row, group in self.catalog.with_rows(grouped):
             documents_of = tuple(sorted(documents.get(digest, ())))
             for _, fingerprint, nbytes in group:
                 yield EntryInfo(row.text, fingerprint, nbytes, documents_of, row.expires_at)
 
     def texts(self) -> Iterator[str]:
-        """Texts in the order of their digests."""
+        """Yield all chunk texts in the namespace, each once, in the order of their digests."""
         found = groupby(self._entries(), lambda entry: entry[0])
-        rows = self._catalog.with_rows((digest, None) for digest, _ in found)
+        rows = self.catalog.with_rows((digest, None) for digest, _ in found)
         return (row.text for _, row, _ in rows)
 
     def changes(self, since: int) -> Changes:
-        """See :meth:`Store.changes`. Deleted texts are known by the names that were seen here."""
-        newest, added, removed = self._catalog.changes(since, {*self._deleted, *self._seen})
+        """Return the texts added and removed after change ``since``, by any process.
+
+        Change numbers only grow, starting from 0 for an empty store. Finders and tiers follow
+        a store by this feed. A text that was added and deleted meanwhile may be missing from
+        ``added``; one that was put again may be in it, and other added texts in ``removed``.
+        Deleted texts are known by the names that were seen here.
+
+        Raises
+        ------
+        StoreError
+            The place cannot be read: call again with the same number, or deletions are missed.
+        """
+        newest, added, removed = self.catalog.changes(since, {*self._deleted, *self._seen})
         self._seen |= added
         known = self._deleted | self._seen
         gone = [digest for digest in removed if digest in known]
@@ -294,32 +323,53 @@ class ChunkStore(Store):
             self._deleted.pop(digest, None)
         return Changes(newest, list(added.values()), [known[digest] for digest in gone])
 
-    def gc(self) -> int:
-        """Delete expired chunks and the remains of interrupted writers.
-
-        Processes that are writing put back what this deletes under them.
-        """
-        self._check_writable()
-        now = time.time()
-        removed = 0
-        for digest in sorted(self._catalog.digests() | {entry[0] for entry in self._entries()}):
-            entries = self._catalog.delete_expired(digest, now)
-            if entries is None:
-                self._catalog.delete_unused(digest)
-            elif entries:
-                removed += 1
-        self._catalog.drop_unused_versions()
-        self._catalog.compact_log()
-        return removed
+    # ---- the place
 
     def room(self) -> Room | None:
-        """Return what the backend's disk has left."""
+        """Return what the disk has left; None where that is not known, as of a server."""
         free = self.backend.free_bytes()
         return None if free is None else Room(*free)
 
+    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
+        """Return the seconds that ``get`` is expected to take for an entry of ``nbytes`` of KV.
+
+        0 for an entry in memory, None before anything was measured.
+        """
+        del text, fingerprint, nbytes
+        return 0.0 if self.backend.private else None
+
+    def make_room(self) -> bool:
+        """Empty the tier on the model's device; return whether it had anything.
+
+        Its entries are still in the tiers below.
+        """
+        return False
+
+    def tiers_in_use(self) -> tuple[TierUse, ...]:
+        """Return what the tiers hold and have served, the fastest first."""
+        return (TierUse("memory" if self.backend.private else "below", self.nbytes, self._hits),)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes in memory; None for other places, where nobody counts them."""
+        return getattr(self.backend, "nbytes", None)
+
     def close(self) -> None:
-        """Close the backend."""
+        """Release files and connections; the store cannot be used afterwards."""
         self.backend.close()
+
+    def refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
+        """Delete a damaged entry or version, unless it was written again since it was read."""
+        logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
+        if not self.read_only and refused.reason != "codec":
+            with suppress(StoreError):
+                now = self.backend.get(key)
+                if now is not None and memoryview(now) == memoryview(seen):
+                    self.backend.delete(key)
+
+    def _count_use(self, text: str, tokens: int) -> None:
+        if self._eviction is not None:
+            self._eviction.use(text, tokens)
 
     def _entries(self) -> Iterator[tuple[str, str, int]]:
         """Yield the digests of text and fingerprint of each entry, and its bytes."""
@@ -328,15 +378,6 @@ class ChunkStore(Store):
             if found is not None:
                 yield *found, nbytes
 
-    def _refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
-        """Delete a damaged entry, unless it was written again since it was read."""
-        logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
-        if not self.read_only and refused.reason != "codec":
-            with suppress(StoreError):
-                now = self.backend.get(key)
-                if now is not None and memoryview(now) == memoryview(seen):
-                    self.backend.delete(key)
-
     def _must_copy(self, blob: Blob) -> bool:
         # decoding needs writable memory that nobody else can change
         return not self.mapped if isinstance(blob, mmap.mmap) else isinstance(blob, bytes)
@@ -344,7 +385,3 @@ class ChunkStore(Store):
     def _check_writable(self) -> None:
         if self.read_only:
             raise StoreError("the store was opened read_only")
-
-
-def _key_of(version: Version) -> str:
-    return version_key(digest_of_text(version.text), version.stored_as.digest)

@@ -22,7 +22,9 @@ from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.memory import Workspace
-from ragkv.store import MemoryStore, TieredStore
+from ragkv.store import TieredStore
+from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.tiers.memory import MemoryTier
 
 Make = Callable[..., RagKV]
 ANEW = StoreConfig(MEMORY, history_bytes=0)
@@ -150,13 +152,13 @@ def test_the_device_tier_makes_room_for_a_request(
 
 
 def test_only_what_lies_on_a_device_is_let_go() -> None:
-    near, below = MemoryStore(1 << 20), MemoryStore(1 << 20)
-    store = TieredStore(near, below)
+    near = MemoryTier(1 << 20)
+    store = TieredStore(MemoryBackend(), tiers=[near])
     store.put(make_entry("a"), FINGERPRINT)
     assert not store.make_room()
     assert near.contains("a", FINGERPRINT)
     near.device = torch.device("meta")  # as a GPU's
     assert store.make_room()
     assert not near.contains("a", FINGERPRINT)
-    assert below.contains("a", FINGERPRINT)
+    assert store.contains("a", FINGERPRINT)
     assert not store.make_room()

@@ -12,7 +12,7 @@ from tiny import some_chunks
 from ragkv import RagKV
 from ragkv.chunk import encode
 from ragkv.engine import corpus
-from ragkv.store.tiers.memory import MemoryStore
+from ragkv.store import TieredStore
 
 Make = Callable[..., RagKV]
 
@@ -33,10 +33,10 @@ def test_a_batch_is_written_while_the_next_is_computed(
             seen.append(computed.acquire(timeout=30) and computed.acquire(timeout=30))
         return stored(*args, **kwargs)  # type: ignore[arg-type]
 
-    stored = MemoryStore.put
+    stored = TieredStore.put
     monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
     monkeypatch.setattr(corpus, "encode_chunks", batches)
-    monkeypatch.setattr(MemoryStore, "put", put)
+    monkeypatch.setattr(TieredStore, "put", put)
     chunks = some_chunks(3)
     engine.precompute(chunks)
     assert seen == [True]

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from disk_store import tiered
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
-from ragkv.chunk.kv import LayeredKV
 from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
 from ragkv.errors import ConfigError
-from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import Found, MemoryStore, TieredStore
+from ragkv.store import ChunkStore, TieredStore
+from ragkv.store.backends.base import Blob
+from ragkv.store.backends.memory import MemoryBackend
+from ragkv.store.names import digest_of_text, entries_of
 from ragkv.store.tiers.rates import Rate, is_slower
 
 Make = Callable[..., RagKV]
 
 
-class Planted(MemoryStore):
+class Planted(MemoryBackend):
     """A place whose bytes take as long as a test says."""
 
-    def __init__(self) -> None:
-        super().__init__(1 << 30)
-        self.delay, self.gets = 0.0, 0
+    delay, gets = 0.0, 0
 
-    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        self.gets += 1
-        time.sleep(self.delay)
-        return super().open(text, fingerprint)
-
-    def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        return None
+    def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
+        names = list(keys)
+        if names and names[-1].startswith("kv/"):
+            self.gets += 1
+            time.sleep(self.delay)
+        return super().get_many(names)
 
 
 def sink_of(engine: RagKV) -> Sink:
@@ -53,8 +52,8 @@ def served(make_engine: Make) -> tuple[RagKV, Planted]:
     for text in engine._store.texts():
         entry = engine._reuse.corpus.get(text, sink_of(engine)).entry
         assert entry is not None
-        below.put(entry, sink_of(engine).fingerprint)
-    engine._store = engine._reuse.corpus.store = TieredStore(MemoryStore(0), below)
+        ChunkStore(below).put(entry, sink_of(engine).fingerprint)
+    engine._store = engine._reuse.corpus.store = tiered(below, 0)
     engine._reuse.corpus.prefill_rate = rate(tokens=1000, seconds=1.0)
     engine._reuse.corpus.record_speed = lambda tokens, seconds: None  # type: ignore[method-assign]
     return engine, below
@@ -91,17 +90,17 @@ def test_only_what_was_measured_can_be_slower() -> None:
 
 def test_tiers_measure_what_comes_from_below_and_count_memory_as_nothing() -> None:
     below = Planted()
-    store = TieredStore(MemoryStore(1 << 20), below)
+    store = tiered(below)
     entry = make_entry("a")
-    below.put(entry, FINGERPRINT)
+    ChunkStore(below).put(entry, FINGERPRINT)
     assert store.load_seconds("a", FINGERPRINT, entry.nbytes) is None
     below.delay = 0.02
     for _ in range(3):
-        store.memory.delete("a")
+        store.tiers[0].delete("a")
         store.get("a", FINGERPRINT)
         store.get("nothing", FINGERPRINT)  # what is not there says nothing
     assert store.load_seconds("a", FINGERPRINT, entry.nbytes) == 0.0
-    store.memory.delete("a")
+    store.tiers[0].delete("a")
     found = store.load_seconds("a", FINGERPRINT, entry.nbytes)
     assert found is not None
     assert 0.02 <= found < 1.0
@@ -127,7 +126,7 @@ def test_what_loads_slowly_is_computed_and_the_report_says_so(
 def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
     engine, below = served
     chunks = some_chunks(2)
-    engine._store = engine._reuse.corpus.store = TieredStore(MemoryStore(1 << 30), below)
+    engine._store = engine._reuse.corpus.store = tiered(below, 1 << 30)
     engine._store.load_rate = rate(tokens=1, seconds=1.0)
     assert engine.generate(ask(chunks), max_new_tokens=1).report.reused_tokens == 0
     engine.wait()
@@ -156,7 +155,8 @@ def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Plante
     engine, below = served
     chunks = some_chunks(3)
     engine._reuse.corpus.find("")
-    below._remove((chunks[1], sink_of(engine).fingerprint))
+    (key,) = below.scan(entries_of(digest_of_text(chunks[1])))
+    below.delete(key.name)
     engine._store.load_rate = rate(tokens=1, seconds=1.0)
     report = engine.prefill(ask(chunks), on_miss="skip").report
     assert [miss.reason for miss in report.misses] == ["slower", "absent", "slower"]

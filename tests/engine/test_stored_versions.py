@@ -15,7 +15,7 @@ from unshared import QUERY
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.stream import Prefilled
 from ragkv.errors import ConfigError, StoreFullError
-from ragkv.store import ChunkStore
+from ragkv.store.versions.stored import StoredVersions
 from ragkv.store.versions.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
@@ -81,8 +81,6 @@ def test_a_deleted_chunk_is_in_no_answer_and_on_no_disk(
 ) -> None:
     engine, other = captured(make()), make()
     below = engine._store
-    while not isinstance(below, ChunkStore):
-        below = below.below
     assert len(list(below.backend.scan("version/"))) == 2
     (other if by_other else engine).forget(gone)
     out = engine.prefill(ask([A, B, C]), on_miss="skip")
@@ -100,10 +98,10 @@ def test_namespaces_share_no_version(make: Make) -> None:
 def test_a_read_only_store_and_a_full_one_keep_versions_in_memory(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ChunkStore, "put_version", _full)
+    monkeypatch.setattr(StoredVersions, "put", _full)
     with captured(make()) as engine:
         assert sources(engine.prefill(ask([A, B, C]))) == USED
-    monkeypatch.setattr(ChunkStore, "put_version", _fail)
+    monkeypatch.setattr(StoredVersions, "put", _fail)
     reader = make(store=StoreConfig(tmp_path / "store", read_only=True))
     reader.prefill(ask([A, B, C]))
     reader.wait()

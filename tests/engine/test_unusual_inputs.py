@@ -23,7 +23,7 @@ from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError
 from ragkv.model.calls import cache_argument
 from ragkv.model.fingerprint import fingerprint_of
-from ragkv.store import MemoryStore
+from ragkv.store import TieredStore
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -167,13 +167,13 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     with torch.no_grad():
         engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     closed: list[object] = []
-    close = MemoryStore.close
+    close = TieredStore.close
 
-    def noted(store: MemoryStore) -> None:
+    def noted(store: TieredStore) -> None:
         closed.append(store)
         close(store)
 
-    monkeypatch.setattr(MemoryStore, "close", noted)
+    monkeypatch.setattr(TieredStore, "close", noted)
     with pytest.raises(ConfigError, match="calibrated for another model"):
         served(engine.loaded, reuse=of_before)
     assert closed

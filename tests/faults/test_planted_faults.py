@@ -22,7 +22,7 @@ import diskcache
 import pytest
 import torch
 from blake3 import blake3
-from disk_store import DiskStore
+from disk_store import DiskStore, tiered
 from store_entries import (  # noqa: F401
     FINGERPRINT,
     OTHER,
@@ -34,25 +34,20 @@ from store_entries import (  # noqa: F401
 )
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store import MemoryStore, Store, TieredStore
+from ragkv.store import ChunkStore
 from ragkv.store.backends import index as index_module
 from ragkv.store.backends.index import BytesDisk, Index
 from ragkv.store.base import Terms
-from ragkv.store.catalog.names import digest_of_text, entry_key
+from ragkv.store.names import digest_of_text, entry_key
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
 
-def no_memory(path: Path) -> Store:
-    return TieredStore(MemoryStore(0), DiskStore(path, mapped=False))
-
-
-@pytest.fixture(params=[DiskStore, no_memory])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, DiskStore]]:
-    """Give a store, and the disk store that it stands on."""
-    store = request.param(tmp_path)
-    yield store, getattr(store, "below", store)
-    store.close()
+@pytest.fixture(params=[DiskStore, lambda path: tiered(path, 1)], ids=["mapped", "owned"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore]:
+    """A store whose entries are mapped, or copied for a tier that has no room for them."""
+    with closing(request.param(tmp_path)) as made:
+        yield made
 
 
 def flip(path: Path, position: int, mask: int = 0xFF) -> None:
@@ -61,36 +56,34 @@ def flip(path: Path, position: int, mask: int = 0xFF) -> None:
     path.write_bytes(data)
 
 
-def assert_heals(store: Store, disk: DiskStore, text: str) -> None:
+def assert_heals(store: ChunkStore, text: str) -> None:
     """After the miss, the next precompute finds nothing and puts the entry back."""
     assert not store.contains(text, FINGERPRINT)
     assert store.get(text, FINGERPRINT).reason == "absent"
     assert text not in list(store.texts())
     store.put(make_entry(text), FINGERPRINT)
     assert same(store.get(text, FINGERPRINT).entry, make_entry(text))
-    assert len(files_of(disk)) == len(list(store.texts()))
+    assert len(files_of(store)) == len(list(store.texts()))
 
 
-def test_flipped_bytes(opened: tuple[Store, DiskStore]) -> None:
-    store, disk = opened
+def test_flipped_bytes(store: ChunkStore) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    for position in range(0, file_of(disk, "a").stat().st_size, 37):
-        flip(file_of(disk, "a"), position)
+    for position in range(0, file_of(store, "a").stat().st_size, 37):
+        flip(file_of(store, "a"), position)
         lookup = store.get("a", FINGERPRINT)
         assert lookup.entry is None
         assert lookup.reason in {"checksum", "format", "unreadable"}
-        assert_heals(store, disk, "a")
+        assert_heals(store, "a")
 
 
-def test_cut_and_lengthened_files(opened: tuple[Store, DiskStore]) -> None:
-    store, disk = opened
+def test_cut_and_lengthened_files(store: ChunkStore) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    size = file_of(disk, "a").stat().st_size
+    size = file_of(store, "a").stat().st_size
     for length in [0, 1, 7, 8, 9, *range(10, size, 61), size - 1, size + 1, size + 5000]:
-        os.truncate(file_of(disk, "a"), length)
+        os.truncate(file_of(store, "a"), length)
         assert not store.contains("a", FINGERPRINT)
         assert store.get("a", FINGERPRINT).reason == "unreadable"
-        assert_heals(store, disk, "a")
+        assert_heals(store, "a")
 
 
 FOREIGN: dict[str, Callable[[Path, bytes, bytes], object]] = {
@@ -104,23 +97,21 @@ FOREIGN: dict[str, Callable[[Path, bytes, bytes], object]] = {
 
 
 @pytest.mark.parametrize("reason", FOREIGN)
-def test_foreign_files_under_a_key(opened: tuple[Store, DiskStore], reason: str) -> None:
-    store, disk = opened
+def test_foreign_files_under_a_key(store: ChunkStore, reason: str) -> None:
     data = []
     for text, fingerprint in (("a", OTHER), ("b", FINGERPRINT)):
         store.put(make_entry(text), fingerprint)
-        data.append(file_of(disk, text).read_bytes())
+        data.append(file_of(store, text).read_bytes())
         store.delete(text)
     store.put(make_entry("a"), FINGERPRINT)
-    FOREIGN[reason](file_of(disk, "a"), *data)
+    FOREIGN[reason](file_of(store, "a"), *data)
     assert store.get("a", FINGERPRINT).reason == reason
-    assert_heals(store, disk, "a")
+    assert_heals(store, "a")
 
 
-def test_one_bad_entry_leaves_the_texts_others(opened: tuple[Store, DiskStore]) -> None:
-    store, disk = opened
+def test_one_bad_entry_leaves_the_texts_others(store: ChunkStore) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    bad = file_of(disk, "a")
+    bad = file_of(store, "a")
     store.put(make_entry("a"), OTHER)
     flip(bad, -1)
     assert store.get("a", FINGERPRINT).reason == "checksum"
@@ -135,21 +126,20 @@ def test_a_bad_file_that_was_replaced_meanwhile_is_spared(
     reader, writer = DiskStore(tmp_path), DiskStore(tmp_path)
     writer.put(make_entry("a"), FINGERPRINT)
     flip(file_of(writer, "a"), -1)
-    drop = reader._refuse
+    drop = reader.refuse
 
     def late(*arguments: Any) -> None:
         writer.put(make_entry("a"), FINGERPRINT)
         drop(*arguments)
 
-    monkeypatch.setattr(reader, "_refuse", late)
+    monkeypatch.setattr(reader, "refuse", late)
     assert reader.get("a", FINGERPRINT).reason == "checksum"
     assert same(reader.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
 def test_a_file_that_cannot_be_opened_now_is_kept(
-    opened: tuple[Store, DiskStore], monkeypatch: pytest.MonkeyPatch
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = opened
     store.put(make_entry("a"), FINGERPRINT)
 
     def fail(*_: object, **__: object) -> None:
@@ -263,19 +253,16 @@ def test_the_index_disk_refuses_pickles_both_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
-def test_pickled_files_under_a_key(
-    opened: tuple[Store, DiskStore], tmp_path: Path, kind: str
-) -> None:
-    store, disk = opened
+def test_pickled_files_under_a_key(store: ChunkStore, tmp_path: Path, kind: str) -> None:
     store.put(make_entry("a"), FINGERPRINT)
-    path, mark = file_of(disk, "a"), tmp_path / "mark"
+    path, mark = file_of(store, "a"), tmp_path / "mark"
     if kind == "pickle":
         path.write_bytes(pickle.dumps(Bomb(mark)))
     else:
         torch.save({"kv": Bomb(mark)}, path)
     assert store.get("a", FINGERPRINT).reason == "unreadable"
     assert not mark.exists()
-    assert_heals(store, disk, "a")
+    assert_heals(store, "a")
 
 
 def fail_with(number: int) -> Callable[..., None]:

@@ -12,25 +12,25 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from disk_store import DiskStore
-from memory_backend import MemoryBackend, Place
+from disk_store import DiskStore, tiered
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks
 
 from ragkv import RagKV
-from ragkv.errors import StoreError, StoreFullError
+from ragkv.errors import StoreError
 from ragkv.store.backends.base import Bytes
 from ragkv.store.backends.disk import _SUFFIX
+from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import _without_password
 from ragkv.store.base import Changes, Terms
-from ragkv.store.catalog.names import digest_of_text, entry_key
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import encode
 from ragkv.store.entry.header import sealed, unsealed
+from ragkv.store.names import digest_of_text, entry_key
 from ragkv.store.operate.copy import copy_store
-from ragkv.store.tiers.evicting import EvictingStore
-from ragkv.store.tiers.memory import MemoryStore
-from ragkv.store.tiers.tiered import TieredStore
+from ragkv.store.tiered import TieredStore
+from ragkv.store.tiers.eviction import Eviction
+from ragkv.store.tiers.memory import MemoryTier
 
 Make = Callable[..., RagKV]
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -52,7 +52,7 @@ class Flaky(MemoryBackend):
 def test_a_deletion_is_learnt_of_after_a_fault() -> None:
     place = Place()
     backend = Flaky(place)
-    store = TieredStore(MemoryStore(1 << 20), ChunkStore(backend))
+    store = tiered(backend)
     store.put(make_entry("secret"), FINGERPRINT)
     seen, _, _ = store.changes(0)
     ChunkStore(MemoryBackend(place)).delete("secret")
@@ -85,7 +85,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(
 
 def test_a_server_that_is_away_leaves_the_tiers_as_they_are() -> None:
     backend = Flaky(Place())
-    store = TieredStore(MemoryStore(1 << 20), ChunkStore(backend))
+    store = tiered(backend)
     store.put(make_entry("a"), FINGERPRINT)
     seen, _, _ = store.changes(0)
     store.put(make_entry("b"), FINGERPRINT, Terms("d"))
@@ -93,7 +93,7 @@ def test_a_server_that_is_away_leaves_the_tiers_as_they_are() -> None:
     backend.fails_in = 1
     with pytest.raises(StoreError):
         store.changes(seen)
-    assert set(store.memory.texts()) == {"a", "b"}
+    assert set(store.tiers[0].texts()) == {"a", "b"}
 
 
 def test_what_is_put_beside_a_collection_stays() -> None:
@@ -110,7 +110,7 @@ def test_what_is_put_beside_a_collection_stays() -> None:
             return super().delete(key)
 
     store = ChunkStore(Slow(place))
-    store._catalog.add("a", Terms("d"))  # a writer was interrupted here once
+    store.catalog.add("a", Terms("d"))  # a writer was interrupted here once
     store.gc()
     assert writer.contains("a", FINGERPRINT)
     assert [info.documents for info in writer.entries()] == [("d",)]
@@ -120,13 +120,8 @@ def test_what_is_put_beside_a_collection_stays() -> None:
 
 
 def test_a_victim_that_another_thread_forgets_is_no_error() -> None:
-    class Full(MemoryStore):
-        def put(self, entry: object, *args: object, **kwargs: object) -> int:
-            if len(list(self.texts())) == 2:
-                raise StoreFullError("full")
-            return super().put(entry, *args, **kwargs)  # type: ignore[arg-type]
-
-    store = EvictingStore(Full(1 << 20), 1 << 20)
+    size = len(encode(make_entry("a", tokens=40), FINGERPRINT).header) + 6000
+    store = ChunkStore(MemoryBackend(budget=2 * size + 4000), eviction=Eviction(1 << 20))
 
     class Lock:
         def __init__(self) -> None:
@@ -140,13 +135,15 @@ def test_a_victim_that_another_thread_forgets_is_no_error() -> None:
             self.lock.release()
             if self.left:
                 self.left -= 1
-                store._policy.remove("a")
+                store._eviction._policy.remove("a")
 
     for text in "ab":
-        store.put(make_entry(text), FINGERPRINT)
-    store._lock = lock = Lock()  # type: ignore[assignment]
+        store.put(make_entry(text, tokens=40), FINGERPRINT)
+    assert store._eviction is not None
+    store._eviction._lock = lock = Lock()  # type: ignore[assignment]
     lock.left = 10
-    assert store.put(make_entry("c"), FINGERPRINT)
+    assert store.put(make_entry("c", tokens=40), FINGERPRINT)
+    assert len(list(store.texts())) == 2
 
 
 def test_what_a_script_without_close_missed_is_stored(tmp_path: Path) -> None:
@@ -193,12 +190,12 @@ def test_costs_that_fail_leave_memory_usable() -> None:
             raise ValueError("no such size")
         return float(tokens)
 
-    store = MemoryStore(1 << 20, costs=costs)
+    tier = MemoryTier(1 << 20, costs=costs)
     with pytest.raises(ValueError, match="no such size"):
-        store.put(make_entry("a", tokens=7), FINGERPRINT)
-    assert store.get("a", FINGERPRINT).reason == "absent"
-    store.put(make_entry("a", tokens=5), FINGERPRINT)
-    assert store.get("a", FINGERPRINT).entry is not None
+        tier.put(make_entry("a", tokens=7), FINGERPRINT)
+    assert tier.get("a", FINGERPRINT) is None
+    tier.put(make_entry("a", tokens=5), FINGERPRINT)
+    assert tier.get("a", FINGERPRINT) is not None
 
 
 @pytest.mark.parametrize("field", ["shape", "versions"])
@@ -237,8 +234,8 @@ def test_messages_about_a_server_show_no_password(url: str) -> None:
 
 
 def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting() -> None:
-    below = MemoryStore(1 << 20)
-    below.put(make_entry("a"), FINGERPRINT)
+    place = Place()
+    ChunkStore(MemoryBackend(place)).put(make_entry("a"), FINGERPRINT)
     code, line = TieredStore.get.__code__, 0
 
     def interrupt(frame: FrameType, event: str, _: object) -> object:
@@ -252,7 +249,7 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting() -> None:
 
     while True:
         line += 1
-        left, store = line, TieredStore(MemoryStore(1 << 20), below)
+        left, store = line, tiered(MemoryBackend(place))
         sys.settrace(interrupt)
         try:
             store.get("a", FINGERPRINT)

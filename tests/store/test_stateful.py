@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 import hypothesis.strategies as st
+from disk_store import tiered
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import ChunkStore, MemoryStore, TieredStore
+from ragkv.store import ChunkStore
+from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
 
 TEXTS = st.sampled_from(["a", "b", "c", "d"])
@@ -51,9 +52,8 @@ class Stores(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        below = ChunkStore(MemoryBackend(self.place))
         self.finder, self.seen = set(), 0
-        self.store = TieredStore(MemoryStore(self.room), below)
+        self.store = tiered(MemoryBackend(self.place), self.room)
 
     @rule()
     def reopen(self) -> None:

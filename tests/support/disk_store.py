@@ -1,4 +1,4 @@
-"""A ChunkStore in a folder, by its path: short for tests."""
+"""Stores by their place: short for tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.store.backends import open_backend
+from ragkv.store.backends.base import Backend
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.over import StoreOver
+from ragkv.store.tiered import TieredStore
+from ragkv.store.tiers.memory import MemoryTier
 
 
 class DiskStore(ChunkStore):
@@ -36,11 +38,18 @@ class DiskStore(ChunkStore):
         return self.backend.folder
 
 
+def tiered(
+    place: Path | Backend, *tiers: int | MemoryTier, budget: int | None = None
+) -> TieredStore:
+    """Open a folder, or a backend, behind tiers; a number is the budget of one in memory."""
+    if isinstance(place, Path):
+        place = open_backend(StoreConfig(place, disk_bytes=budget), "default")
+    made = [MemoryTier(tier) if isinstance(tier, int) else tier for tier in tiers]
+    return TieredStore(place, tiers=made or [MemoryTier(1 << 20)])
+
+
 def disk_of(engine: RagKV) -> DiskBackend:
     """Return what holds the bytes of an engine whose store is a folder."""
-    store = engine._store
-    while isinstance(store, StoreOver):
-        store = store.below
-    assert isinstance(store, ChunkStore)
-    assert isinstance(store.backend, DiskBackend)
-    return store.backend
+    backend = engine._store.backend
+    assert isinstance(backend, DiskBackend)
+    return backend

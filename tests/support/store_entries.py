@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from disk_store import DiskStore
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.store import ChunkStore
 from ragkv.store.backends import disk, index
 
 FINGERPRINT = Fingerprint("weights", "tokenizer", "attention", "float32", sink="sink")
@@ -50,12 +50,12 @@ def same(found: ChunkKV | None, wanted: ChunkKV) -> bool:
     )
 
 
-def files_of(store: DiskStore) -> list[Path]:
+def files_of(store: ChunkStore) -> list[Path]:
     """All files of entries, temporary ones included."""
-    return sorted(path for path in (store.folder / "kv").rglob("*") if path.is_file())
+    return sorted(path for path in (store.backend.folder / "kv").rglob("*") if path.is_file())
 
 
-def file_of(store: DiskStore, text: str) -> Path:
+def file_of(store: ChunkStore, text: str) -> Path:
     """The file of a text's only entry."""
     (path,) = [path for path in files_of(store) if text.encode() in path.read_bytes()]
     return path

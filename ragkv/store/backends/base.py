@@ -11,7 +11,7 @@ from typing import NamedTuple
 Bytes = bytes | bytearray | memoryview
 """What may be written. Parts are written one behind the other."""
 
-Blob = bytes | bytearray | mmap.mmap
+Blob = bytes | bytearray | memoryview | mmap.mmap
 """What is read: a buffer of the whole value. A mapping is private (copy-on-write)."""
 
 
@@ -44,6 +44,9 @@ class Backend(ABC):
 
     remote: bool = False
     """Whether calls cross a network: several at once take no longer than one."""
+
+    private: bool = False
+    """Whether nobody else can change the values, so that they need no verification."""
 
     @abstractmethod
     def get(self, key: str) -> Blob | None:

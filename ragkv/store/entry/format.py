@@ -10,7 +10,6 @@ checksum covers those and every other header field.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
+from ragkv.store.backends.base import Blob
 from ragkv.store.base import Found
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.base import Part
@@ -105,7 +105,7 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) 
 
 
 def decode(
-    buffer: bytes | bytearray | mmap.mmap,
+    buffer: Blob,
     text: str,
     fingerprint: Fingerprint,
     version: str = NO_VERSION,
@@ -136,14 +136,17 @@ def decode(
 
 
 def open_entry(
-    buffer: bytes | bytearray | mmap.mmap,
+    buffer: Blob,
     text: str,
     fingerprint: Fingerprint,
     version: str = NO_VERSION,
     *,
     copy: bool = False,
+    trusted: bool = False,
 ) -> LazyKV:
     """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
+
+    ``trusted``: nobody else can change ``buffer``, and raw layers in place need no verification.
 
     Raises
     ------
@@ -159,8 +162,8 @@ def open_entry(
     return LazyKV(
         header.text,
         tokens,
-        _LayerReader(data, header, copy=copy),
-        threads=_THREADS if many else 1,
+        _LayerReader(data, header, copy=copy, trusted=trusted),
+        threads=_THREADS if many and not trusted else 1,
     )
 
 
@@ -193,13 +196,14 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint, version: s
 class _LayerReader:
     """The layers of an entry in a buffer: see :class:`ragkv.store.entry.lazy.LayerSource`."""
 
-    def __init__(self, data: memoryview, header: Header, *, copy: bool) -> None:
+    def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
         self.shape = header.shape
         self.dtype = DTYPES[header.dtype]
         self._stored = codec_of(header.fingerprint.codec)
         self.codec = self._stored.plain
         self._data, self._header = data, header
         self._in_place = not copy and self._stored.name == "raw"
+        self._trusted = trusted
 
     def allocate(self) -> torch.Tensor:
         """Return fresh memory, or the buffer's where raw numbers may stay there."""
@@ -210,6 +214,8 @@ class _LayerReader:
 
     def read_layer(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
+        if self._in_place and self._trusted:
+            return
         if self._in_place:
             if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
                 raise _refused(layer)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ragkv.errors import MissingDependencyError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.store import names
 from ragkv.store.backends.base import Blob
 from ragkv.store.base import EntryInfo, Terms, has_expired
-from ragkv.store.catalog import names
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
 from ragkv.store.entry.header import RefusedEntryError, read_header

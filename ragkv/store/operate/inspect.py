@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ragkv.errors import StoreError
+from ragkv.store import names
 from ragkv.store.backends.base import Backend, Blob
 from ragkv.store.base import EntryInfo, has_expired
-from ragkv.store.catalog import names
-from ragkv.store.catalog.names import (
+from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.entry.format import decode
+from ragkv.store.entry.header import NO_VERSION, Header, RefusedEntryError, read_header
+from ragkv.store.names import (
     TextRow,
     digest_of_fingerprint,
     digest_of_text,
     parse_entry_key,
 )
-from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.entry.format import decode
-from ragkv.store.entry.header import NO_VERSION, Header, RefusedEntryError, read_header
 from ragkv.store.versions.stored import to_field, version_in
 
 _WAITS_S = (0.01, 0.05)

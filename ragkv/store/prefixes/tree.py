@@ -22,7 +22,7 @@ from ragkv.store.prefixes.node import (
     copy_rows,
 )
 from ragkv.store.prefixes.terms import RepairTerms
-from ragkv.store.tiers.policies import make_policy
+from ragkv.store.tiers.pgdsf import PGDSF
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class PrefixTree:
         self._pending: deque[AnsweredPrompt] = deque()
         self._roots: dict[Hashable, PrefixNode] = {}
         self._model: Fingerprint | None = None
-        self._policy = make_policy("pgdsf")
+        self._policy = PGDSF()
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +161,7 @@ class PrefixTree:
     def _clear(self) -> None:
         for node in self._policy:
             node.alive = False  # type: ignore[attr-defined]
-        self._policy = make_policy("pgdsf")
+        self._policy = PGDSF()
         self._roots = {}
 
     def _insert(self, new: AnsweredPrompt) -> None:

@@ -1,17 +1,109 @@
-"""What an entry's header says of a contextual version."""
+"""Contextual versions in a store: what an entry's header says of one, and their rows."""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ragkv.store.entry.header import Header, RefusedEntryError, canonical
+from ragkv.chunk.kv import ChunkKV
+from ragkv.errors import StoreError
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.backends.base import length_of
+from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.entry.format import encode, open_entry
+from ragkv.store.entry.header import Header, RefusedEntryError, canonical, read_header
+from ragkv.store.entry.lazy import CorruptEntryError
+from ragkv.store.names import digest_of_text, text_key, version_key, versions_of
 from ragkv.store.versions.version import Version
 
+_log = logging.getLogger(__name__)
 _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError, Warning)
+
+
+class StoredVersions:
+    """The versions of a store's chunks; a store in memory alone keeps none beside the engine's.
+
+    A version is deleted with any of its chunks.
+    """
+
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
+        self._backend = store.backend
+
+    def put(self, version: Version) -> int:
+        """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
+
+        Raises
+        ------
+        StoreFullError, StoreError
+            As :meth:`ragkv.store.chunk_store.ChunkStore.put`.
+        """
+        if version.entry is None:
+            raise ValueError("a version without its rows has nothing to store")
+        if self._backend.private:
+            return 0
+        if self._store.read_only:
+            raise StoreError("the store was opened read_only")
+        parts = list(encode(version.entry, version.stored_as, to_field(version)).parts())
+        key = _key_of(version)
+        self._backend.check_room(key, length_of(parts))
+        self._store.catalog.note_behind(version.prefix, key)
+        self._backend.put(key, parts)
+        texts = (version.text, *version.prefix)
+        if any(self._backend.size(text_key(digest_of_text(text))) is None for text in texts):
+            self._backend.delete(key)  # one was deleted meanwhile
+            return 0
+        return length_of(parts)
+
+    def of(self, text: str, fingerprint: Fingerprint) -> list[Version]:
+        """Return the versions of a chunk's entry, without their rows; never raise."""
+        found = list[Version]()
+        try:
+            keys = [key.name for key in self._backend.scan(versions_of(digest_of_text(text)))]
+            for key, blob in zip(keys, self._backend.get_many(keys), strict=True):
+                if blob is None:
+                    continue
+                try:
+                    version = version_in(read_header(memoryview(blob))[0])
+                except RefusedEntryError as refused:
+                    self._store.refuse(key, blob, refused)
+                    continue
+                own = (version.text, version.fingerprint, _key_of(version))
+                if own == (text, fingerprint, key):
+                    found.append(version)
+        except (OSError, ValueError) as error:  # may be temporary
+            _log.warning("cannot read the versions of a chunk: %s", error)
+        return found
+
+    def read(self, version: Version) -> ChunkKV | None:
+        """Return a version's rows; None where they are not stored, or damaged; never raise."""
+        key = _key_of(version)
+        try:
+            blob = self._backend.get(key)
+            if blob is None:
+                return None
+            try:
+                wanted = version.text, version.stored_as, to_field(version)
+                return open_entry(blob, *wanted, copy=True).whole()
+            except RefusedEntryError as refused:
+                self._store.refuse(key, blob, refused)
+            except CorruptEntryError as corrupt:
+                self._store.refuse(key, blob, RefusedEntryError(corrupt.reason, str(corrupt)))
+        except (OSError, ValueError) as error:  # may be temporary
+            _log.warning("cannot read the version %s: %s", key, error)
+        return None
+
+    def delete(self, version: Version) -> None:
+        """Delete a version's rows; what is noted of it stays until ``gc``; raises StoreError."""
+        self._backend.delete(_key_of(version))
+
+
+def _key_of(version: Version) -> str:
+    return version_key(digest_of_text(version.text), version.stored_as.digest)
 
 
 def to_field(version: Version) -> str:

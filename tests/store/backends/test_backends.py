@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from memory_backend import MemoryBackend, Place
 from store_entries import without_syncs  # noqa: F401
 from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 
@@ -21,6 +20,7 @@ from ragkv.errors import ConfigError, StoreError, StoreFullError
 from ragkv.store.backends import is_url, open_backend
 from ragkv.store.backends.base import Backend, check_key
 from ragkv.store.backends.disk import DiskBackend
+from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import RedisBackend
 from ragkv.store.backends.s3 import S3Backend
 

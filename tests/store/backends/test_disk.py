@@ -31,14 +31,13 @@ from store_entries import (  # noqa: F401
 
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store import MemoryStore, TieredStore, open_store
+from ragkv.store import open_store
 from ragkv.store.backends import files, folder_name
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.index import Index
 from ragkv.store.base import Terms
-from ragkv.store.catalog.names import digest_of_text, entry_key
-from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import encode
+from ragkv.store.names import digest_of_text, entry_key
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -444,7 +443,6 @@ def test_a_second_store_in_the_process_leaves_the_firsts_lock(
 
 
 def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(open_store(":memory:"), MemoryStore)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     for config, folder in [
         (None, tmp_path / "ragkv" / "store"),
@@ -453,19 +451,11 @@ def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (StoreConfig(tmp_path / "config", memory_bytes=0), tmp_path / "config"),
     ]:
         with closing(open_store(config, "name")) as store:
-            assert isinstance(store, TieredStore)
-            assert isinstance(store.below, ChunkStore)
-            assert store.below.backend.folder == folder / folder_name("name")
-            assert store.below.mapped == (store.memory.budget == 0)
+            assert store.backend.folder == folder / folder_name("name")
+            assert store.mapped == (store.tiers[0].budget == 0)
     config = replace(StoreConfig(tmp_path / "config"), memory_bytes=5, disk_bytes=7, read_only=True)
     with closing(open_store(config)) as store:
-        assert isinstance(store, TieredStore)
-        assert isinstance(store.below, ChunkStore)
-        assert (store.memory.budget, store.below.backend.budget, store.below.read_only) == (
-            5,
-            7,
-            True,
-        )
+        assert (store.tiers[0].budget, store.backend.budget, store.read_only) == (5, 7, True)
 
 
 def test_memory_stores_are_namespaces_of_their_own() -> None:

@@ -9,15 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from disk_store import DiskStore
+from disk_store import DiskStore, tiered
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
 from ragkv.store import open_store
-from ragkv.store.tiers.memory import MemoryStore, size_of
-from ragkv.store.tiers.tiered import TieredStore
+from ragkv.store.tiers.memory import size_of
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
 
 
 def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> None:
-    with closing(TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path))) as ours:
+    with closing(tiered(tmp_path)) as ours:
         ours.put(make_entry("a"), FINGERPRINT)
         seen, _, _ = ours.changes(0)
         shutil.rmtree(next(tmp_path.iterdir()))

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from disk_store import DiskStore
-from memory_backend import MemoryBackend, Place
+from disk_store import tiered
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.store import ChunkStore, MemoryStore, Store, TieredStore
+from ragkv.store import ChunkStore
 from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
 from ragkv.store.operate.inspect import verify
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
-
-KINDS: dict[str, Callable[[Path], Store]] = {
-    "memory": lambda _: MemoryStore(1 << 20),
-    "blobs": lambda _: ChunkStore(MemoryBackend()),
-    "disk": DiskStore,
-    "tiered": lambda path: TieredStore(MemoryStore(1 << 20), DiskStore(path, mapped=False)),
-}
 
 
 class Clock:
@@ -43,13 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-@pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with closing(KINDS[request.param](tmp_path)) as made:
-        yield made
-
-
-def found(store: Store, text: str) -> bool:
+def found(store: ChunkStore, text: str) -> bool:
     """Whether a text is there, by every method that could say so."""
     lookup = store.get(text, FINGERPRINT)
     assert store.contains(text, FINGERPRINT) == (lookup.entry is not None)
@@ -57,7 +43,7 @@ def found(store: Store, text: str) -> bool:
     return lookup.entry is not None
 
 
-def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store) -> None:
+def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: ChunkStore) -> None:
     for text, document in [("a", "one"), ("b", "one"), ("c", "two"), ("d", None)]:
         store.put(make_entry(text), FINGERPRINT, Terms(document))
     store.put(make_entry("a"), OTHER)
@@ -84,7 +70,7 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: Store)
     assert list(store.texts()) == ["d"]
 
 
-def test_an_edited_document_leaves_no_stale_chunk(store: Store) -> None:
+def test_an_edited_document_leaves_no_stale_chunk(store: ChunkStore) -> None:
     for text in ("a", "b", "c"):
         store.put(make_entry(text), FINGERPRINT, Terms("one"))
     store.put(make_entry("b"), FINGERPRINT, Terms("two"))
@@ -97,13 +83,13 @@ def test_an_edited_document_leaves_no_stale_chunk(store: Store) -> None:
 
 
 @pytest.mark.parametrize("document", ["", "a/b", "../x", "ü\ud83d", "x" * 5000])
-def test_any_text_names_a_document(store: Store, document: str) -> None:
+def test_any_text_names_a_document(store: ChunkStore, document: str) -> None:
     store.put(make_entry("a"), FINGERPRINT, Terms(document))
     assert [info.documents for info in store.entries()] == [(document,)]
     assert store.forget_document(document) == 1
 
 
-def test_a_deleted_chunk_is_nobodys(store: Store) -> None:
+def test_a_deleted_chunk_is_nobodys(store: ChunkStore) -> None:
     store.put(make_entry("a"), FINGERPRINT, Terms("one"))
     store.delete("a")
     store.put(make_entry("a"), FINGERPRINT)
@@ -112,7 +98,7 @@ def test_a_deleted_chunk_is_nobodys(store: Store) -> None:
     assert found(store, "a")
 
 
-def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> None:
+def test_what_expires_is_a_miss_and_then_gone(store: ChunkStore, clock: Clock) -> None:
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     store.put(make_entry("b"), FINGERPRINT)
     lookup = store.get("a", FINGERPRINT)
@@ -133,7 +119,7 @@ def test_what_expires_is_a_miss_and_then_gone(store: Store, clock: Clock) -> Non
     assert list(store.texts()) == ["b"]
 
 
-def test_the_latest_time_counts(store: Store, clock: Clock) -> None:
+def test_the_latest_time_counts(store: ChunkStore, clock: Clock) -> None:
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 5))
     assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 20))
@@ -148,7 +134,7 @@ def test_the_latest_time_counts(store: Store, clock: Clock) -> None:
     assert store.get("a", FINGERPRINT).expires_at is None
 
 
-def test_a_put_may_leave_the_time_of_what_is_there(store: Store, clock: Clock) -> None:
+def test_a_put_may_leave_the_time_of_what_is_there(store: ChunkStore, clock: Clock) -> None:
     time_of = partial(store.get, fingerprint=FINGERPRINT)
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=Terms.KEEP))
     assert time_of("a").expires_at is None
@@ -166,7 +152,7 @@ def test_a_put_may_leave_the_time_of_what_is_there(store: Store, clock: Clock) -
     assert found(store, "b")
 
 
-def test_a_clock_that_is_set_back_only_lengthens_a_life(store: Store, clock: Clock) -> None:
+def test_a_clock_that_is_set_back_only_lengthens_a_life(store: ChunkStore, clock: Clock) -> None:
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     clock.now -= 10_000
     assert found(store, "a")
@@ -188,7 +174,7 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
     assert {key.name for key in backend.scan("kv/")} == {keys["c"], keys["d"]}
     assert len(list(backend.scan("text/"))) == len(list(backend.scan("held/"))) == 2
     assert len(list(backend.scan("document/"))) == 2
-    store._catalog.compact_log(kept=1)
+    store.catalog.compact_log(kept=1)
     assert len(list(backend.scan("log/"))) == 3  # c, d, and the newest change
     assert ChunkStore(backend).changes(0)[1] == ["c", "d"]
 
@@ -199,7 +185,7 @@ def test_a_changes_number_is_never_used_again() -> None:
     for text in ("a", "b", "c"):
         first.put(make_entry(text), FINGERPRINT)
     first.delete("a")
-    first._catalog.compact_log(kept=1)  # numbers below those of b and c are free now
+    first.catalog.compact_log(kept=1)  # numbers below those of b and c are free now
     seen, _, _ = first.changes(0)
     second = ChunkStore(MemoryBackend(place))  # a new process
     second.put(make_entry("d"), FINGERPRINT)
@@ -212,7 +198,7 @@ def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
 
     class Slow(MemoryBackend):
         def put(self, key: str, parts: Sequence[Bytes]) -> None:
-            if key.startswith("text/") and place.values.get(key) not in {None, parts[0]}:
+            if key.startswith("text/") and place.values.get(key) not in (None, parts[0]):
                 other.delete("a")  # between what is read and what is written
             super().put(key, parts)
 
@@ -256,7 +242,7 @@ def test_a_deletion_that_was_cut_short_is_completed(
     place = Place()
     backend = Failing(place)
     store = ChunkStore(backend)
-    other = TieredStore(MemoryStore(1 << 20), ChunkStore(MemoryBackend(place)))  # a process
+    other = tiered(MemoryBackend(place))  # a process
     store.put(make_entry("secret"), FINGERPRINT, Terms("one"))
     seen, _, _ = other.changes(0)
     assert found(other, "secret")
@@ -286,7 +272,7 @@ def test_a_text_without_a_row_leaves_the_log() -> None:
     assert ChunkStore(backend).changes(0)[1] == ["b"]
 
 
-def test_parts_of_one_revision_stay_and_those_of_another_go(store: Store) -> None:
+def test_parts_of_one_revision_stay_and_those_of_another_go(store: ChunkStore) -> None:
     one, two = Terms("book", revision="one"), Terms("book", revision="two")
     for text in ("a", "b", "c"):
         store.put(make_entry(text), FINGERPRINT, one)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from disk_store import DiskStore
-from memory_backend import MemoryBackend
+from disk_store import DiskStore, tiered
 from store_entries import FINGERPRINT, file_of, make_entry, same
 from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
@@ -23,11 +22,13 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.calls import cache_in
 from ragkv.report.clock import Clock
 from ragkv.splice import place
-from ragkv.store import ChunkStore, MemoryStore, TieredStore
+from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.base import Blob
+from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.tiers.memory import MemoryTier
 
 LAYERS = int(SIZE["num_hidden_layers"])
 
@@ -209,8 +210,8 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
 
 def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Path) -> None:
     below = DiskStore(tmp_path, mapped=False)
-    tier = MemoryStore(1 << 20)
-    with_tier = TieredStore(tier, below)
+    tier = MemoryTier(1 << 20)
+    with_tier = tiered(tmp_path, tier)
     for text in ("good", "bad"):
         below.put(make_entry(text, tokens=50), FINGERPRINT)
     path = file_of(below, "bad")
@@ -239,13 +240,13 @@ def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Pa
 
 
 def test_a_chunk_deleted_while_it_loads_does_not_come_back(tmp_path: Path) -> None:
-    with_tier = TieredStore(MemoryStore(1 << 20), DiskStore(tmp_path, mapped=False))
+    with_tier = tiered(tmp_path)
     with_tier.put(make_entry("text"), replace(FINGERPRINT, codec="int8"))
     lazy = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
     assert isinstance(lazy, LazyKV)
     with_tier.delete("text")
     lazy.whole()
-    assert not with_tier.memory.contains("text", replace(FINGERPRINT, codec="int8"))
+    assert not with_tier.tiers[0].contains("text", replace(FINGERPRINT, codec="int8"))
     with_tier.close()
 
 
@@ -274,7 +275,7 @@ class FarBackend(MemoryBackend):
 def test_the_way_from_below_counts_as_loading() -> None:
     backend = FarBackend()
     below = ChunkStore(backend, mapped=False)
-    with_tier = TieredStore(MemoryStore(1 << 20), below)
+    with_tier = tiered(backend)
     texts = ["a", "b", "c"]
     for text in texts:
         below.put(make_entry(text), FINGERPRINT)
@@ -299,7 +300,7 @@ def test_chunks_that_are_far_come_side_by_side(
     backend = FarBackend()
 
     def make_store(*_: object, **__: object) -> TieredStore:
-        return TieredStore(MemoryStore(1 << 26), ChunkStore(backend, mapped=False))
+        return tiered(backend, 1 << 26)
 
     monkeypatch.setattr("ragkv.engine.engine.open_store", make_store)
     chunks = some_chunks(6)

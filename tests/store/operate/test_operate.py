@@ -8,14 +8,14 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from memory_backend import MemoryBackend, Place
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
-from ragkv.store.catalog.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
 from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
 from ragkv.store.operate.copy import copy_store
 from ragkv.store.operate.inspect import stats, verify
 

@@ -1,82 +1,58 @@
-"""Eviction policies against plain loops over all entries; admission; prefill costs."""
+"""PGDSF against a plain loop over all entries; admission."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import chain
 
 import pytest
 from store_entries import FINGERPRINT, make_entry
 
-from ragkv.errors import ConfigError
-from ragkv.store import MemoryStore
-from ragkv.store.tiers import policies
+from ragkv.store.tiers import pgdsf
 from ragkv.store.tiers.admission import Admission, CountSketch
-from ragkv.store.tiers.memory import size_of
-from ragkv.store.tiers.policies import make_policy, pgdsf, policy_names
-
-NAMES = ("lru", "pgdsf")
-
-
-@dataclass
-class Seen:
-    nbytes: int
-    seconds: float
-    times: list[int] = field(default_factory=list)  # since it came
-    priority: float = 0.0
+from ragkv.store.tiers.memory import MemoryTier, size_of
+from ragkv.store.tiers.pgdsf import PGDSF
 
 
 class Reference:
-    """The definitions written out; every question is a loop over everything."""
+    """The definition written out; every question is a loop over everything."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.now, self.clock = name, 0, 0.0
-        self.held: dict[str, Seen] = {}
+    def __init__(self) -> None:
+        self.now, self.clock = 0, 0.0
+        self.held: dict[str, int] = {}
+        self.ranks: dict[str, tuple[float, int]] = {}
         self.requests: Counter[str] = Counter()
         self.miss_costs: dict[str, list[float]] = {}
 
-    def insert(self, key: str, nbytes: int, seconds: float, tokens: int) -> None:
-        self.held[key] = Seen(nbytes, seconds)
-        self.miss_costs.setdefault(key, []).append(seconds / tokens)
+    def insert(self, key: str, nbytes: int, cost: float, tokens: int) -> None:
+        self.held[key] = nbytes
+        self.miss_costs.setdefault(key, []).append(cost / tokens)
         self.hit(key)
 
     def hit(self, key: str) -> None:
         self.now += 1
         self.requests[key] += 1
-        seen = self.held[key]
-        seen.times.append(self.now)
         costs = self.miss_costs[key]
-        seen.priority = {
-            "lru": float(self.now),
-            "pgdsf": self.clock + self.requests[key] * sum(costs) / len(costs),
-        }[self.name]
+        self.ranks[key] = self.clock + self.requests[key] * sum(costs) / len(costs), self.now
 
     def victims(self, nbytes: int) -> list[str]:
-        left = dict(self.held)
         found: list[str] = []
-        while left and sum(self.held[key].nbytes for key in found) < nbytes:
-            lowest = min(left, key=lambda key: (left[key].priority, left[key].times[-1]))
-            found.append(lowest)
-            del left[lowest]
+        for key in sorted(self.held, key=self.ranks.__getitem__):
+            if sum(map(self.held.__getitem__, found)) >= nbytes:
+                break
+            found.append(key)
         return found
 
     def evict(self, key: str) -> None:
-        self.clock = max(self.clock, self.held.pop(key).priority)
+        del self.held[key]
+        self.clock = max(self.clock, self.ranks[key][0])
 
 
-def test_each_policy_is_a_file_and_named_like_it() -> None:
-    assert policy_names() == NAMES
-    with pytest.raises(ConfigError, match="known: lru, pgdsf"):
-        make_policy("base")
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_victims_are_those_of_the_plain_definition(name: str, seed: int) -> None:
+def test_the_victims_are_those_of_the_plain_definition(seed: int) -> None:
     draw = random.Random(seed)
-    policy, reference = make_policy(name), Reference(name)
+    policy, reference = PGDSF(), Reference()
     sizes = {f"chunk {n}": draw.choice([10, 20, 40, 80]) for n in range(60)}
     evicted = 0
     for _ in range(2500):
@@ -89,7 +65,7 @@ def test_the_victims_are_those_of_the_plain_definition(name: str, seed: int) -> 
             policy.hit(key)
             reference.hit(key)
             continue
-        need = sum(seen.nbytes for seen in reference.held.values()) + sizes[key] - 600
+        need = sum(reference.held.values()) + sizes[key] - 600
         victims = reference.victims(need)
         assert policy.victims(need) == victims
         if draw.random() < 0.1:  # asked for, and let stay
@@ -99,18 +75,18 @@ def test_the_victims_are_those_of_the_plain_definition(name: str, seed: int) -> 
             reference.evict(victim)
         evicted += len(victims)
         tokens = draw.randint(1, 9)
-        seconds = draw.choice([0.5, 1.0, 3.0]) * tokens
-        policy.insert(key, sizes[key], seconds, tokens)
-        reference.insert(key, sizes[key], seconds, tokens)
+        cost = draw.choice([0.5, 1.0, 3.0]) * tokens
+        policy.insert(key, sizes[key], cost, tokens)
+        reference.insert(key, sizes[key], cost, tokens)
         assert policy.clock == pytest.approx(reference.clock, rel=1e-9)
         assert set(policy) == set(reference.held)
-        assert policy.nbytes == sum(seen.nbytes for seen in reference.held.values()) <= 600
+        assert policy.nbytes == sum(reference.held.values()) <= 600
     assert evicted > 300
-    assert len(policy._heap) <= 2 * len(policy) + policies.base._SPARE
+    assert len(policy._heap) <= 2 * len(policy) + pgdsf._SPARE
 
 
 def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room() -> None:
-    policy = make_policy("lru")
+    policy = PGDSF()
     assert policy.victims(10) == []
     policy.insert("a", 5)
     policy.insert("b", 5)
@@ -120,9 +96,9 @@ def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room() -> No
     policy.remove("c")
 
 
-def test_pgdsf_remembers_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_much_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgdsf, "REMEMBERED", 5)
-    policy = make_policy("pgdsf")
+    policy = PGDSF()
     for number in range(20):
         policy.insert(number, 1, 1.0, 1)
         policy.evict(number)
@@ -147,14 +123,13 @@ def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
     assert sketch.estimate(1) == 127
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_chunks_wanted_once_do_not_flush_hot_ones(name: str) -> None:
+def test_chunks_wanted_once_do_not_flush_hot_ones() -> None:
     hot, scan = [make_entry(f"hot {n}") for n in range(10)], [make_entry(str(n)) for n in range(99)]
     for trace in (hot * 6 + scan + hot, [*chain(*zip(hot * 9, scan, strict=False)), *hot]):
-        tier = MemoryStore(sum(map(size_of, hot)), policy=name, admission=True)
+        tier = MemoryTier(sum(map(size_of, hot)), admission=True)
         misses = 0
         for entry in trace:
-            if tier.get(entry.text, FINGERPRINT).entry is None:
+            if tier.get(entry.text, FINGERPRINT) is None:
                 misses += entry.text.startswith("hot")
                 tier.put(entry, FINGERPRINT)
         assert 10 <= misses <= 20  # ten of them are the first of their kind

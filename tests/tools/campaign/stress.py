@@ -120,7 +120,7 @@ def _work(config: StoreConfig, entries: list[Stored], seconds: float, seed: int)
 
         def sampling(_: random.Random) -> None:
             disk = sum(info.nbytes for info in below.entries())
-            memory = kv._store.below.memory.nbytes  # type: ignore[attr-defined]
+            memory = kv._store.tiers[-1].nbytes
             result.most_bytes |= Counter(disk=disk, memory=memory)
             time.sleep(_SAMPLE_S)
 

@@ -1,4 +1,4 @@
-"""Memory, and a device's memory, over a slower store that several processes share."""
+"""A store with copies of its entries in memory, and in a device's memory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.pool import Pool
-from ragkv.store.base import Changes, Found, Store, Terms, TierUse
+from ragkv.store.backends.base import Backend, Bytes
+from ragkv.store.base import Changes, Found, Terms, TierUse
+from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
-from ragkv.store.over import StoreOver
-from ragkv.store.tiers.memory import MemoryStore
+from ragkv.store.tiers.eviction import Eviction
+from ragkv.store.tiers.memory import MemoryTier
 from ragkv.store.tiers.rates import Rate
 
 _log = logging.getLogger(__name__)
 
 
-class TieredStore(StoreOver):
-    """Serves entries from its tiers; the store below decides what exists.
+class TieredStore(ChunkStore):
+    """Serves entries from its tiers; the backend decides what exists.
 
     Parameters
     ----------
-    memory
-        The host's tier, filled by ``get``, ``open`` and ``put`` within its own budget.
-    below
-        The store behind it, such as a disk's, whose entries own their memory. Closed
-        together with this one.
-    device
-        A tier before ``memory``, on the model's device. New entries go there; an evicted one is
-        copied to ``memory`` unless that has it already: it is swapped out only once (RAGCache,
-        section 5.1).
+    tiers
+        The fastest first: on the model's device, in the host's memory; perhaps none. New entries
+        go to the first; an evicted one is copied to the next unless that has it already: it is
+        swapped out only once (RAGCache, section 5.1).
+    backend, namespace, read_only, eviction
+        As for :class:`ragkv.store.chunk_store.ChunkStore`.
 
     Notes
     -----
-    The tiers drop what another process deletes below with the next call of ``changes``, which
+    The tiers drop what another process deletes with the next call of ``changes``, which
     engines make for every prompt.
 
     Tiers that copy their entries (on a device, or in pinned memory) are filled in a thread,
@@ -50,25 +49,29 @@ class TieredStore(StoreOver):
     """
 
     def __init__(
-        self, memory: MemoryStore, below: Store, *, device: MemoryStore | None = None
+        self,
+        backend: Backend,
+        namespace: str = "default",
+        *,
+        tiers: Sequence[MemoryTier] = (),
+        read_only: bool = False,
+        eviction: Eviction | None = None,
     ) -> None:
-        super().__init__(below)
-        self.memory = memory
-        self.tiers: Sequence[MemoryStore] = [memory] if device is None else [device, memory]
+        self.tiers = tiers
+        self._largest = max((tier.budget for tier in tiers), default=0)
+        mapped = not self._largest  # tiers keep entries, which then own their memory
+        super().__init__(backend, namespace, read_only=read_only, mapped=mapped, eviction=eviction)
         self.load_rate = Rate()
-        """Bytes of KV a second that ``below`` delivers, decoded, as measured."""
-        self._copying: Pool | None = None
-        if any(tier.copies for tier in self.tiers):
-            self._copying = Pool(1, "ragkv-tier")
+        """Bytes of KV a second that the backend delivers, decoded, as measured."""
+        copies = any(tier.copies for tier in tiers)
+        self._copying = Pool(1, "ragkv-tier") if copies else None
         self._waiting = 0  # bytes
-        self._below_hits = 0
-        self._largest = max(tier.budget for tier in self.tiers)
         self._keeping = threading.Lock()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Fingerprint], Future[Found[ChunkKV]]] = {}
         self._deletions = 0
         self._following = threading.Lock()
-        self._seen = 0
+        self._followed = 0
 
     def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
         """Return the entry from a tier, or load it once for all threads that request it."""
@@ -93,7 +96,7 @@ class TieredStore(StoreOver):
         return found
 
     def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Return the entry from a tier, or a lazy one from below; once loaded, tiers get it."""
+        """Return the entry from a tier, or a lazy one; once loaded, tiers get it."""
         found = self._in_tiers(text, fingerprint)
         if found is None:
             running = self._loading.get((text, fingerprint))
@@ -102,16 +105,13 @@ class TieredStore(StoreOver):
             return found
         deletions = self._deletions
         began = time.perf_counter()
-        opened = self.below.open(text, fingerprint)
+        opened = super().open(text, fingerprint)
         opening, expires_at = time.perf_counter() - began, opened.expires_at
 
-        def keep(
-            entry: LayeredKV, seconds: float
-        ) -> None:  # no reference back: the entry refers to it
+        def keep(entry: LayeredKV, seconds: float) -> None:  # no reference to `opened`: a circle
             self.load_rate.add(entry.nbytes, opening + seconds)
             self._offer(entry, fingerprint, expires_at, deletions)
 
-        self._count(opened)
         if isinstance(opened.entry, LazyKV):
             opened.entry.on_loaded(keep)
         elif opened.entry is not None:
@@ -122,75 +122,81 @@ class TieredStore(StoreOver):
         """Return a tier's entry; one of a later tier is offered to those before."""
         deletions = self._deletions
         for level, tier in enumerate(self.tiers):
-            found = tier.get(text, fingerprint)
-            if found.entry is not None:
+            kept = tier.get(text, fingerprint)
+            if kept is not None:
                 if level:
-                    self._offer(found.entry, fingerprint, found.expires_at, deletions)
+                    self._offer(*kept, deletions)
                 for lower in self.tiers[level + 1 :]:
                     lower.count_request(text, fingerprint)
-                return found
+                self._count_use(text, len(kept.entry))
+                return Found(kept.entry, expires_at=kept.expires_at)
         return None
 
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
-        """Write through: below first.
+    def _write(
+        self, entry: ChunkKV, fingerprint: Fingerprint, parts: Sequence[Bytes], terms: Terms
+    ) -> int:
+        """Write through: to the backend first.
 
         An entry of a lossy codec is not kept here as it was before: every reader gets the same.
         """
         deletions, expires_at = self._deletions, terms.expires_at
-        nbytes = self.below.put(entry, fingerprint, terms)
+        nbytes = super()._write(entry, fingerprint, parts, terms)
         if expires_at == Terms.KEEP:
-            expires_at = self.below.expiry(entry.text)
+            expires_at = self.expiry(entry.text)
         for tier in self.tiers:
             tier.drop(entry.text, fingerprint)
-        if nbytes and codec_of(fingerprint.codec).lossless:
+        if codec_of(fingerprint.codec).lossless:
             self._fill(entry, fingerprint, expires_at, deletions)
         return nbytes
 
     def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
-        """Apply the terms below, and their time in the tiers."""
-        stored = self.below.retain(text, fingerprint, terms)
+        """Apply the terms, and their time in the tiers."""
+        stored = super().retain(text, fingerprint, terms)
         for tier in self.tiers if stored else ():
-            tier.retain(text, fingerprint, Terms(expires_at=terms.expires_at))
+            tier.extend(text, terms.expires_at)
         return stored
 
     def delete(self, text: str) -> int:
-        """Delete the chunk's entries in all tiers."""
+        """Delete the chunk's entries, in all tiers too."""
         try:
-            return self.below.delete(text)
+            return super().delete(text)
         finally:
             self._forget([text])
 
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
-        """Let the store below decide; the tiers drop what it deleted."""
+        """Delete as ever; the tiers drop the same."""
         try:
             return super().keep_only(document, texts, revision)
         finally:
             with suppress(StoreError):  # retried with the next prompt
-                self.changes(self._seen)
+                self.changes(self._followed)
 
     def changes(self, since: int) -> Changes:
-        """Return the changes of the store below; the tiers drop what was deleted there."""
+        """Return the changes; the tiers drop what was deleted."""
         with self._following:
-            found = self.below.changes(since)
-            if found.newest < self._seen:  # the place was emptied, and is another one now
+            found = super().changes(since)
+            if found.newest < self._followed:  # the place was emptied, and is another one now
                 self._forget({text for tier in self.tiers for text in tier.texts()})
-            elif found.newest > self._seen:
-                own = found if since == self._seen else self.below.changes(self._seen)
+            elif found.newest > self._followed:
+                own = found if since == self._followed else super().changes(self._followed)
                 self._forget(own.removed)
-            self._seen = found.newest
+            self._followed = found.newest
         return found
 
     def tiers_in_use(self) -> tuple[TierUse, ...]:
-        """Return the tiers, and the hits of the store below, whose bytes nobody counts."""
-        own = [use for tier in self.tiers for use in tier.tiers_in_use()]
-        return (*own, TierUse("below", None, self._below_hits))
+        """Return the tiers, the fastest first, and what the backend served."""
+        return (*(tier.in_use() for tier in self.tiers), *super().tiers_in_use())
 
     def make_room(self) -> bool:
-        """Empty the tier on the device, where there is one."""
-        tier = self.tiers[0]
+        """Empty the tiers on a device, where there are any."""
         with self._keeping:
-            texts = [] if tier.device.type == "cpu" else list(tier.texts())
-            return sum(tier.delete(text) for text in texts) > 0
+            texts = [
+                (tier, text)
+                for tier in self.tiers
+                if tier.device.type != "cpu"
+                for text in tier.texts()
+            ]
+            return sum(tier.delete(text) for tier, text in texts) > 0
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
         """Return 0 for an entry in a tier, otherwise an estimate by the recent loading speed."""
@@ -200,26 +206,21 @@ class TieredStore(StoreOver):
         return self.load_rate.seconds(nbytes) if known is None else known
 
     def close(self) -> None:
-        """Close all tiers."""
+        """Empty the tiers and close the backend."""
         if self._copying is not None:
             self._copying.shutdown()
         for tier in self.tiers:
-            tier.close()
+            tier.clear()
         super().close()
 
     def _load(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
         deletions = self._deletions
         started = time.perf_counter()
-        found = self.below.get(text, fingerprint)
-        self._count(found)
+        found = super().open(text, fingerprint).load_all()
         if found.entry is not None:
             self.load_rate.add(found.entry.nbytes, time.perf_counter() - started)
             self._offer(found.entry, fingerprint, found.expires_at, deletions)
         return found
-
-    def _count(self, found: Found[Any]) -> None:
-        with self._lock:
-            self._below_hits += found.entry is not None
 
     def _offer(self, entry: LayeredKV, *known: Any) -> None:
         """Fill the tiers, in a thread where that copies."""
@@ -236,7 +237,7 @@ class TieredStore(StoreOver):
         def fill() -> None:
             try:
                 self._fill(entry.whole(), *known)
-            except Exception:  # noqa: BLE001  the entry is still below
+            except Exception:  # noqa: BLE001  the entry is still in the backend
                 _log.exception("a chunk was not kept in memory")
             finally:
                 with self._lock:
@@ -258,7 +259,7 @@ class TieredStore(StoreOver):
         """Offer an entry to a tier, and what it evicts to the next one."""
         if level == len(self.tiers) or self.tiers[level].contains(entry.text, fingerprint):
             return
-        evicted = self.tiers[level].put_evicting(entry, fingerprint, Terms(expires_at=expires_at))
+        evicted = self.tiers[level].put(entry, fingerprint, expires_at)
         if evicted is None:
             self._keep(level + 1, entry, fingerprint, expires_at)
         for each in evicted or ():

@@ -1,52 +1,42 @@
-"""A bounded store that evicts chunks for new ones."""
+"""Evicts a bounded store's chunks for new ones."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.base import Found, Store, Terms
-from ragkv.store.entry.format import encode
-from ragkv.store.over import StoreOver
-from ragkv.store.tiers.policies import make_policy
+from ragkv.store.tiers.pgdsf import PGDSF
+
+if TYPE_CHECKING:
+    from ragkv.store.chunk_store import ChunkStore
 
 _PATIENCE = 4
 _REMEMBERED = 1 << 16
 
 
-class EvictingStore(StoreOver):
+class Eviction:
     """Deletes chunks of a store that raises StoreFullError at its limit.
 
-    A chunk is evicted with all its entries, in memory, too, and finders drop it like a deleted
+    A chunk is evicted with all its entries, in the tiers, too, and finders drop it like a deleted
     one. Other processes' puts are known here, their uses are not; what ``keep_only`` deletes is
     noticed when room is made.
 
     Parameters
     ----------
-    below
-        Any store. Closed together with this one.
     budget
         The store's limit in bytes: nothing is evicted for a larger entry.
-    policy, costs
-        As for :class:`ragkv.store.tiers.memory.MemoryStore`. A chunk's size is its tokens.
+    costs
+        As for :class:`ragkv.store.tiers.memory.MemoryTier`. A chunk's size is its tokens.
     """
 
-    def __init__(
-        self,
-        below: Store,
-        budget: float,
-        *,
-        policy: str = "lru",
-        costs: Callable[[int, int], float] | None = None,
-    ) -> None:
-        super().__init__(below)
+    def __init__(self, budget: float, costs: Callable[[int, int], float] | None = None) -> None:
         self.budget = budget
         self._costs = costs
-        self._policy = make_policy(policy)
+        self._policy = PGDSF()
         self._lock = threading.Lock()
         self._making_room = threading.Lock()
         self._evicted: dict[str, None] = {}
@@ -54,59 +44,51 @@ class EvictingStore(StoreOver):
         self._written = 0
         self._per_token: float | None = None
 
-    def get(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV]:
-        """Return the entry, and count a hit as a use."""
-        found = self.below.get(text, fingerprint)
-        if found.entry is not None:
-            self._enter(text, len(found.entry), used=True)
-        return found
+    def use(self, text: str, tokens: int) -> None:
+        """Count a hit of a stored chunk."""
+        self._enter(text, tokens, used=True)
 
-    def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Return the lazy entry, and count a hit as a use."""
-        found = self.below.open(text, fingerprint)
-        if found.entry is not None:
-            self._enter(text, len(found.entry.token_ids), used=True)
-        return found
-
-    def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
-        """Write an entry; while there is no room for it, evict the chunk of least worth.
-
-        At most about four times the entry's tokens are evicted, more only where another put
-        here took the room: if the entry still does not fit, other processes take the room, and
-        emptying this store would not help.
-        """
-
-        def write() -> int:
-            nbytes = self.below.put(entry, fingerprint, terms)
-            with self._lock:
-                self._written += 1
-            return nbytes
-
-        nbytes = None
-        if not self._making_room.locked():  # or it would take the room that another put makes
-            with suppress(StoreFullError):
-                nbytes = write()
-        if nbytes is None:
-            with self._making_room:
-                nbytes = self._make_room(entry, encode(entry, fingerprint).nbytes, write)
-        if nbytes:
-            self._per_token = nbytes / len(entry)
-            self._enter(entry.text, len(entry))
-        return nbytes
-
-    def delete(self, text: str) -> int:
-        """Remove the chunk's entries."""
+    def remove(self, text: str) -> None:
+        """Forget a chunk that is deleted."""
         with self._lock:
             self._policy.remove(text)
-        return self.below.delete(text)
 
     def was_evicted(self, text: str) -> bool:
         """Whether it was evicted here, and is not stored."""
         with self._lock:
             return text in self._evicted and text not in self._policy
 
-    def _make_room(self, entry: ChunkKV, nbytes: int, write: Callable[[], int]) -> int:
-        self._learn(self._per_token or nbytes / len(entry))
+    def write(
+        self, store: ChunkStore, entry: ChunkKV, nbytes: int, write: Callable[[], int]
+    ) -> int:
+        """Write an entry of ``nbytes``; while there is no room, evict the chunk of least worth.
+
+        At most about four times the entry's tokens are evicted, more only where another put
+        here took the room: if the entry still does not fit, other processes take the room, and
+        emptying this store would not help.
+        """
+
+        def counted() -> int:
+            written = write()
+            with self._lock:
+                self._written += 1
+            return written
+
+        written = None
+        if not self._making_room.locked():  # or it would take the room that another put makes
+            with suppress(StoreFullError):
+                written = counted()
+        if written is None:
+            with self._making_room:
+                written = self._make_room(store, entry, nbytes, counted)
+        self._per_token = nbytes / len(entry)
+        self._enter(entry.text, len(entry))
+        return written
+
+    def _make_room(
+        self, store: ChunkStore, entry: ChunkKV, nbytes: int, write: Callable[[], int]
+    ) -> int:
+        self._learn(store, self._per_token or nbytes / len(entry))
         freed, written = 0, self._written
         while True:
             try:
@@ -119,11 +101,11 @@ class EvictingStore(StoreOver):
                 victim, tokens = self._evict(entry.text)
                 if victim is None:
                     raise
-            if self.below.delete(victim):
+            if store.delete(victim):
                 freed += tokens
 
     def _evict(self, spared: str) -> tuple[str | None, int]:
-        """Evict the next text, other than the one that needs the room.
+        """Choose the next text, other than the one that needs the room, and forget it.
 
         Returns
         -------
@@ -142,16 +124,16 @@ class EvictingStore(StoreOver):
                 del self._evicted[next(iter(self._evicted))]
             return victim, tokens
 
-    def _learn(self, per_token: float) -> None:
+    def _learn(self, store: ChunkStore, per_token: float) -> None:
         """Add the chunks that other processes put, and drop deleted ones."""
         texts: list[str] = []
         with suppress(StoreError):  # then with what is known already
-            self._seen, texts, _ = self.below.changes(self._seen)
+            self._seen, texts, _ = store.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):
                 return
         sizes: dict[str, int] = {}
-        for info in self.below.entries():
+        for info in store.entries():
             sizes[info.text] = sizes.get(info.text, 0) + info.nbytes
         with self._lock:
             for text in self._policy:

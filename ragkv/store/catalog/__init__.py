@@ -1,1 +1,0 @@
-"""Which chunks a namespace has, of which documents, until when."""
