@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, without the yellow that is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
+_DASHES = ("-", "--", "-.", ":")
 _LONGEST_TITLE = 80
 Row = TypeVar("Row")
 
@@ -127,6 +128,11 @@ def table(
     return shown
 
 
+def cell(value: float | None, form: str, unit: str = "") -> str:
+    """Return a figure as a format shows it; ``-`` where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
 def show(tables: Iterable[Table], plot: Path | None, draw: Callable[[], Figure]) -> None:
     """Print tables, and write the picture where one is wanted."""
     for each in tables:
@@ -152,6 +158,20 @@ def panels(title: str, size: tuple[float, float], columns: int = 1) -> tuple[Fig
         axes.grid(visible=True, axis="y", color="0.9")
         axes.set_axisbelow(True)
     return figure, row
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return a line's colour, marker and dashes, which run in cycles of different lengths."""
+    styles = {"color": COLOURS, "marker": MARKERS, "linestyle": _DASHES}
+    return {name: values[number % len(values)] for name, values in styles.items()}
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Name the lines of some axes below the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = min(len(labels), 6)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def check_picture(path: Path | None) -> None:

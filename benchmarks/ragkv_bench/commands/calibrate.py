@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from ragkv.cli import console
 from ragkv_bench.commands import options
-from ragkv_bench.commands.evaluate import ratios_of, read_examples
 from ragkv_bench.quality.records import records_path
+
+_VERDICTS = {
+    "holds": "keeps the target with 95% confidence.",
+    "likely": "is likely to keep the target; the examples do not show it.",
+}
 
 
 def calibrate_command(
@@ -46,45 +50,29 @@ def calibrate_command(
     """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
     options.check_folders(out)
 
-    from ragkv import RagKV, ReuseConfig
     from ragkv_bench.quality.calibration import calibrate
 
-    examples = read_examples(data, strict=strict).pick(limit, seed)
-    console = Console()
-    with RagKV(
-        model,
-        store=":memory:",
-        reuse=ReuseConfig(auxiliary_model=auxiliary_model, seed=seed),
-        device=device,
-        dtype=dtype,
-    ) as kv:
-        try:
-            found = calibrate(
-                kv,
-                examples,
-                target=target,
-                method=method,
-                measure=measure,  # type: ignore[arg-type]  # checked there
-                ratios=ratios_of(ratio),
-                seed=seed,
-                records=records_path(out) if out is not None else None,
-                resume=resume,
-                strict=strict,
-                show_progress=True,
-            )
-        except KeyboardInterrupt:
-            if out is not None:
-                console.print("Interrupted. The same command goes on from here.")
-            raise typer.Exit(130) from None
-    console.print(found.table())
+    examples = options.read_examples(data, strict=strict).pick(limit, seed)
+    with (
+        options.engine(model, auxiliary_model, seed, device, dtype) as kv,
+        options.interruptible(out),
+    ):
+        found = calibrate(
+            kv,
+            examples,
+            target=target,
+            method=method,
+            measure=measure,  # type: ignore[arg-type]  # checked there
+            ratios=options.ratios_of(ratio),
+            seed=seed,
+            records=records_path(out) if out is not None else None,
+            resume=resume,
+            strict=strict,
+            show_progress=True,
+        )
+    console.out.print(found.table())
     chosen = found.chosen(accept_likely=accept_likely)
-    console.print(f"recompute_ratio={chosen.ratio:g} {_SAID[chosen.verdict]}")
+    console.out.print(f"recompute_ratio={chosen.ratio:g} {_VERDICTS[chosen.verdict]}")
     if out is not None:
         found.save(out, accept_likely=accept_likely)
-        console.print(f"Profile: {out}", markup=False, highlight=False, soft_wrap=True)
-
-
-_SAID = {
-    "holds": "keeps the target with 95% confidence.",
-    "likely": "is likely to keep the target; the examples do not show it.",
-}
+        console.out.print(f"Profile: {out}", markup=False, highlight=False, soft_wrap=True)

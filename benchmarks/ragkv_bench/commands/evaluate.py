@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
 from ragkv_bench.results import check_picture, show
@@ -16,13 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.quality.records import Ratio
     from ragkv_bench.quality.summary import Evaluation
 
 DEFAULT_METHODS = "query,cacheclip,epic,reuse"
 _OF_NEEDLES = ("tokens", "haystack", "needle_values")
-_OF_RUNS = ("resume", "time_in_turn")
-_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "strict")
+_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "strict", "resume")
 
 
 def evaluate_command(
@@ -81,7 +78,7 @@ def evaluate_command(
         context,
         {
             "without --needles": () if needles is not None else _OF_NEEDLES,
-            "with --chart": () if chart is None else (*_MEASURING, *_OF_RUNS),
+            "with --chart": () if chart is None else (*_MEASURING, "time_in_turn"),
             "without --json": () if json_path is not None else ("resume",),
         },
     )
@@ -91,37 +88,23 @@ def evaluate_command(
         _show(Evaluation.load(chart), plot)
         return
 
-    from ragkv import RagKV, ReuseConfig
     from ragkv_bench.methods import named
     from ragkv_bench.quality.records import records_path
     from ragkv_bench.quality.run import evaluate
 
-    examples = read_examples(data, strict=strict) if data is not None else None
-    with RagKV(
-        model,
-        store=":memory:",
-        reuse=ReuseConfig(auxiliary_model=auxiliary_model, seed=seed),
-        device=device,
-        dtype=dtype,
-    ) as kv:
-        if examples is None:
-            examples = _build(
-                kv.tokenizer,
-                needles or "",
-                tokens=tokens,
-                limit=limit,
-                seed=seed,
-                haystack=haystack,
-                values=needle_values,
-            )
-        if data is not None:
+    examples = None if data is None else options.read_examples(data, strict=strict)
+    with options.engine(model, auxiliary_model, seed, device, dtype) as kv:
+        if examples is not None:
             examples = examples.pick(limit, seed)
-        try:
+        else:
+            kinds, count = needles or "", 20 if limit is None else limit
+            examples = _build(kinds, kv.tokenizer, tokens, count, seed, haystack, needle_values)
+        with options.interruptible(json_path):
             evaluation = evaluate(
                 kv,
                 examples,
                 methods=[named(name) for name in options.parts_of(methods)],
-                ratios=ratios_of(ratio),
+                ratios=options.ratios_of(ratio),
                 seed=seed,
                 records=records_path(json_path) if json_path else None,
                 resume=resume,
@@ -129,31 +112,16 @@ def evaluate_command(
                 time_in_turn=time_in_turn,
                 show_progress=True,
             )
-        except KeyboardInterrupt:
-            if json_path is not None:
-                out.print("Interrupted. The same command goes on from here.")
-            raise typer.Exit(130) from None
     if json_path is not None:
         evaluation.save(json_path)
     _show(evaluation, plot)
 
 
-def read_examples(path: Path, *, strict: bool) -> DataSet:
-    """Read a data set; the skipped lines are named on the standard error."""
-    from ragkv_bench.data.examples import read_data
-
-    data = read_data(path, strict=strict)
-    for problem in data.problems:
-        err.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
-    return data
-
-
 def _build(
-    tokenizer: PreTrainedTokenizerBase,
     kinds: str,
-    *,
+    tokenizer: PreTrainedTokenizerBase,
     tokens: int,
-    limit: int | None,
+    count: int,
     seed: int,
     haystack: Path | None,
     values: str,
@@ -167,33 +135,18 @@ def _build(
         read_haystack,
     )
 
-    text = read_haystack(haystack) if haystack is not None else default_haystack()
-    names = (
-        get_args(NeedleKind) if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
-    )
+    known = get_args(NeedleKind)
+    names = known if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
     if not names:
-        raise ConfigError(f"--needles takes {', '.join(get_args(NeedleKind))} or all")
+        raise ConfigError(f"--needles takes {', '.join(known)} or all")
+    text = default_haystack() if haystack is None else read_haystack(haystack)
     specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
-    count = limit if limit is not None else 20
-    examples = [
-        example
-        for spec in specs
-        for example in build_needles(text, tokenizer, spec, count=count, seed=seed)
-    ]
+    made = [build_needles(text, tokenizer, spec, count=count, seed=seed) for spec in specs]
     kind = kinds if kinds == "all" else "-".join(names)
-    return DataSet(f"needles-{kind}-{tokens}", tuple(examples))
+    return DataSet(f"needles-{kind}-{tokens}", tuple(example for each in made for example in each))
 
 
 def _show(evaluation: Evaluation, plot: Path | None) -> None:
-    from ragkv_bench.quality.chart import chart
-    from ragkv_bench.quality.table import table
+    from ragkv_bench.quality.show import chart, table
 
     show([table(evaluation)], plot, lambda: chart(evaluation))
-
-
-def ratios_of(text: str) -> list[Ratio]:
-    """Return the ratios of a comma-separated option."""
-    try:
-        return ["auto" if part == "auto" else float(part) for part in options.parts_of(text)]
-    except ValueError as error:
-        raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error

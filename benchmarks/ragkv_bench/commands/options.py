@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ragkv.cli.console import err, out
 from ragkv.cli.options import Device, DType, check_folders
+from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+    from ragkv_bench.data.examples import DataSet
+    from ragkv_bench.quality.records import Ratio
 
 __all__ = ["DType", "Device", "check_folders"]
 
@@ -47,3 +55,42 @@ def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None
 def parts_of(text: str) -> list[str]:
     """Return the parts of a comma-separated option."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def ratios_of(text: str) -> list[Ratio]:
+    """Return the ratios of a comma-separated option."""
+    try:
+        return ["auto" if part == "auto" else float(part) for part in parts_of(text)]
+    except ValueError as error:
+        raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error
+
+
+def read_examples(path: Path, *, strict: bool) -> DataSet:
+    """Read a data set; the skipped lines are named on the standard error."""
+    from ragkv_bench.data.examples import read_data
+
+    data = read_data(path, strict=strict)
+    for problem in data.problems:
+        err.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
+    return data
+
+
+def engine(
+    model: str | None, auxiliary_model: str | None, seed: int, device: str | None, dtype: str | None
+) -> RagKV:
+    """Return an engine whose chunks are in memory alone."""
+    from ragkv import RagKV, ReuseConfig
+
+    reuse = ReuseConfig(auxiliary_model=auxiliary_model, seed=seed)
+    return RagKV(model, store=MEMORY, reuse=reuse, device=device, dtype=dtype)
+
+
+@contextmanager
+def interruptible(path: Path | None) -> Iterator[None]:
+    """End the command with code 130 at Ctrl-C; a result that has a path can be continued."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if path is not None:
+            out.print("Interrupted. The same command goes on from here.")
+        raise typer.Exit(130) from None

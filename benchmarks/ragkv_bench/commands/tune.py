@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from ragkv.cli import console
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
@@ -46,7 +46,6 @@ def tune_command(
     from ragkv.model.load import load_model
     from ragkv_bench.data.examples import read_data
     from ragkv_bench.tune.run import tune
-    from ragkv_bench.tune.table import table
     from ragkv_bench.tune.train import TuneSettings, split
 
     settings = TuneSettings(layers=layers, epochs=epochs, lr=lr, holdout=holdout, seed=seed)
@@ -60,12 +59,11 @@ def tune_command(
     model.tokenizer.save_pretrained(out)
     if json_path is not None:
         tuning.save(json_path)
-    console = Console()
-    console.print(table(tuning))
+    console.out.print(tuning.table())
     if tuning.best_epoch == 0:
         text = "Training did not improve held-out examples: the folder has the old weights."
-        console.print(text, style="yellow")
-    console.print(f"Saved: {out}", markup=False, highlight=False, soft_wrap=True)
+        console.out.print(text, style="yellow")
+    console.out.print(f"Saved: {out}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_places(out: Path, json_path: Path | None) -> None:

@@ -9,20 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from ragkv.config import PROFILE_FORMAT, ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.select import Method, get_method
+from ragkv_bench import results
 from ragkv_bench.data.examples import DataSet
-from ragkv_bench.quality.kept_bound import Measure
 from ragkv_bench.quality.records import Ratio, RecordFile
 from ragkv_bench.quality.run import check_chunks, measurements
 from ragkv_bench.quality.subject import FULL
-from ragkv_bench.quality.trial import Trial, judge
-from ragkv_bench.results import write
+from ragkv_bench.quality.trial import Measure, Trial, judge
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -123,40 +120,27 @@ class Calibration:
             "shown": [trial.low, trial.mean],
             "examples": trial.examples,
             "data": self.data,
-            "ragkv": _version(),
+            "ragkv": importlib.metadata.version("ragkv"),
             "date": datetime.now(UTC).date().isoformat(),
         }
-        try:
-            write(path, profile)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+        results.write(path, profile)
 
     def table(self) -> Table:
         """Return a rich table: one row a ratio."""
-        out = Table(
-            title=escape(
-                f"{self.model} on {self.data}, {self.trials[0].examples} examples\n"
-                f"{get_method(self.reuse.method).name} to keep {self.measure} at {self.target:.1%}"
-            ),
-            caption=_CAPTION,
-            title_justify="left",
-            caption_justify="left",
-            box=SIMPLE_HEAD,
+        title = (
+            f"{self.model} on {self.data}, {self.trials[0].examples} examples\n"
+            f"{get_method(self.reuse.method).name} to keep {self.measure} at {self.target:.1%}"
         )
-        for heading in ("ratio", "mean", "at least", "verdict", "more", "share", "speed-up"):
-            out.add_column(heading, justify="left" if heading == "verdict" else "right")
-        for trial in self.trials:
-            colour = _COLOURS[trial.verdict]
-            out.add_row(
-                f"{trial.ratio:g}",
-                f"{trial.mean:.1%}",
-                f"{trial.low:.1%}",
-                f"[{colour}]{trial.verdict}[/]",
-                "-" if trial.more is None else f"{trial.more}",
-                "-" if trial.share_recomputed is None else f"{trial.share_recomputed:.0%}",
-                "-" if trial.speedup is None else f"{trial.speedup:.1f}x",
-            )
-        return out
+        columns = {
+            "ratio": lambda trial: f"{trial.ratio:g}",
+            "mean": lambda trial: f"{trial.mean:.1%}",
+            "at least": lambda trial: f"{trial.low:.1%}",
+            "verdict": lambda trial: f"[{_COLOURS[trial.verdict]}]{trial.verdict}[/]",
+            "more": lambda trial: results.cell(trial.more, "d"),
+            "share": lambda trial: results.cell(trial.share_recomputed, ".0%"),
+            "speed-up": lambda trial: results.cell(trial.speedup, ".1f", "x"),
+        }
+        return results.table(title, _CAPTION, self.trials, columns, words=0)
 
 
 def calibrate(
@@ -221,17 +205,11 @@ def calibrate(
     reuse = kv.reuse.override(method=method, calibrated_for=None)
     order = _order(ratios, reuse)
     check_chunks(data)
-    file = RecordFile(Path(records) if records is not None else None, resume=resume)
+    file = RecordFile(records, resume=resume)
     trials: list[Trial] = []
     for ratio in order:
-        done = measurements(
-            kv,
-            data,
-            [(FULL, 1.0), (method, ratio)],
-            file,
-            strict=strict,
-            show_progress=show_progress,
-        )
+        settings = [(FULL, 1.0), (method, ratio)]
+        done = measurements(kv, data, settings, file, strict=strict, show_progress=show_progress)
         above = all(trial.verdict == "holds" for trial in trials)
         trial = judge(done, ratio, measure=measure, target=target, above=above, seed=seed)
         trials.append(trial)
@@ -253,10 +231,3 @@ def _order(ratios: Sequence[Ratio], reuse: ReuseConfig) -> list[float]:
     if not order:
         raise ConfigError("name at least one ratio below 1 to try: ratio 1 is exact")
     return sorted(order, reverse=True)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("ragkv")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

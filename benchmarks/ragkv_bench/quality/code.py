@@ -13,7 +13,6 @@ import ragkv
 from ragkv.select import Method
 
 _PACKAGES = (Path(ragkv.__file__).parent, Path(__file__).parents[1])
-_FUNCTIONS = (FunctionType, partial)
 
 
 def code_of(method: Method) -> list[str]:
@@ -22,17 +21,14 @@ def code_of(method: Method) -> list[str]:
 
 
 def _rule(score: Callable[..., object] | None) -> str:
-    """Return the text of the rule's file, and the rule's bound values.
-
-    These are a partial's, a closure's or an object's. Of a rule without a file
-    it is what the rule was compiled to.
-    """
+    """Return the text of the rule's file, or its bytecode, and a partial's or closure's values."""
     if isinstance(score, partial):
         return f"{_rule(score.func)} {score.args!r} {score.keywords!r}"
     bound = [getattr(score, "__defaults__", None), getattr(score, "__kwdefaults__", None)]
     bound += [cell.cell_contents for cell in getattr(score, "__closure__", None) or ()]
     bound += [getattr(getattr(score, "__self__", score), "__dict__", None)]
-    parts = [_rule(each) if isinstance(each, _FUNCTIONS) else repr(each) for each in bound]
+    functions = (FunctionType, partial)
+    parts = [_rule(each) if isinstance(each, functions) else repr(each) for each in bound]
     return " ".join([_text(score), *parts])
 
 

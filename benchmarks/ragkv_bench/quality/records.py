@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,15 +48,15 @@ class EvalRecord:
 class RecordFile:
     """Append-only JSONL of records.
 
-    Opening takes up an interrupted run's records and overwrites a complete run's.
-    A last line that an interruption tore is dropped.
+    Opening keeps an interrupted run's records and overwrites a complete run's. A last line that
+    an interruption tore is dropped.
 
     Parameters
     ----------
     path
         The file, or None to keep nothing on disk.
     resume
-        True also takes up a complete run's records, False starts over in any case.
+        True also keeps a complete run's records, False starts over in any case.
 
     Raises
     ------
@@ -64,26 +64,24 @@ class RecordFile:
         The file cannot be written, or is not a file of records.
     """
 
-    def __init__(self, path: Path | None, *, resume: bool | None = None) -> None:
-        self._path = path
+    def __init__(self, path: str | Path | None, *, resume: bool | None = None) -> None:
+        self._path = path = None if path is None else Path(path)
         self._known: dict[str, EvalRecord] = {}
         if path is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            records, complete = (
-                _read(path) if path.exists() and resume is not False else ([], False)
-            )
-            if complete and resume is None:
-                records = []
-            self._known = {record.key: record for record in records}
+            if path.exists() and resume is not False:
+                records, complete = _read(path)
+                if resume or not complete:
+                    self._known = {record.key: record for record in records}
             temporary = path.with_name(f"{path.name}.tmp")
-            temporary.write_text("".join(map(_line, records)), encoding="utf-8")
+            temporary.write_text("".join(map(_line, self._known.values())), encoding="utf-8")
             temporary.replace(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-        if records:
-            _log.info("taking up %d finished measurements from %s", len(records), path)
+        if self._known:
+            _log.info("%d finished measurements are taken from %s", len(self._known), path)
 
     def get(self, key: str) -> EvalRecord | None:
         """Return the record of this key, if it is there."""
@@ -121,20 +119,15 @@ def _read(path: Path) -> tuple[list[EvalRecord], bool]:
         lines.pop()
     records: list[EvalRecord] = []
     complete = False
-    names = {field.name for field in fields(EvalRecord)}
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
-        except ValueError:
-            row = {}
-        if row == _END:
-            complete = True
-        elif isinstance(row, dict) and row.keys() == names:
-            records.append(EvalRecord(**row))
-            complete = False
-        else:
+            complete = row == _END
+            if not complete:
+                records.append(EvalRecord(**row))
+        except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is not a record of `ragkv eval`: remove the file or choose"
                 " another name"
-            )
+            ) from error
     return records, complete

@@ -46,15 +46,12 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
         method = get_method(name)
         if known.setdefault(method.name, method) != method:
             raise ConfigError(f"two methods are called {method.name}: results go by the name")
-        if method.score is None:
-            out.append((name, 1.0 if method.reuse == "none" else 0.0))
-            continue
         usable = [ratio for ratio in ratios if ratio != "auto" or method.auto]
+        if method.score is None:
+            usable = [1.0 if method.reuse == "none" else 0.0]
         if not usable:
-            raise ConfigError(
-                f"method {method.name} needs at least one ratio"
-                + (": it cannot choose for 'auto'" if ratios else "")
-            )
+            why = ": it cannot choose for 'auto'" if ratios else ""
+            raise ConfigError(f"method {method.name} needs at least one ratio{why}")
         out.extend((name, ratio if ratio == "auto" else float(ratio)) for ratio in usable)
     return list({(get_method(name).name, ratio): (name, ratio) for name, ratio in out}.values())
 
@@ -95,8 +92,7 @@ def evaluate(
 ) -> Evaluation:
     """Measure methods against full prefill on a data set.
 
-    Each example's chunks are precomputed behind the head of its task's prompt. Fidelity
-    is taken over the full answer's first 16 tokens, see :mod:`ragkv_bench.quality.fidelity`.
+    Each example's chunks are precomputed behind the head of its task's prompt.
 
     Parameters
     ----------
@@ -105,9 +101,9 @@ def evaluate(
     seed
         Of the bootstrap intervals.
     records
-        JSONL of single measurements: an interrupted run over it is taken up again.
+        JSONL of single measurements, from which an interrupted run goes on.
     resume
-        True also adds to a complete run's records, False starts over in any case.
+        As in :class:`ragkv_bench.quality.records.RecordFile`.
     strict
         Raise for a prompt that exceeds the model's positions; otherwise warn and skip it.
     time_in_turn
@@ -126,16 +122,9 @@ def evaluate(
     for method, ratio in settings:
         kv.reuse.override(method=method, recompute_ratio=ratio)
     check_chunks(data)
-    file = RecordFile(Path(records) if records is not None else None, resume=resume)
-    done = measurements(
-        kv,
-        data,
-        settings,
-        file,
-        strict=strict,
-        time_in_turn=time_in_turn,
-        show_progress=show_progress,
-    )
+    file = RecordFile(records, resume=resume)
+    how = {"strict": strict, "time_in_turn": time_in_turn, "show_progress": show_progress}
+    done = measurements(kv, data, settings, file, **how)
     file.finish()
     measured = len({record.id for record in done})
     return Evaluation(kv.info.name, data.name, measured, summarise(done, seed=seed))

@@ -65,13 +65,11 @@ class Subject:
 
     def key(self, method: str | Method, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
-        chosen = get_method(method)
+        chosen, kv = get_method(method), self._kv
         overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
-        reuse = self._kv.reuse.override(calibrated_for=None, **overrides)
-        loaded = self._kv.loaded
-        model = [self._kv.info.name, self._kv.info.fingerprint or "", str(loaded.dtype)]
-        settings = [*model, asdict(reuse), *code_of(chosen)]
-        parts = [*settings, asdict(self._example), self._prompt]
+        reuse = kv.reuse.override(calibrated_for=None, **overrides)
+        model = [kv.info.name, kv.info.fingerprint or "", str(kv.loaded.dtype)]
+        parts = [*model, asdict(reuse), *code_of(chosen), asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
@@ -126,24 +124,20 @@ class Subject:
         return seconds
 
     def _answer(self, method: str | Method, ratio: Ratio, prefilled: Prefilled | None) -> str:
-        """Answer greedily, from the prefill where its cache is a spliced one.
+        """Answer greedily, from the prefill where its cache is a spliced one without repairs.
 
-        Such a cache gives the rows back that were fed on it since; an ordinary one may
-        not (sliding windows), and the prompt is prefilled again. So it is where rows were
-        repaired since.
+        Such a cache is the prompt's again when the rows that were fed on it are cut off; others
+        may not be (sliding windows), and the prompt is prefilled again.
         """
         length, kv = TASKS[self._example.task].length(self._example.id), self._kv
-        if (
-            prefilled is None
-            or prefilled.copies is not None
-            or not isinstance(prefilled.cache, SplicedCache)
-        ):
+        cache = None if prefilled is None else prefilled.cache
+        if prefilled is None or prefilled.copies is not None or not isinstance(cache, SplicedCache):
             overrides = self._overrides(method, ratio)
             return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
         ids = np.asarray(prefilled.token_ids, dtype=np.int32)
-        prefilled.cache.crop(len(ids) - prefilled.cache.get_seq_length())
+        cache.crop(len(ids) - cache.get_seq_length())
         config = DecodeConfig(length)
-        steps = Steps(require_reusable(kv.loaded), ids, prefilled.cache, lambda: prefilled.logits)
+        steps = Steps(require_reusable(kv.loaded), ids, cache, lambda: prefilled.logits)
         with kv.turn():
             drawn = draw(kv.loaded, ids, steps, config)
         pieces = TextPieces(kv.tokenizer, stops_of(kv.loaded, config))
@@ -165,9 +159,8 @@ class Subject:
         report = prefilled.report
         if get_method(method).uses_chunks:
             ahead = 0 if prefilled.copies is None else prefilled.copies.repaired
-            return report.effective_ratio + ahead / max(
-                1, report.reused_tokens + report.recomputed_tokens
-            )
+            cached = report.reused_tokens + report.recomputed_tokens
+            return report.effective_ratio + ahead / max(1, cached)
         tokenizer = self._kv.tokenizer
         texts = chunk_texts(self._example)
         tokens = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)

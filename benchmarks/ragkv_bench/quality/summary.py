@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ragkv_bench.quality.bootstrap import Array, interval, mean, median, ratio_of_sums
+from ragkv_bench.quality.intervals import Array, interval, ratio_of_sums
 from ragkv_bench.quality.records import EvalRecord, Ratio
 from ragkv_bench.results import Saved
 
@@ -62,12 +62,7 @@ class Evaluation(Saved):
 def summarise(records: Sequence[EvalRecord], *, seed: int = 0) -> tuple[SummaryRow, ...]:
     """Return one row for every method and ratio, in order of appearance.
 
-    Parameters
-    ----------
-    records
-        Measurements; every example's must include method ``full``.
-    seed
-        Of the bootstrap.
+    Every example's records must include method ``full``; ``seed`` is the bootstrap's.
     """
     full = {record.id: record.score for record in records if record.method == "full"}
     groups: dict[tuple[str, Ratio], list[EvalRecord]] = {}
@@ -84,19 +79,19 @@ def _row(method: str, ratio: Ratio, group: list[EvalRecord], full: Array, seed: 
         return np.array([getattr(record, name) for record in group], dtype=np.float64)
 
     score, answerable = column("score"), (full > 0).astype(np.float64)
-    statistics: dict[str, tuple[Callable[..., Array], tuple[Array, ...]]] = {
-        "score": (mean, (score,)),
-        "score_answerable": (ratio_of_sums, (score * answerable, answerable)),
-        "retention": (ratio_of_sums, (score * answerable, full * answerable)),
-        "kl": (mean, (column("kl"),)),
-        "agreement": (mean, (column("agreement"),)),
-        "share_recomputed": (mean, (column("share_recomputed"),)),
-        "ttft_s": (median, (column("ttft_s"),)),
-        "speedup": (median, (column("ttft_full_s") / column("ttft_s"),)),
+    statistics: dict[str, tuple[Any, ...]] = {
+        "score": (np.mean, score),
+        "score_answerable": (ratio_of_sums, score * answerable, answerable),
+        "retention": (ratio_of_sums, score * answerable, full * answerable),
+        "kl": (np.mean, column("kl")),
+        "agreement": (np.mean, column("agreement")),
+        "share_recomputed": (np.mean, column("share_recomputed")),
+        "ttft_s": (np.median, column("ttft_s")),
+        "speedup": (np.median, column("ttft_full_s") / column("ttft_s")),
     }
     values: dict[str, float | None] = {}
     ci95: dict[str, Interval] = {}
-    for name, (statistic, columns) in statistics.items():
+    for name, (statistic, *columns) in statistics.items():
         value = float(statistic(*columns))
         values[name] = None if math.isnan(value) else value
         ends = interval(statistic, *columns, seed=seed)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.table import Table
 from tqdm.auto import tqdm
 
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv_bench import results
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.tune.features import Tail
-from ragkv_bench.tune.figures import TuningFigures, measure
 from ragkv_bench.tune.target import Target, look, read_question
-from ragkv_bench.tune.train import Epoch, TuneSettings, split, train
+from ragkv_bench.tune.train import TOP, Epoch, TuneSettings, TuningFigures, measure, split, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,25 @@ class Tuning:
     def save(self, path: str | Path) -> None:
         """Write everything as JSON."""
         results.write(path, asdict(self))
+
+    def table(self) -> Table:
+        """Return a rich table: held-out and training examples, before and after."""
+        caption = (
+            "KL: of the auxiliary model's scores from the primary model's attention, in nats."
+            f" overlap: Jaccard of the top {TOP:.0%} of the chunk tokens. Weights of pass"
+            f" {self.best_epoch} of {self.epochs[-1].number}: those with the least held-out KL."
+        )
+        columns = {
+            "examples": lambda row: row[0],
+            "number": lambda row: str(row[1].examples),
+            "KL before": lambda row: f"{row[1].before.kl:.3f}",
+            "KL after": lambda row: f"{row[1].after.kl:.3f}",
+            "overlap before": lambda row: f"{row[1].before.jaccard:.1%}",
+            "after": lambda row: f"{row[1].after.jaccard:.1%}",
+        }
+        rows = [("held out", self.heldout), ("trained on", self.training)]
+        title = f"{self.auxiliary} for {self.primary} on {self.data}"
+        return results.table(title, caption, rows, columns)
 
 
 def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = False) -> list[Target]:

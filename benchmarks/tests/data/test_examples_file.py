@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import ConfigError
-from ragkv_bench.quality import DataError, read_data, write_data
+from ragkv_bench.data.examples import DataError, read_data, write_data
 
 GOOD = {
     "id": "hotpot_1",

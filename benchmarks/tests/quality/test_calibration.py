@@ -20,10 +20,9 @@ from ragkv.config import Grouping
 from ragkv.errors import ConfigError
 from ragkv.select import get_method
 from ragkv.select.method import Spread
-from ragkv_bench.quality import Calibration, calibrate, write_data
-from ragkv_bench.quality.calibration import RATIOS, NotShownError
-from ragkv_bench.quality.kept_bound import Bound, bound
-from ragkv_bench.quality.trial import Trial, judge
+from ragkv_bench.data.examples import write_data
+from ragkv_bench.quality.calibration import RATIOS, Calibration, NotShownError, calibrate
+from ragkv_bench.quality.trial import Trial, bound, judge, more_examples
 
 
 def _records(agreements, *, scores=None, full=None):
@@ -50,18 +49,18 @@ def _judge(records, target=0.95, **changes):
 
 def test_the_bound_is_the_normal_one_for_many_examples():
     values = np.clip(np.random.default_rng(0).normal(0.9, 0.03, size=2000), 0, 1)
-    found = bound(_records(values), "agreement")
+    mean, low, examples = bound(_records(values), "agreement")
     with_one = np.append(values, 0.0)
     normal = with_one.mean() - 1.645 * with_one.std() / math.sqrt(2001)
-    assert found.low == pytest.approx(normal, abs=2e-4)
-    assert (found.mean, found.examples) == (pytest.approx(values.mean()), 2000)
+    assert low == pytest.approx(normal, abs=2e-4)
+    assert (mean, examples) == (pytest.approx(values.mean()), 2000)
 
 
 def test_examples_that_all_agree_show_no_more_than_the_rule_of_three():
     for count in (10, 60, 300):
-        found = bound(_records([1.0] * count), "agreement")
-        assert found.mean == 1
-        assert found.low == pytest.approx(1 - 3 / (count + 1), abs=1e-9)
+        mean, low, _ = bound(_records([1.0] * count), "agreement")
+        assert mean == 1
+        assert low == pytest.approx(1 - 3 / (count + 1), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_a_ratio_that_just_misses_is_promised_in_less_than_5_percent(count, targ
     promised = plain = 0
     for seed in range(200):
         values = 1 - loss * (draw.random(count) < bad)
-        promised += bound(_records(values), "agreement", seed=seed).low >= target
+        promised += bound(_records(values), "agreement", seed=seed)[1] >= target
         plain += values.mean() - 1.645 * values.std() / math.sqrt(count) >= target
     assert promised <= 10
     assert plain > promised  # the textbook interval errs more often
@@ -82,25 +81,24 @@ def test_a_ratio_that_just_misses_is_promised_in_less_than_5_percent(count, targ
 
 def test_the_bound_is_paired_and_retention_asks_only_what_full_attention_answers():
     full = [1.0, 0.5, 0.0, 0.8] * 50
-    kept = bound(_records([0.1] * 200, scores=full, full=full), "retention")
-    assert (kept.mean, kept.examples) == (1, 150)  # the third of four is not answered
-    assert kept.low == pytest.approx(1 - 3 / 151, abs=2e-3)
+    mean, low, examples = bound(_records([0.1] * 200, scores=full, full=full), "retention")
+    assert (mean, examples) == (1, 150)  # the third of four is not answered
+    assert low == pytest.approx(1 - 3 / 151, abs=2e-3)
     half = [score / 2 for score in full]
-    assert bound(_records([1.0] * 200, scores=half, full=full), "retention").mean == 0.5
+    assert bound(_records([1.0] * 200, scores=half, full=full), "retention")[0] == 0.5
     with pytest.raises(ConfigError, match="answers none"):
         bound(_records([1.0], full=[0.0]), "retention")
 
 
 def test_how_many_more_examples_are_needed():
-    assert Bound(0.97, 0.93, 100).more(0.95) == 300  # half the distance, four times as many
-    assert Bound(0.97, 0.95, 100).more(0.95) == 0
-    assert Bound(0.95, 0.9, 100).more(0.95) is None
-    assert Bound(0.9, 0.8, 100).more(0.95) is None
+    assert more_examples(0.97, 0.93, 100, 0.95) == 300  # half the distance, four times as many
+    assert more_examples(0.97, 0.95, 100, 0.95) == 0
+    assert more_examples(0.95, 0.9, 100, 0.95) is None
+    assert more_examples(0.9, 0.8, 100, 0.95) is None
     values = np.where(np.arange(40) % 10 == 0, 0.8, 1.0)
-    first = bound(_records(values), "agreement")
-    more = first.more(0.95)
-    enough = bound(_records(np.resize(values, 40 + more)), "agreement")
-    assert first.low < 0.95 <= enough.low
+    mean, low, examples = bound(_records(values), "agreement")
+    more = more_examples(mean, low, examples, 0.95)
+    assert low < 0.95 <= bound(_records(np.resize(values, 40 + more)), "agreement")[1]
 
 
 def test_verdicts():

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import ragkv
 from ragkv.errors import ConfigError
 from ragkv_bench.commands.evaluate import evaluate_command
-from ragkv_bench.quality import write_data
-from ragkv_bench.quality.chart import chart
+from ragkv_bench.data.examples import write_data
 from ragkv_bench.quality.records import records_path
+from ragkv_bench.quality.show import chart
 from ragkv_bench.quality.summary import Evaluation, SummaryRow
 from ragkv_bench.results import save_chart
 
@@ -195,7 +195,7 @@ def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
 
 
 def test_ratios_0_and_1_are_named_beside_others():
-    from ragkv_bench.quality.table import table
+    from ragkv_bench.quality.show import table
 
     zero, part, one = (SummaryRow("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
     reuse = replace(zero, method="reuse")
@@ -206,7 +206,7 @@ def test_ratios_0_and_1_are_named_beside_others():
 def test_the_table_fits_80_columns(capsys):
     from rich.console import Console
 
-    from ragkv_bench.quality.table import table
+    from ragkv_bench.quality.show import table
 
     console = Console(width=80, force_terminal=False)
     console.print(table(_evaluation()))

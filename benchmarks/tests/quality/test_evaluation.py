@@ -19,8 +19,10 @@ from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv.select import Method, get_method
 from ragkv.select.method import Spread
+from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
-from ragkv_bench.quality import Chunk, DataSet, Example, calibrate, code
+from ragkv_bench.quality import code
+from ragkv_bench.quality.calibration import calibrate
 from ragkv_bench.quality.code import code_of
 from ragkv_bench.quality.records import RecordFile
 from ragkv_bench.quality.run import evaluate, grid

@@ -7,8 +7,8 @@ import string
 
 import pytest
 
+from ragkv_bench.data.examples import Chunk, Example
 from ragkv_bench.data.tasks import TASKS
-from ragkv_bench.quality import Chunk, Example
 from ragkv_bench.quality.scores import (
     _RougeWords,
     exact_match,

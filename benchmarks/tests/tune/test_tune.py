@@ -20,14 +20,12 @@ from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.select.mapping import map_scores
-from ragkv_bench.data.examples import DataSet
+from ragkv_bench.data.examples import Chunk, DataSet, Example, write_data
 from ragkv_bench.data.tasks import chunk_texts, prompt
-from ragkv_bench.quality import Chunk, Example, write_data
 from ragkv_bench.tune.features import Features, Tail
-from ragkv_bench.tune.figures import divergence, jaccard, measure
 from ragkv_bench.tune.run import targets_of, tune
 from ragkv_bench.tune.target import Target, look, read_question
-from ragkv_bench.tune.train import TuneSettings, split, train
+from ragkv_bench.tune.train import TuneSettings, divergence, jaccard, measure, split, train
 
 Make = Callable[..., RagKV]
 

@@ -1,0 +1,44 @@
+"""Bootstrap intervals over examples (Efron 1979, percentile method)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Statistic = Callable[..., Array]
+"""Maps arrays ``[..., examples]``, one for each column, to ``[...]`` along ``axis``."""
+
+
+def ratio_of_sums(above: Array, below: Array, axis: int = -1) -> Array:
+    """``sum(above) / sum(below)`` over an axis; NaN where ``below`` sums to 0."""
+    total = below.sum(axis=axis)
+    out: Array = np.full(np.shape(total), np.nan)
+    np.divide(above.sum(axis=axis), total, out=out, where=total != 0)
+    return out
+
+
+def interval(
+    statistic: Statistic,
+    *columns: Array,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Return the interval with this share of the resampled statistics.
+
+    All columns, ``[examples]`` each, are resampled by the same indices (paired). None where there
+    is no example, or no resample has a value.
+    """
+    count = len(columns[0])
+    if count == 0:
+        return None
+    picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+    values = statistic(*(column[picks] for column in columns), axis=-1)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
