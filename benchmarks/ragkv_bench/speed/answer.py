@@ -26,8 +26,8 @@ from ragkv_bench.speed.peers.base import Opening, ask
 from ragkv_bench.speed.timing import (
     IN_MEMORY,
     AnswerTime,
+    check_plan,
     ratio_of,
-    require_different,
     setup_of,
     synchronise,
     timed,
@@ -44,12 +44,8 @@ Setting = tuple[str, float]
 class AnswerPlan:
     """What is measured: every method at every ratio, prompt length and answer length.
 
-    ``full`` is ragkv's decoding behind a full prefill: it has no ratio.
-
-    Raises
-    ------
-    ConfigError
-        A list is empty, or holds what cannot be measured.
+    ``full`` is ragkv's decoding behind a full prefill: it has no ratio. Raises ConfigError for
+    what cannot be measured.
     """
 
     tokens: tuple[int, ...] = (1024, 2048, 4096)
@@ -63,11 +59,9 @@ class AnswerPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_different(self, "tokens", "answer_tokens", "ratios", "methods")
-        if min(*self.tokens, self.rounds) < 1 or min(self.answer_tokens) < 2:
-            raise ConfigError("tokens and rounds must be 1 or more, answer_tokens 2 or more")
-        for ratio in self.ratios:
-            ReuseConfig(recompute_ratio=ratio)
+        check_plan(self, "tokens", "answer_tokens", "ratios", "methods")
+        if min(self.answer_tokens) < 2:
+            raise ConfigError("answer_tokens must be 2 or more")
         for method in self.methods:
             get_method(method)
 
@@ -98,12 +92,8 @@ def bench_answers(
 ) -> dict[str, Any]:
     """Measure whole answers; all have exactly the planned number of tokens.
 
-    Returns ``rows``, one a length and setting, ``peers``, and the ``setup``.
-
-    Parameters
-    ----------
-    data
-        Its prompts are asked, ``plan.rounds`` of them, in place of made ones.
+    Returns ``rows``, one a length and setting, ``peers``, and the ``setup``. Where there is
+    ``data``, its prompts are asked, ``plan.rounds`` of them, in place of made ones.
 
     Raises
     ------

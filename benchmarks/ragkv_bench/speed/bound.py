@@ -36,16 +36,10 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a full prefill of ``tokens`` tokens spends its time on, measured.
+    """What a full prefill of ``tokens`` tokens spends its time on.
 
-    Attributes
-    ----------
-    linear_s
-        Seconds outside attention: projections, MLPs, norms, the last token's logits.
-    attention_s
-        Seconds within attention, one figure a layer.
-    windows
-        Per layer: the sliding window, or None.
+    ``linear_s`` are the seconds outside attention: projections, MLPs, norms, the last token's
+    logits. Attention has one figure a layer, and the layer's sliding window, or None.
     """
 
     tokens: int
@@ -78,12 +72,8 @@ class Costs:
 def causal_area(rows: Positions, window: int | None = None) -> int:
     """Count the pairs of query row and key that causal attention must look at.
 
-    Parameters
-    ----------
-    rows
-        ``[rows]`` positions in the prompt; row p sees the keys 0 to p.
-    window
-        Keys that a row sees at most, itself included; None is no limit.
+    ``rows`` are positions in the prompt: row p sees the keys 0 to p, at most ``window`` of them,
+    itself included.
     """
     seen = rows.astype(np.int64) + 1
     return int((seen if window is None else np.minimum(seen, window)).sum())
@@ -102,56 +92,45 @@ def median_costs(prefills: Sequence[Costs]) -> Costs:
 
 def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Costs:
     """Prefill a prompt's token ids in full and time the parts."""
-    timer = AttentionTimer(loaded.architecture.layers, loaded.device)
-
-    def prefill() -> None:
-        with timed_attention(loaded.model, timer):
-            logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
-        int(logits.argmax())
-
-    total, _ = timed(loaded.device, prefill)
-    layers = timer.seconds()
+    with timed_attention(loaded.model) as times:
+        total, _ = timed(loaded.device, lambda: _prefill(loaded, ids))
+    layers = [times.seconds(layer) for layer in range(loaded.architecture.layers)]
     require_used(sum(map(bool, layers)), len(layers), "layers that called the timed attention")
     return Costs(len(ids), total - sum(layers), tuple(layers), loaded.architecture.windows)
 
 
-class AttentionTimer:
-    """Seconds within attention, layer by layer.
+def _prefill(loaded: ReusableModel, ids: Sequence[int]) -> None:
+    logits, _ = full_prefill(loaded, np.asarray(ids, dtype=np.int32))
+    int(logits.argmax())
 
-    On a CUDA device they are taken by events on the stream, so that nothing waits.
-    """
 
-    def __init__(self, layers: int, device: torch.device) -> None:
+class LayerTimes:
+    """When each layer's attention began and ended, by the device's clock where it is a GPU's."""
+
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds = [0.0] * layers
-        self._events: list[tuple[int, Any, Any]] = []
+        self._marks: dict[int, list[Any]] = {}
 
-    @contextmanager
-    def layer(self, index: int) -> Iterator[None]:
-        """Add the block's time to a layer."""
-        if self._device.type != "cuda":
-            before = time.perf_counter()
-            yield
-            self._seconds[index] += time.perf_counter() - before
-            return
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        computing = torch.cuda.current_stream(self._device)
-        first.record(computing)
-        yield
-        last.record(computing)
-        self._events.append((index, first, last))
+    def mark(self, layer: int) -> None:
+        """Note a beginning, or the end of the last beginning; on a GPU nothing waits."""
+        mark: Any = time.perf_counter()
+        if self._device.type == "cuda":
+            mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            mark.record(torch.cuda.current_stream(self._device))
+        self._marks.setdefault(layer, []).append(mark)
 
-    def seconds(self) -> list[float]:
-        """Return the seconds of each layer; waits for the device."""
+    def seconds(self, layer: int) -> float:
+        """Return the sum of a layer's times; waits for the device."""
         synchronise(self._device)
-        for index, first, last in self._events:
-            self._seconds[index] += first.elapsed_time(last) / 1000
-        self._events.clear()
-        return self._seconds
+        marks = self._marks.get(layer, [])
+        pairs = zip(marks[::2], marks[1::2], strict=True)
+        if self._device.type == "cuda":
+            return float(sum(first.elapsed_time(last) / 1000 for first, last in pairs))
+        return float(sum(last - first for first, last in pairs))
 
 
 @contextmanager
-def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[None]:
+def timed_attention(model: PreTrainedModel) -> Iterator[LayerTimes]:
     """Time the attention function that the model uses, inside the block.
 
     Raises
@@ -166,17 +145,21 @@ def timed_attention(model: PreTrainedModel, timer: AttentionTimer) -> Iterator[N
             f"attention {before!r} cannot be timed: load the model with attn_implementation='sdpa'"
         )
     plain: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[before]
+    times = LayerTimes(model.device)
 
     def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with timer.layer(int(module.layer_idx)):  # type: ignore[arg-type]
-            return plain(module, *args, **kwargs)
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        times.mark(layer)
+        found = plain(module, *args, **kwargs)
+        times.mark(layer)
+        return found
 
     name = f"{before}_timed"
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
     config._attn_implementation = name
     try:
-        yield
+        yield times
     finally:
         config._attn_implementation = before
 

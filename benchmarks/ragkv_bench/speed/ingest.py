@@ -39,12 +39,7 @@ def bench_ingest(
     over rounds: tokens a second of the model alone and from texts to the store, and the ``share``
     that the second is of the first within a round.
 
-    Parameters
-    ----------
-    chunks, chunk_tokens
-        How many texts are ingested, and how many tokens each has.
-    folder
-        Where a folder for the store is made and removed; None is where temporary files go.
+    A folder for the store is made in ``folder`` and removed; None is where temporary files go.
 
     Raises
     ------

@@ -68,21 +68,15 @@ def random_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Make a model of a shape, weights drawn on the device; nothing is downloaded.
 
-    Parameters
-    ----------
-    shape
-        A name of :data:`SHAPES`, a ``config.json``, or a folder that holds one. A folder's
-        tokenizer is used where it has one, else the embedded model's.
-    dtype
-        None is bfloat16 on a GPU and float32 elsewhere.
+    ``shape`` is a name of :data:`SHAPES`, a ``config.json``, or a folder that holds one, whose
+    tokenizer is used where it has one, else the embedded model's. Without ``dtype`` it is bfloat16
+    on a GPU and float32 elsewhere.
 
     Raises
     ------
     ConfigError
         There is no such shape, its vocabulary is smaller than the tokenizer's, or the device
         cannot be used.
-    ModelNotFoundError
-        The embedded model, whose tokenizer is needed, is not installed.
     """
     config, folder = _config(shape)
     name = shape if folder is None else folder.resolve().name
@@ -131,19 +125,8 @@ def quantised_model(
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model as a user does who has torchao; return it and its tokenizer.
 
-    Parameters
-    ----------
-    name
-        Hub name or folder; None is the embedded default.
-    dtype
-        Of activations, and so of keys and values; None is the dtype of the model's files.
-
-    Raises
-    ------
-    MissingDependencyError
-        torchao is not installed.
-    ModelNotFoundError
-        There is no such model.
+    ``dtype`` is of activations, and so of keys and values; None is that of the model's files.
+    Raises MissingDependencyError without torchao.
     """
     try:
         from torchao import quantization as torchao

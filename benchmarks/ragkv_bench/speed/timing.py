@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 import ragkv
-from ragkv import StoreConfig
+from ragkv import ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.loaded import LoadedModel
 
 Found = TypeVar("Found")
+MIN_CHUNK_TOKENS = 16
 IN_MEMORY = StoreConfig(MEMORY, memory_bytes=1 << 50, device_bytes=0, history_bytes=0)
 """A store that keeps every chunk in memory, and no rows of former prompts."""
 
@@ -56,24 +57,25 @@ def ratio_of(pairs: Iterable[tuple[float, float]]) -> tuple[float, tuple[float, 
     return median, (low, high)
 
 
-def require_different(plan: object, *names: str) -> None:
-    """Raise ConfigError for a plan's list that is empty or names something twice."""
-    for name in names:
+def check_plan(plan: Any, *lists: str) -> None:
+    """Raise ConfigError for a list that is empty or names something twice, and wrong numbers."""
+    for name in lists:
         values = getattr(plan, name)
         if not values or len(set(values)) < len(values):
             raise ConfigError(f"give one or more different {name}, not {list(values)}")
-
-
-def attention_name(loaded: LoadedModel) -> str:
-    """Return what transformers calls the model's attention, such as ``sdpa``."""
-    return str(backbone_of(loaded.model).config._attn_implementation)
+    if min(*plan.tokens, plan.rounds) < 1:
+        raise ConfigError("tokens and rounds must be 1 or more")
+    if plan.chunk_tokens < MIN_CHUNK_TOKENS:
+        raise ConfigError(f"chunk_tokens must be {MIN_CHUNK_TOKENS} or more")
+    for ratio in plan.ratios:
+        ReuseConfig(recompute_ratio=ratio)
 
 
 def setup_of(loaded: LoadedModel) -> dict[str, Any]:
     """Return what figures depend on: dtype, threads, versions and the commit."""
     return {
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "attention": attention_name(loaded),
+        "attention": backbone_of(loaded.model).config._attn_implementation,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers")},

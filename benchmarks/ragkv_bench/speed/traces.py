@@ -15,8 +15,8 @@ from ragkv.prompt.tokens import Tokens, tokenize
 from ragkv_bench.data.examples import Chunk, Example
 from ragkv_bench.data.needles import default_haystack
 from ragkv_bench.data.tasks import prompt, template
+from ragkv_bench.speed.timing import MIN_CHUNK_TOKENS
 
-MIN_CHUNK_TOKENS = 16
 _TASK = "multihop_qa"
 _QUESTION = (
     "Which rule of the Python language do these passages explain first, and why is it there?"
@@ -24,9 +24,6 @@ _QUESTION = (
 _TRIES = 8
 _MANY = 10
 """So many chunks have more orders than any benchmark needs."""
-_TOO_SHORT = (
-    "the text for prompts has {tokens} tokens, too few for these chunks: give smaller --tokens"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +52,24 @@ class Text:
     def __len__(self) -> int:
         return len(self._offsets)
 
+    def check(self, tokens: int) -> None:
+        """Raise ConfigError where the text has fewer tokens."""
+        if tokens > len(self):
+            raise ConfigError(
+                f"the text for prompts has {len(self)} tokens, too few for these chunks: give "
+                "smaller --tokens"
+            )
+
     def cut(self, start: int, tokens: int) -> tuple[str, int]:
         """Return a stripped piece from about token ``start`` on, and the token behind it.
 
-        Alone it has ``tokens`` tokens, or nearly as many where no piece has exactly.
-
-        Raises
-        ------
-        ConfigError
-            The text ends before.
+        Alone it has ``tokens`` tokens, or nearly as many where no piece has exactly. Raises
+        ConfigError where the text ends before.
         """
         for first in range(start, start + _TRIES):
             end = first + tokens
             for _ in range(_TRIES):
-                if end > len(self):
-                    raise ConfigError(_TOO_SHORT.format(tokens=len(self)))
+                self.check(end)
                 piece = self._text[self._offsets[first, 0] : self._offsets[end - 1, 1]].strip()
                 excess = len(tokens_of(piece, self._tokenizer)) - tokens
                 if excess == 0:
@@ -107,11 +107,10 @@ def make_traces(
     traces = []
     for number, tokens in enumerate(lengths):
         whole, rest = rooms[number]
-        tail = len(text) - 2 * (number + 1) * chunk_tokens
-        if tail < end:
-            raise ConfigError(_TOO_SHORT.format(tokens=len(text)))
+        reserved = 2 * (number + 1) * chunk_tokens
+        text.check(end + reserved)
         while True:
-            last = [text.cut(tail, rest)[0]] if rest >= MIN_CHUNK_TOKENS else []
+            last = [text.cut(len(text) - reserved, rest)[0]] if rest >= MIN_CHUNK_TOKENS else []
             trace = _trace(kv, tokens, [*chunks[:whole], *last], rounds + 1, seed)
             excess = max(map(len, trace.ids)) - tokens
             if excess <= 0:

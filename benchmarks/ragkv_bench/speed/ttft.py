@@ -32,8 +32,8 @@ from ragkv_bench.speed.bound import (
 )
 from ragkv_bench.speed.memory import peak_growth
 from ragkv_bench.speed.peers.base import Opening, ask
-from ragkv_bench.speed.timing import IN_MEMORY, ratio_of, require_different, setup_of, timed
-from ragkv_bench.speed.traces import MIN_CHUNK_TOKENS, RequestTrace, make_traces
+from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, setup_of, timed
+from ragkv_bench.speed.traces import RequestTrace, make_traces
 
 Tier = Literal["memory", "disk"]
 """Where the chunks' caches are: in memory, or in files that the system has cached."""
@@ -55,10 +55,7 @@ class Setting:
 class TtftPlan:
     """What is measured: every method at every ratio from every tier at every length.
 
-    Raises
-    ------
-    ConfigError
-        A list is empty, or holds what cannot be measured.
+    Raises ConfigError for what cannot be measured.
     """
 
     tokens: tuple[int, ...] = (1024, 2048, 4096, 8192)
@@ -70,16 +67,10 @@ class TtftPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_different(self, "tokens", "ratios", "methods", "tiers")
-        if min(*self.tokens, self.rounds) < 1:
-            raise ConfigError("tokens and rounds must be 1 or more")
-        if self.chunk_tokens < MIN_CHUNK_TOKENS:
-            raise ConfigError(f"chunk_tokens must be {MIN_CHUNK_TOKENS} or more")
+        check_plan(self, "tokens", "ratios", "methods", "tiers")
         unknown = set(self.tiers) - set(get_args(Tier))
         if unknown:
             raise ConfigError(f"tiers are {' and '.join(get_args(Tier))}, not {unknown}")
-        for ratio in self.ratios:
-            ReuseConfig(recompute_ratio=ratio)
         for method in self.methods:
             if not get_method(method).uses_chunks:
                 raise ConfigError(
@@ -133,12 +124,9 @@ def bench_ttft(
 ) -> dict[str, Any]:
     """Measure times to first token against full prefill, the bound and peers.
 
-    Returns
-    -------
-    dict
-        ``rows``, one a length and setting; ``peers``; ``costs``: for each length what a full
-        prefill spends its time on, in seconds; ``setup``: plan, versions, threads, and the
-        loading rates in bytes a second.
+    Returns ``rows``, one a length and setting; ``peers``; ``costs``: for each length what a full
+    prefill spends its time on, in seconds; ``setup``: plan, versions, threads, and the loading
+    rates in bytes a second.
 
     Raises
     ------

@@ -19,7 +19,6 @@ from ragkv.cli.main import app
 from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv_bench.results import save_chart
 from ragkv_bench.speed.bound import (
-    AttentionTimer,
     Costs,
     causal_area,
     median_costs,
@@ -76,21 +75,19 @@ def test_the_bound_is_the_rows_share_of_each_part():
 def test_timing_attention_changes_no_answer(family: str):
     model = tiny_model(family)
     ids = torch.arange(100, 200)[None]
-    timer = AttentionTimer(4, torch.device("cpu"))
     with torch.no_grad():
         plain = model(ids).logits
-        with timed_attention(model, timer):
+        with timed_attention(model) as times:
             timed = model(ids).logits
     assert torch.equal(plain, timed)
-    assert all(seconds > 0 for seconds in timer.seconds())
+    assert all(times.seconds(layer) > 0 for layer in range(4))
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_attention_that_is_not_registered_is_refused():
-    timer = AttentionTimer(4, torch.device("cpu"))
     with (
         pytest.raises(ConfigError, match="attn_implementation='sdpa'"),
-        timed_attention(tiny_model(attention="eager"), timer),
+        timed_attention(tiny_model(attention="eager")),
     ):
         pass
 

@@ -93,7 +93,10 @@ def test_saved_and_loaded(tmp_path):
     ("text", "message"),
     [
         ("nonsense", ":1 is not by"),
-        ('{"dialogue": {"documents": [], "chunks": "text", "questions": []}}', "wrong type"),
+        (
+            '{"dialogue": {"documents": [], "chunks": "text", "questions": []}}',
+            "should be a valid tuple",
+        ),
         ('{"dialogue": {"chunks": []}}', ":1 is not by"),
         ('{"other": {}}', "other"),
         ("", "has no conversation"),

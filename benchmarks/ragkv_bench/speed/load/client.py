@@ -20,25 +20,13 @@ _SOURCES = ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
 
 @dataclass(slots=True)
 class ServedAnswer:
-    """What one request gave, and when. Times are seconds from its start.
+    """What one request gave, and when.
 
-    Attributes
-    ----------
-    turn
-        Its turn in the conversation, from 0.
-    started_s
-        When it was to be sent, from the start of the run: latencies count from then.
-    ttft_s, answer_s
-        To the first and to the last piece of the answer; None where none came.
-    longest_gap_s
-        Longest time between two pieces.
-    completion_tokens, counted
-        From ``usage``; where the endpoint sends none, the pieces, and ``counted`` is True.
-    sources
-        Prompt tokens by where they came from, of endpoints that report it.
-    error
-        What went wrong, in a word: an HTTP status, ``timeout``, ``connection``, ``cut off``,
-        ``stream``; None for a whole answer. ``message`` has the endpoint's words.
+    Seconds to the first and the last piece of the answer count from ``started_s``, when it was to
+    be sent, itself counted from the start of the run. Tokens are those of ``usage``; where the
+    endpoint sends none, the pieces are counted, and ``counted`` is True. ``error`` is an HTTP
+    status, ``timeout``, ``connection``, ``cut off`` or ``stream``, and None for a whole answer;
+    ``message`` has the endpoint's words.
     """
 
     turn: int = 0
@@ -83,12 +71,7 @@ async def ask(
 ) -> ServedAnswer:
     """Post a chat request that streams, and read its answer to the end.
 
-    Whatever goes wrong is in the result's ``error``.
-
-    Parameters
-    ----------
-    since
-        The clock's time that latencies count from, by default now.
+    Whatever goes wrong is in its ``error``. Latencies count from ``since``, by default now.
     """
     found = ServedAnswer()
     start = clock() if since is None else since
@@ -147,12 +130,7 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any] | Non
     r"""Yield a response's server-sent events, and None for ``[DONE]``.
 
     Lines end at ``\n`` alone: httpx's own lines also end at the separators of Unicode, which
-    may stand in a JSON string.
-
-    Raises
-    ------
-    ValueError
-        An event is not a JSON object.
+    may stand in a JSON string. Raises ValueError for an event that is no JSON object.
     """
     rest = b""
     async for part in response.aiter_bytes():

@@ -25,12 +25,7 @@ _MISSING = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_
 class Endpoint:
     """What was found out about an endpoint by asking it.
 
-    Attributes
-    ----------
-    extra
-        The fields beyond OpenAI's oldest that it takes, with the values to send.
-    notes
-        What it does not take.
+    ``extra`` are the fields beyond OpenAI's oldest that it takes, ``notes`` say what it does not.
     """
 
     model: str
@@ -54,10 +49,7 @@ async def probe(
 ) -> Endpoint:
     """Ask which model is served and, by a short request each, which fields are taken.
 
-    Raises
-    ------
-    PeerError
-        Nothing answers there, or not even a plain request is answered.
+    Raises PeerError where not even a plain request is answered.
     """
     name = model or await _only_model(client)
     plain = Endpoint(name, {}).body([{"role": "user", "content": "Say yes."}], 2)
@@ -101,15 +93,8 @@ async def precompute(
 ) -> float | None:
     """Post each document's chunks to ``/v1/chunks`` and wait until all are there.
 
-    Returns
-    -------
-    float or None
-        Seconds that it took; None where the endpoint has no such path.
-
-    Raises
-    ------
-    PeerError
-        The endpoint refuses chunks or loses them.
+    Returns the seconds that it took; None where the endpoint has no such path. Raises PeerError
+    where it refuses chunks or loses them.
     """
     started = time.perf_counter()
     for document in documents:

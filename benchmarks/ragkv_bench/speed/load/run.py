@@ -63,20 +63,8 @@ async def bench_serve(
     """Measure an endpoint under a workload.
 
     Returns its name, the shape, seconds, ``rows`` as :mod:`ragkv_bench.speed.load.result` makes
-    them, and the ``setup``.
-
-    Parameters
-    ----------
-    name
-        What tables call the endpoint; by default its URL.
-    warm_up
-        So many requests come first, from one client, and are not counted.
-    with_precompute
-        Post the documents' chunks to ``/v1/chunks`` before the run, where that exists.
-    ignore_eos
-        Ask for answers of full length.
-    on_answer
-        Called after each request, those of the warm-up too.
+    them, and the ``setup``. The first ``warm_up`` requests come from one client and are not
+    counted; ``on_answer`` is called after them, too.
 
     Raises
     ------
@@ -147,13 +135,9 @@ async def run_load(
     shape: LoadShape,
     on_answer: Callable[[ServedAnswer], None] = lambda _: None,
 ) -> tuple[list[ServedAnswer], float]:
-    """Ask everything in the workload; ``on_answer`` is called after each request.
+    """Return an answer a request, as they ended, and seconds from the first start to the last end.
 
-    Returns
-    -------
-    tuple
-        An answer a request, in the order in which they ended, and seconds from the start of the
-        first request to the end of the last. A conversation ends at its first error.
+    A conversation ends at its first error.
     """
     answers: list[ServedAnswer] = []
     start = time.perf_counter()

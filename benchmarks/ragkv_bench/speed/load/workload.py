@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import chunk_texts
@@ -83,10 +85,7 @@ class Workload:
     def split(self, requests: int) -> tuple[Workload, Workload]:
         """Return the first conversations with so many requests or a few more, and the rest.
 
-        Raises
-        ------
-        ConfigError
-            Nothing would be left.
+        Raises ConfigError where nothing would be left.
         """
         turns = itertools.accumulate((len(one.questions) for one in self.dialogues), initial=0)
         cut = next((index for index, before in enumerate(turns) if before >= requests), None)
@@ -98,13 +97,7 @@ class Workload:
         return Workload(self.documents, first), Workload(self.documents, rest)
 
     def save(self, path: str | Path) -> None:
-        """Write one JSON object a line: the documents, then the conversations.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be written.
-        """
+        """Write one JSON object a line: the documents, then the conversations."""
         rows = [{"document": asdict(one)} for one in self.documents]
         rows += [{"dialogue": asdict(one)} for one in self.dialogues]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -115,58 +108,40 @@ class Workload:
 
     @classmethod
     def load(cls, path: str | Path) -> Workload:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read or is not such a trace.
-        """
+        """Read what :meth:`save` wrote; ConfigError for anything else."""
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--trace {path} cannot be read: {error}") from error
-        kinds = {"document": SourceDocument, "dialogue": Dialogue}
+        kinds: dict[str, TypeAdapter[Any]] = {
+            "document": TypeAdapter(SourceDocument),
+            "dialogue": TypeAdapter(Dialogue),
+        }
         found: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 ((kind, row),) = json.loads(line).items()
-                found[kind].append(kinds[kind](**_tuples(row)))
+                found[kind].append(kinds[kind].validate_python(row))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
+                why = " ".join(repr(error).split())
                 raise ConfigError(
-                    f"{path}:{number} is not by `ragkv bench serve --save-trace`: {error!r}"
+                    f"{path}:{number} is not by `ragkv bench serve --save-trace`: {why}"
                 ) from error
         if not found["dialogue"]:
             raise ConfigError(f"{path} has no conversation: write one by --save-trace")
         return cls(tuple(found["document"]), tuple(found["dialogue"]))
 
 
-def _tuples(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved row; JSON has no tuples, and a text is no list of texts."""
-    for name, value in row.items():
-        good = isinstance(value, str) if name == "name" else isinstance(value, list)
-        if not good or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{name} has the wrong type")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
     """How a workload is drawn.
 
-    Attributes
-    ----------
-    requests
-        At least so many turns; the last conversation is not cut.
-    documents
-        How many there are. The first ones are the popular ones: the i-th is drawn with a weight
-        of ``1 / i ** alpha`` (Zipf; 0 draws all alike).
-    chunks_per_prompt
-        A prompt has the chunks of as many documents as that takes, shuffled.
-    turns
-        Share of the conversations that have 2 to 6 turns; the others have one.
+    It has at least so many ``requests``: the last conversation is not cut. The i-th document is
+    drawn with a weight of ``1 / i ** alpha`` (Zipf; 0 draws all alike). A prompt has the chunks of
+    as many documents as it takes, shuffled. ``turns`` is the share of the conversations that have
+    2 to 6 turns; the others have one.
     """
 
     requests: int = 100
@@ -189,11 +164,8 @@ class WorkloadPlan:
 def draw_workload(plan: WorkloadPlan, documents: Sequence[SourceDocument]) -> Workload:
     """Draw conversations over ``documents``, of which ``plan.documents`` are drawn first.
 
-    Raises
-    ------
-    ConfigError
-        There are fewer documents than the plan wants, or all together have fewer chunks than a
-        prompt.
+    Raises ConfigError where there are fewer documents than the plan wants, or all together have
+    fewer chunks than a prompt.
     """
     rng = random.Random(plan.seed)  # noqa: S311  seeded, not secret
     if len(documents) < plan.documents:
@@ -260,13 +232,7 @@ def language_reference(chunk_tokens: int, chunks: int) -> list[SourceDocument]:
 
 
 def cut(text: str, chunk_tokens: int) -> list[str]:
-    """Cut a text where it pauses into stripped pieces of about ``chunk_tokens`` at most.
-
-    Raises
-    ------
-    ConfigError
-        ``chunk_tokens`` is below 1.
-    """
+    """Cut a text where it pauses into stripped pieces of about ``chunk_tokens`` at most."""
     if chunk_tokens < 1:
         raise ConfigError(f"a chunk has at least 1 token, not {chunk_tokens}")
     longest = chunk_tokens * CHARACTERS_PER_TOKEN

@@ -17,15 +17,8 @@ class Peer(Protocol):
     def answer(self, ids: Sequence[int], tokens: int) -> tuple[float, float]:
         """Draw so many tokens after a prompt's token ids, greedily, past any end of text.
 
-        Returns
-        -------
-        tuple
-            Seconds from the request to the first token, and to the last one.
-
-        Raises
-        ------
-        PeerError
-            The engine gave fewer tokens.
+        Returns the seconds from the request to the first token, and to the last one; raises
+        PeerError where none came.
         """
         ...
 

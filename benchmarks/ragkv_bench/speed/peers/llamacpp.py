@@ -16,21 +16,8 @@ _SILENT = 0
 class LlamaCpp:
     """llama.cpp's server without its network, one slot, no reuse between prompts.
 
-    Parameters
-    ----------
-    model
-        A GGUF file of the model.
-    max_tokens
-        The longest prompt and answer.
-    threads
-        For prompts and for decoding.
-
-    Raises
-    ------
-    MissingDependencyError
-        ``xllamacpp`` is not installed.
-    ConfigError
-        There is no such file.
+    ``model`` is a GGUF file: raises ConfigError where there is none, MissingDependencyError
+    without ``xllamacpp``. Prompt and answer together have at most ``max_tokens``.
     """
 
     name = "llama.cpp"

@@ -30,25 +30,9 @@ _MEMORY_SHARE = "0.5"
 class Vllm:
     """``python -m vllm.entrypoints.openai.api_server`` on a free port of this machine.
 
-    Parameters
-    ----------
-    python
-        The interpreter of the environment that has vLLM.
-    model
-        A hub name or folder.
-    dtype
-        As vLLM names it.
-    threads
-        Given as ``OMP_NUM_THREADS``.
-    start_s
-        Seconds that the server may take until it answers.
-
-    Raises
-    ------
-    MissingDependencyError
-        The interpreter has no vLLM.
-    ConfigError
-        There is no such interpreter.
+    ``python`` is the interpreter of the environment that has vLLM: raises ConfigError where there
+    is none, MissingDependencyError where it has no vLLM. ``threads`` is given as
+    ``OMP_NUM_THREADS``; the server answers within ``start_s`` seconds, or PeerError is raised.
     """
 
     name = "vllm"
