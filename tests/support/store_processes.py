@@ -1,6 +1,6 @@
 """What takes several processes: a script, ``store_processes.py FOLDER``.
 
-Writers race, writers die, and one process may not write. The children are forked, so that a run costs milliseconds and not an import of torch.
+Writers race, writers die, and one process may not write. Children are forked: no import of torch.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sqlite3
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
+from children import Child, Say
 from disk_store import DiskStore
 from store_entries import FINGERPRINT, INLINE_BYTES, files_of, make_entry, same
 
@@ -29,22 +27,6 @@ from ragkv.store.backends import disk, files, index
 from ragkv.store.backends.disk import DiskBackend
 
 RUNS, WRITERS, ROUNDS = 12, 3, 20
-
-
-def in_child(work: Callable[[int], None]) -> tuple[int, int]:
-    """Run ``work(write end of a pipe)`` in a child; return its id and the read end."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        try:
-            work(write_end)
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    os.close(write_end)
-    return child, read_end
 
 
 def check(folder: Path, acknowledged: set[str]) -> None:
@@ -67,22 +49,16 @@ def kill(folder: Path) -> dict[str, int]:
     draw, acknowledged = random.Random(0), set[str]()
     for run in range(RUNS):
 
-        def work(pipe: int, run: int = run) -> None:
+        def work(say: Say, run: int = run) -> None:
             store = DiskStore(folder)
             for number in range(10_000):
                 text = f"chunk {run} {number % 7}"  # new ones, and the same ones again
                 store.put(make_entry(text, tokens=50), FINGERPRINT)
-                os.write(pipe, f"{text}\n".encode())
+                say(text)
 
-        child, pipe = in_child(work)
-        output = os.read(pipe, 1 << 16)  # it has begun
-        time.sleep(draw.uniform(0, 0.1))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        while data := os.read(pipe, 1 << 16):
-            output += data
-        os.close(pipe)
-        acknowledged |= set(output.decode().split("\n")[:-1])
+        child = Child(work)
+        assert child.kill(draw, 40)
+        acknowledged |= set(child.said)
         check(folder, acknowledged)
     return {"runs": RUNS, "acknowledged": len(acknowledged)}
 
@@ -91,7 +67,7 @@ def race(folder: Path) -> dict[str, int]:
     """Let processes write, read and delete the same chunks at once."""
     texts = ["a", "b"]
 
-    def work(_: int) -> None:
+    def work(_: Say) -> None:
         store = DiskStore(folder)
         for number in range(ROUNDS):
             text = texts[number % 2]
@@ -103,12 +79,9 @@ def race(folder: Path) -> dict[str, int]:
                 store.delete(text)
             store.put(make_entry(text, tokens=50), FINGERPRINT)
             store.put(make_entry(f"{os.getpid()} {number}", tokens=50), FINGERPRINT)
-        os._exit(0)
 
-    children = [in_child(work) for _ in range(WRITERS)]
-    for child, pipe in children:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        os.close(pipe)
+    children = [Child(work) for _ in range(WRITERS)]
+    assert [child.end() for child in children] == [0] * WRITERS
     check(folder, set(texts))
     newest, found, _ = DiskStore(folder).changes(0)
     assert newest >= len(found)
@@ -154,16 +127,14 @@ def points(folder: Path) -> dict[str, int]:
     lost = 0
     for step, patched in steps.items():
 
-        def work(_: int, step: str = step, patched: mock._patch = patched) -> None:
+        def work(_: Say, step: str = step, patched: mock._patch = patched) -> None:
             with patched:
                 DiskStore(folder).put(make_entry(step, tokens=50), FINGERPRINT)
 
         # folders are made and synced beforehand, so that the patched calls are the file's
         for number in range(256):
             files.make_private_folder(store.folder / "kv" / f"{number:02x}")
-        child, pipe = in_child(work)
-        os.close(pipe)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, step
+        assert Child(work).end() == 9, step
         check(folder, acknowledged)
         lost += not store.contains(step, FINGERPRINT)
         store.put(make_entry(step, tokens=50), FINGERPRINT)
@@ -186,16 +157,14 @@ def journal(folder: Path) -> dict[str, int]:
         store.put(make_entry(text, tokens=50), FINGERPRINT)
     database = store.folder / "index" / "cache.db"
 
-    def work(_: int) -> None:
+    def work(_: Say) -> None:
         connection = sqlite3.connect(database, isolation_level=None)
         connection.execute("PRAGMA cache_size = 1")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("UPDATE Cache SET value = zeroblob(20000)")
         os._exit(9)
 
-    child, pipe = in_child(work)
-    os.close(pipe)
-    os.waitpid(child, 0)
+    assert Child(work).end() == 9
     hot = database.with_name("cache.db-journal").stat().st_size
     assert hot > 0
     assert store.contains("chunk 0", FINGERPRINT)
@@ -212,7 +181,7 @@ def read_only(folder: Path) -> dict[str, int]:
     for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
 
-    def work(_: int) -> None:
+    def work(_: Say) -> None:
         if os.geteuid() == 0:
             os.setgid(65534)
             os.setuid(65534)
@@ -226,11 +195,8 @@ def read_only(folder: Path) -> dict[str, int]:
         store = open_store(StoreConfig(folder, read_only=True))
         assert same(store.get("a", FINGERPRINT).entry, make_entry("a", tokens=50))
         assert store.changes(0)[:2] == (1, ["a"])
-        os._exit(0)
 
-    child, pipe = in_child(work)
-    os.close(pipe)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = Child(work).end()
     for path in paths:
         path.chmod(0o755 if path.is_dir() else 0o644)
     return {"status": status}

@@ -8,38 +8,48 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 PROGRAMS = ("redis-server", "valkey-server")
 
 
+def installed(preferred: str = PROGRAMS[0]) -> str:
+    """Return the program that is here, the preferred one if it is; empty if none is."""
+    names = sorted(filter(shutil.which, PROGRAMS), key=lambda name: name != preferred)
+    return names[0] if names else ""
+
+
 class RedisServer:
-    """A server of our own, Redis or Valkey, with nothing on disk.
+    """A server of our own, Redis or Valkey, with nothing on disk unless it is ``durable``.
 
     ``program``: which of ``PROGRAMS`` is preferred, and named in ``url``. Where it is not installed
     the other one runs: they speak the same protocol.
     """
 
-    def __init__(self, folder: Path, program: str = PROGRAMS[0]) -> None:
-        installed = sorted(filter(shutil.which, PROGRAMS), key=lambda name: name != program)
-        if not installed:
+    def __init__(self, folder: Path, program: str = PROGRAMS[0], *, durable: bool = False) -> None:
+        self.program = installed(program)
+        if not self.program:
             pytest.skip(f"there is no {PROGRAMS[0]} on this machine: apt-get install {PROGRAMS[0]}")
-        self.program = installed[0]
         self.port = free_port()
         self.url = f"{program.removesuffix('-server')}://127.0.0.1:{self.port}/0"
-        self.folder = folder
+        self.settings = {"port": self.port, "bind": "127.0.0.1", "save": "", "dir": folder}
+        if durable:
+            self.settings |= {"appendonly": "yes", "appendfsync": "always"}
         self.start()
 
     def start(self) -> None:
-        settings = {"port": self.port, "bind": "127.0.0.1", "save": "", "dir": self.folder}
-        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        """Start it, and wait until it answers."""
+        pairs = self.settings.items()
+        options = [text for name, value in pairs for text in (f"--{name}", str(value))]
         self.process = subprocess.Popen([self.program, *options], stdout=subprocess.DEVNULL)
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as asked:
+                asked.sendall(b"PING\r\n")
+                if asked.recv(16).startswith(b"+PONG"):  # "-LOADING" while it reads its file
                     return
             time.sleep(0.05)
         raise RuntimeError(f"{self.program} does not start")
@@ -47,6 +57,12 @@ class RedisServer:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from children import Child
 
 from campaign.world import TEXTS, Question, ask, draw_questions, engine, precompute, whole, wrong
 from ragkv import RagKV
@@ -21,8 +19,6 @@ from ragkv.store import open_chunk_store
 from ragkv.store.operate import inspect
 
 ALL = range(len(TEXTS))
-Say = Callable[[str], None]
-_FIRST_PACE_S = 0.02
 
 
 @dataclass
@@ -144,62 +140,13 @@ class Case:
             self._ask(kv, question, all_known=True)
 
 
-class Child:
-    """A forked process that says, line by line, what was acknowledged.
+def acknowledged(child: Child, before: set[int]) -> set[int]:
+    """Return the chunks that were acknowledged and not removed since.
 
-    ``+3`` after chunk 3's ``put`` has returned, ``-3`` before chunk 3 is removed.
+    A child says ``+3`` after chunk 3's ``put`` has returned, ``-3`` before chunk 3 is removed.
     """
-
-    def __init__(self, work: Callable[[Say], None]) -> None:
-        self._pipe, end = os.pipe()
-        self.said: list[str] = []
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(self._pipe)
-            code = 1
-            try:
-                work(lambda line: os.write(end, f"{line}\n".encode()) and None)
-                code = 0
-            except BaseException:  # noqa: BLE001
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(end)
-
-    def listen(self, lines: int | None = None) -> None:
-        """Wait until so many lines were said, or until the child is done."""
-        with os.fdopen(os.dup(self._pipe), "rb", buffering=0) as pipe:
-            while lines is None or len(self.said) < lines:
-                line = pipe.readline()
-                if not line.endswith(b"\n"):
-                    return
-                self.said.append(line.decode().strip())
-
-    def kill(self, draw: random.Random, most: int) -> bool:
-        """End it after at most ``most`` lines, anywhere between one and the next.
-
-        Returns whether it was not done before.
-        """
-        self.listen(1)
-        begun = time.perf_counter()
-        self.listen(draw.randint(1, max(1, most - 1)))
-        lines = len(self.said) - 1
-        pace = (time.perf_counter() - begun) / lines if lines > 0 else _FIRST_PACE_S
-        time.sleep(draw.uniform(0, pace))
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        return self.end() == -signal.SIGKILL
-
-    def end(self) -> int:
-        """Read the rest, wait, and return the exit code (negative for a signal)."""
-        self.listen()
-        os.close(self._pipe)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-
-    def acknowledged(self, before: set[int]) -> set[int]:
-        """Return the chunks that were acknowledged and not removed since."""
-        chunks = set(before)
-        for line in self.said:
-            if line[0] in "+-":
-                (chunks.add if line[0] == "+" else chunks.discard)(int(line[1:]))
-        return chunks
+    chunks = set(before)
+    for line in child.said:
+        if line[0] in "+-":
+            (chunks.add if line[0] == "+" else chunks.discard)(int(line[1:]))
+    return chunks

@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from campaign.case import ALL, Case, Child, Say
-from campaign.servers import RedisServer
+from children import Child, Say
+from store_servers import RedisServer, installed
+
+from campaign.case import ALL, Case, acknowledged
 from campaign.world import TEXTS, engine, precompute, sink_of
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
@@ -40,7 +43,7 @@ def kill_precompute(case: Case) -> None:
 
     child = Child(work)
     case.outcome.struck += child.kill(case.draw, 2 * len(ALL))
-    case.acknowledged = child.acknowledged(case.acknowledged)
+    case.acknowledged = acknowledged(child, case.acknowledged)
 
 
 def kill_eviction(case: Case) -> None:
@@ -124,10 +127,10 @@ def gone(case: Case) -> None:
 
     Where there is none, the store's folder is moved away and back.
     """
-    if not RedisServer.is_here():
+    if not installed() or find_spec("redis") is None:
         _folder_gone(case)
         return
-    with RedisServer(case.folder) as server:
+    with RedisServer(case.folder, durable=True) as server:
         case.config = StoreConfig(server.url, memory_bytes=case.config.memory_bytes)
         with engine(case.config) as kv:
             for chunk in case.acknowledged:
@@ -164,7 +167,7 @@ def two_writers(case: Case) -> None:
     for child in children:
         if child.end() != 0:
             case.outcome.wrong.append("a writer failed beside another")
-        case.acknowledged = child.acknowledged(case.acknowledged)
+        case.acknowledged = acknowledged(child, case.acknowledged)
 
 
 def clock_back(case: Case) -> None:
@@ -251,7 +254,7 @@ def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> Child:
     if child.end() != 0:
         case.outcome.wrong.append("a full store raises something else than a StoreError")
     case.outcome.struck += "full" in child.said
-    case.acknowledged = child.acknowledged(case.acknowledged)
+    case.acknowledged = acknowledged(child, case.acknowledged)
     return child
 
 

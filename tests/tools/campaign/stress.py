@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from children import Child
 from store_entries import FINGERPRINT, make_entry
 
 from campaign.world import TEXTS, ask, draw_questions, engine, precompute, sink_of, wrong
@@ -58,23 +58,18 @@ def run_stress(seconds: float, folder: Path, seed: int = 0) -> Stress:
     config = StoreConfig(folder / "stress", memory_bytes=total // 6, disk_bytes=total // 3)
     with closing(open_chunk_store(config)):
         pass  # made before they race for it
-    pipes = [_fork(lambda n=n: _work(config, entries, seconds, seed + n)) for n in range(PROCESSES)]
+    children = [
+        Child(lambda say, n=n: say(json.dumps(vars(_work(config, entries, seconds, seed + n)))))  # type: ignore[misc]
+        for n in range(PROCESSES)
+    ]
     result = Stress()
-    for pipe, pid in pipes:
-        with os.fdopen(pipe) as read:
-            said = read.read()
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 or not said:
+    for child in children:
+        if child.end() != 0:
             result.wrong.append("a process failed")
             continue
-        found = json.loads(said)
-        result.add(
-            Stress(
-                found["seconds"],
-                Counter(found["counts"]),
-                found["wrong"],
-                Counter(found["most_bytes"]),
-            )
-        )
+        found = json.loads(child.said[0])
+        counted = {name: Counter(found.pop(name)) for name in ("counts", "most_bytes")}
+        result.add(Stress(**found, **counted))
     for name, budget in (("memory", config.memory_bytes), ("disk", config.disk_bytes or 0)):
         if result.most_bytes[name] > budget + largest:
             result.wrong.append(f"{result.most_bytes[name]} bytes in {name} for {budget}")
@@ -169,22 +164,3 @@ def _count(result: Stress, what: str, difference: str = "") -> None:
 
 
 _counting = threading.Lock()
-
-
-def _fork(work: Callable[[], Stress]) -> tuple[int, int]:
-    """Run the work in a child; return the pipe with its result, and its id."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(read_end)
-            with os.fdopen(write_end, "w") as pipe:
-                json.dump(vars(work()), pipe)
-            code = 0
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(write_end)
-    return read_end, child
