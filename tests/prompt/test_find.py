@@ -225,45 +225,28 @@ def test_one_at_a_time_makes_few_indexes() -> None:
 # --- finding --------------------------------------------------------------------------------
 
 
-def test_repeated_and_touching_chunks() -> None:
-    finder = ChunkFinder([A, B])
-    prompt = f"{A}{A}\n{B}{A}?"
-    assert where(finder, prompt) == [(A, A), (A, A), (B, B), (A, A)]
+DOCUMENT, MARK = A + B, "#" * 60
+MARKED = [MARK, MARK + "a" * 60, MARK + "b" * 60, MARK + "c" * 60]
+SHORT = A[: MIN_HEAD - 1]
 
 
-def test_the_longest_wins_at_a_place_and_nested_chunks_stay_inside() -> None:
-    finder = ChunkFinder([A, A[:80], A[40:90], A[:20]])
-    assert where(finder, f"x {A} y") == [(A, A)]
-    assert where(finder, f"x {A[:80]} y") == [(A[:80], A[:80])]
-
-
-def test_of_overlapping_chunks_the_larger_cover_wins() -> None:
-    short, long = A[:60], A[40:]
-    assert where(ChunkFinder([short, long]), A) == [(long, long)]
-    document = A + B
-    first, second = document[:200], document[150:270]
-    # A whole chunk is not cut to make room for another.
-    assert where(ChunkFinder([first, second]), document[:270]) == [(first, first)]
-
-
-def test_head_of_several_longer_chunks() -> None:
-    head = "#" * 60
-    texts = [head, head + "a" * 60, head + "b" * 60, head + "c" * 60]
-    for text in texts:
-        for behind in ("", "!", "~"):
-            assert where(ChunkFinder(texts), text + behind) == [(text, text)]
-    assert where(ChunkFinder(texts), head + "b" * 9) == [(head, head)]  # whole before cut off
-    assert where(ChunkFinder(texts), head + "~") == [(head, head)]
-
-
-def test_chunk_cut_off_by_the_framework() -> None:
-    finder = ChunkFinder([A, B])
-    for cut in (MIN_HEAD, MIN_HEAD + 1, 100, len(A) - 1):
-        for behind in ("", "\x00", f"\x00{B}"):
-            expected = [(A[:cut], A)] + ([(B, B)] if B in behind else [])
-            assert where(finder, f"Context: {A[:cut]}{behind}") == expected
-    assert where(finder, A[: MIN_HEAD - 1]) == []
-    assert where(finder, A[1:]) == []
+@pytest.mark.parametrize(
+    ("texts", "prompts"),
+    [
+        ([A, B], [f"{A}{A}\n{B}{A}?"]),
+        ([A, A[:80], A[40:90], A[:20]], [f"x {A} y", f"x {A[:80]} y"]),
+        ([A[:60], A[40:]], [A]),
+        ([DOCUMENT[:200], DOCUMENT[150:270]], [DOCUMENT[:270]]),
+        (MARKED, [text + end for text in MARKED for end in ("", "!", "~", "b" * 9)]),
+        ([A, B], [f"Context: {A[:cut]}{end}" for cut in (MIN_HEAD, 100) for end in ("", f"\0{B}")]),
+        ([A, B], [A[: MIN_HEAD + 1], A[:-1], SHORT, A[1:], SHORT + "\n" * 50]),
+        ([A[:90] + B[:50] + A[:90] + C], [f"-{A[:90]}{B[:50]}{A[:90]}{C}-", A[:90] * 2 + B[:50]]),
+    ],
+    ids=["repeated", "nested", "overlap", "no room", "one head", "cut", "short", "own head again"],
+)
+def test_cases_by_name_agree_with_the_reference(texts: list[str], prompts: list[str]) -> None:
+    for prompt in prompts:
+        compare(texts, prompt)
 
 
 def test_cut_off_chunk_never_swallows_a_whole_one() -> None:
@@ -289,14 +272,6 @@ def test_splitters_overlap() -> None:
     assert where(finder, "\n\n".join(chunks)) == [(chunk, chunk) for chunk in chunks]
     covered = sum(len(part) for part, _ in where(finder, document))
     assert covered > 0.7 * len(document)
-
-
-def test_chunk_that_contains_its_own_head_again() -> None:
-    text = A[:90] + B[:50] + A[:90] + C
-    finder = ChunkFinder([text])
-    assert where(finder, f"-{text}-") == [(text, text)]
-    assert where(finder, text[:-5]) == [(text[:-5], text)]
-    assert where(finder, A[:90] + text) == [(A[:90], text), (text, text)]
 
 
 def test_thousands_of_chunks_with_one_head() -> None:
