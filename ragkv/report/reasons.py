@@ -67,7 +67,7 @@ REASONS: dict[str, Reason] = {
         "was deleted from the store", "Precompute it again, or delete it from the index, too."
     ),
     "too_short": Reason(
-        "has fewer than 16 characters, which are computed as quickly as they are loaded",
+        "has fewer than 16 characters",
         "Nothing; or split documents into larger chunks.",
         "info",
     ),
@@ -98,7 +98,7 @@ REASONS: dict[str, Reason] = {
     ),
     "indentation": Reason(
         "stands in the prompt with other indentation",
-        "Write the prompt template without indentation, or dedent before the texts are inserted.",
+        "Write the prompt template without indentation, or dedent it before texts are inserted.",
     ),
     "whitespace": Reason(
         "stands in the prompt with other blanks or line ends",
@@ -113,27 +113,26 @@ REASONS: dict[str, Reason] = {
         "stands in the prompt without the lines around its text, or with others (metadata)",
         "Render chunks alike in both places: `document_prompt` in LangChain, `metadata_mode` in "
         "LlamaIndex (`MetadataMode.NONE` for CitationQueryEngine); leave out metadata that "
-        "changes (`excluded_llm_metadata_keys`, such as TimeWeightedPostprocessor's).",
+        "changes (`excluded_llm_metadata_keys`).",
     ),
     "pieces": Reason(
         "stands in the prompt in pieces, with other text between them",
-        "Split into chunks that the prompt keeps whole: at most as long as CitationQueryEngine's "
+        "Split into chunks that the prompt keeps whole, at most CitationQueryEngine's "
         "`citation_chunk_size`.",
     ),
     "shortened": Reason(
-        "stands in the prompt with parts left out (a compressor, SentenceEmbeddingOptimizer)",
+        "stands in the prompt with parts left out (by a compressor)",
         "Split documents into smaller chunks instead of shortening them after retrieval.",
     ),
     "cut": Reason(
-        "is cut off in the prompt: only one end or a middle part of it is there",
+        "is cut off in the prompt: only a part of it is there",
         "Retrieve fewer or smaller chunks, or pack whole ones (`RagKVPromptHelper`).",
         "notice",
     ),
     "left_out": Reason(
         "is not in the prompt",
-        "Nothing, if it was dropped on purpose (a similarity cutoff, a reranker, a token limit) "
-        "or is in another call's prompt (`refine`); otherwise see that the template has the "
-        "context's field.",
+        "Nothing, if it was dropped on purpose (a cutoff, a reranker) or is in another call's "
+        "prompt (`refine`); otherwise see that the template has the context's field.",
         "notice",
     ),
     # in the prompt, and not used
