@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from tqdm.auto import tqdm
 
-from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.machine import device_name
@@ -141,11 +141,17 @@ def bench_ttft(
     reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip", load="always")
     total = len(plan.tokens) * plan.rounds * len(plan.settings)
     rates: dict[Tier, float] = {}
+    engines: dict[Tier, RagKV] = {}
     with ExitStack() as stack, tqdm(total=total, disable=not show_progress, desc="ttft") as bar:
         bar.set_postfix_str("cutting the text into prompts")
-        engines = {
-            tier: stack.enter_context(_engine(reusable, tier, reuse, rates)) for tier in plan.tiers
-        }
+        for tier in plan.tiers:
+            store, rates[tier] = IN_MEMORY, copy_rate(loaded.device)
+            if tier == "disk":
+                temporary = tempfile.TemporaryDirectory(prefix="ragkv-bench-")
+                folder = Path(stack.enter_context(temporary))
+                rates[tier] = min(rates[tier], read_rate(folder))
+                store = replace(store, path=folder / "store", memory_bytes=0)
+            engines[tier] = stack.enter_context(RagKV(loaded, store=store, reuse=reuse))
         first = engines[plan.tiers[0]]
         traces = make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         measured = [_measure(reusable, engines, plan, trace, bar) for trace in traces]
@@ -170,21 +176,6 @@ def bench_ttft(
         ],
         "setup": {**setup_of(loaded), "plan": asdict(plan), "bytes_per_s": rates},
     }
-
-
-@contextmanager
-def _engine(
-    loaded: ReusableModel, tier: Tier, reuse: ReuseConfig, rates: dict[Tier, float]
-) -> Iterator[RagKV]:
-    """Open an engine whose every request gets its chunks from the tier; note the tier's rate."""
-    rates[tier] = copy_rate(loaded.device)
-    with ExitStack() as stack:
-        store = IN_MEMORY
-        if tier == "disk":
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-bench-")))
-            rates[tier] = min(rates[tier], read_rate(folder))
-            store = StoreConfig(folder / "store", memory_bytes=0, device_bytes=0, history_bytes=0)
-        yield stack.enter_context(RagKV(loaded, store=store, reuse=reuse))
 
 
 def _measure(

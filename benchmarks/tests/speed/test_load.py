@@ -15,7 +15,7 @@ from ragkv.errors import ConfigError
 from ragkv_bench.speed.chart import load_chart
 from ragkv_bench.speed.load.client import ServedAnswer, open_client
 from ragkv_bench.speed.load.endpoint import Endpoint
-from ragkv_bench.speed.load.result import percentile, rows_of
+from ragkv_bench.speed.load.result import rows_of
 from ragkv_bench.speed.load.run import LoadShape, arrivals, bench_serve, run_load
 from ragkv_bench.speed.load.workload import Dialogue, Workload
 from ragkv_bench.speed.table import load_table, read
@@ -103,14 +103,6 @@ def test_one_kind_of_loop():
     for wrong in ({"clients": 0}, {"rate": 0.0}, {"rate": float("inf")}, {"clients": 1, "answer_tokens": 0}):  # fmt: skip
         with pytest.raises(ConfigError):
             LoadShape(**wrong)
-
-
-def test_percentiles():
-    numbers = [float(n) for n in range(101)]
-    assert [percentile(numbers, p) for p in (50, 90, 99)] == [50, 90, 99]
-    assert percentile([1.0, 2.0], 50) == 1.5
-    assert percentile([3.0], 99) == 3.0
-    assert percentile([], 50) is None
 
 
 def answered(turn: int = 0, **more) -> ServedAnswer:

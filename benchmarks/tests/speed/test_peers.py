@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import types
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import tiny_model, tiny_tokenizer
@@ -126,18 +126,12 @@ class FakeServer:
 
 @pytest.fixture
 def fake_xllamacpp(monkeypatch):
-    params = type(
-        "CommonParams",
-        (),
-        {
-            "__init__": lambda self: self.__dict__.update(
-                model=types.SimpleNamespace(path=""),
-                cpuparams=types.SimpleNamespace(n_threads=-1),
-                cpuparams_batch=types.SimpleNamespace(n_threads=-1),
-            )
-        },
-    )
-    module = types.SimpleNamespace(CommonParams=params, Server=FakeServer)
+    def params():
+        return SimpleNamespace(
+            model=SimpleNamespace(), cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace()
+        )
+
+    module = SimpleNamespace(CommonParams=params, Server=FakeServer)
     monkeypatch.setitem(sys.modules, "xllamacpp", module)
     monkeypatch.setattr(FakeServer, "asked", [])
 
@@ -159,21 +153,16 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
 
 
 @pytest.mark.usefixtures("fake_xllamacpp")
-def test_llama_cpp_without_its_file(tmp_path):
+def test_llama_cpp_without_its_file_or_its_package(tmp_path, monkeypatch):
+    torn = tmp_path / "torn.gguf"
     with pytest.raises(ConfigError, match="there is no GGUF file"):
-        LlamaCpp(tmp_path / "none.gguf", max_tokens=1, threads=1)
-    (tmp_path / "torn.gguf").touch()
-    with (
-        pytest.raises(PeerError, match="no magic"),
-        LlamaCpp(tmp_path / "torn.gguf", max_tokens=1, threads=1),
-    ):
+        LlamaCpp(torn, max_tokens=1, threads=1)
+    torn.touch()
+    with pytest.raises(PeerError, match="no magic"), LlamaCpp(torn, max_tokens=1, threads=1):
         pass
-
-
-def test_llama_cpp_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'ragkv-bench\[peers\]'"):
-        LlamaCpp(tmp_path / "model.gguf", max_tokens=1, threads=1)
+    with pytest.raises(MissingDependencyError, match=r"pip install '.*\[peers\]'"):
+        LlamaCpp(torn, max_tokens=1, threads=1)
 
 
 def test_peers_get_the_prompts_that_ragkv_had():
