@@ -9,7 +9,6 @@ from ragkv.select.method import (
     Scored,
     Spread,
     get_method,
-    independent,
     method_names,
     method_of,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "Sparse",
     "Spread",
     "get_method",
-    "independent",
     "method_names",
     "method_of",
 ]

@@ -1,4 +1,7 @@
-"""The auxiliary model: a small model that scores chunk tokens by the query's attention."""
+"""The auxiliary model: a small model that scores chunk tokens by the query's attention.
+
+Its tokens are others than the primary model's: scores are mapped over character offsets.
+"""
 
 from __future__ import annotations
 
@@ -126,3 +129,38 @@ def _sink_chunk_query(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray)
     rows = np.arange(len(entry), dtype=np.int64)
     placed = Placed(entry, rows, rows + head, head, end)
     return Layout(ids, np.zeros((len(ids), 2), np.int32), head, (placed,), origin)
+
+
+def map_scores(
+    scores: npt.NDArray[np.float32],
+    source: npt.NDArray[np.int32],
+    target: npt.NDArray[np.int32],
+) -> npt.NDArray[np.float32]:
+    """Return a score for each target token: the mean over the characters it covers.
+
+    Parameters
+    ----------
+    scores
+        ``[source tokens]``.
+    source, target
+        ``[tokens, 2]`` first character and end, in one text. Characters that several
+        source tokens cover (the bytes of an emoji) get the sum of their scores;
+        characters that none covers get 0.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[target tokens]`` float32.
+    """
+    length = int(max(source[:, 1].max(initial=0), target[:, 1].max(initial=0)))
+    change = np.zeros(length + 1, dtype=np.float64)
+    width = np.maximum(source[:, 1] - source[:, 0], 0)
+    covering = width > 0
+    np.add.at(change, source[covering, 0], scores[covering])
+    np.add.at(change, source[covering, 1], -scores[covering])
+    sums = np.concatenate([[0.0], np.cumsum(np.cumsum(change))])
+    spans = np.maximum(target[:, 1] - target[:, 0], 1)
+    means: npt.NDArray[np.float32] = (
+        (sums[target[:, 0] + spans] - sums[target[:, 0]]) / spans
+    ).astype(np.float32)
+    return means

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -230,13 +230,6 @@ class Method:
         """Whether a prompt may begin with a former prompt's rows."""
         return self.reuse == "prompts"
 
-    @property
-    def pieces(self) -> dict[str, object]:
-        """All fields, plain: the rule is named by its module and name."""
-        rule = self.score
-        named = rule and f"{rule.__module__}.{getattr(rule, '__qualname__', type(rule).__name__)}"
-        return {**{item.name: getattr(self, item.name) for item in fields(self)}, "score": named}
-
     def __post_init__(self) -> None:
         if self.auto is not None:
             check_choice("a method's auto", self.auto, ("attention", "overhead"))
@@ -292,9 +285,3 @@ def get_method(name: str | Named) -> Method:
     if not isinstance(method, Method):
         raise TypeError(f"ragkv/select/rules/{name}.py must define METHOD, a Method")
     return method
-
-
-def independent(name: str | Named) -> Method:
-    """Return the method as it is measured: no prompt begins with another one's rows."""
-    method = get_method(name)
-    return replace(method, reuse="versions") if method.uses_prompts else method

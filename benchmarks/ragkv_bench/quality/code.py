@@ -17,7 +17,11 @@ _PACKAGES = (Path(ragkv.__file__).parent, Path(__file__).parents[1])
 
 def code_of(method: Method) -> list[str]:
     """Return a digest of both packages' files, and what the method's rule is made of."""
-    return [_own(), _rule(method.score)]
+    rule = method.score
+    named = (
+        f"{rule.__module__}.{getattr(rule, '__qualname__', type(rule).__name__)}" if rule else ""
+    )
+    return [_own(), named, _rule(rule)]
 
 
 def _rule(score: Callable[..., object] | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ragkv.decode.steps import Steps
 from ragkv.decode.stopping import stops_of
 from ragkv.decode.text import TextPieces
 from ragkv.model.loaded import require_reusable
-from ragkv.select import Method, get_method, independent
+from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import TASKS, chunk_texts, prompt, template
@@ -66,7 +66,8 @@ class Subject:
     def key(self, method: str | Method, ratio: Ratio) -> str:
         """Return a hash of everything that a measurement depends on."""
         chosen, kv = get_method(method), self._kv
-        overrides = {**self._overrides(method, ratio), "method": repr(chosen.pieces)}
+        overrides = self._overrides(method, ratio)
+        overrides["method"] = repr(replace(chosen, score=None))
         reuse = kv.reuse.override(calibrated_for=None, **overrides)
         model = [kv.info.name, kv.info.fingerprint or "", str(kv.loaded.dtype)]
         parts = [*model, asdict(reuse), *code_of(chosen), asdict(self._example), self._prompt]
@@ -149,7 +150,10 @@ class Subject:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
 
     def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
-        return {"method": independent(method), "recompute_ratio": ratio, "sink": self._sink}
+        chosen = get_method(method)
+        if chosen.uses_prompts:  # no prompt begins with another one's rows
+            chosen = replace(chosen, reuse="versions")
+        return {"method": chosen, "recompute_ratio": ratio, "sink": self._sink}
 
     def _share(self, method: str | Method, prefilled: Prefilled) -> float:
         """Share of chunk tokens computed; of all of them where a method caches only some.

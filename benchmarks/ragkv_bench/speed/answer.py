@@ -16,12 +16,12 @@ from ragkv import RagKV, ReuseConfig
 from ragkv.decode.listener import Listener
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel, require_reusable
-from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
+from ragkv_bench.speed.machine import device_name
 from ragkv_bench.speed.peers.base import Opening, ask
 from ragkv_bench.speed.timing import (
     IN_MEMORY,

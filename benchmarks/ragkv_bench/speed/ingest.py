@@ -15,8 +15,8 @@ from ragkv.chunk.encode import in_batches, padded_ids
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel
-from ragkv.model.machine import device_name
 from ragkv.prompt.tokens import Tokens
+from ragkv_bench.speed.machine import device_name
 from ragkv_bench.speed.timing import ratio_of, synchronise, timed
 from ragkv_bench.speed.traces import Text, tokens_of
 

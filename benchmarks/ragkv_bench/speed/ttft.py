@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from ragkv import RagKV, ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
-from ragkv.model.machine import device_name
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
@@ -30,6 +29,7 @@ from ragkv_bench.speed.bound import (
     read_rate,
     timed_prefill,
 )
+from ragkv_bench.speed.machine import device_name
 from ragkv_bench.speed.memory import peak_growth
 from ragkv_bench.speed.peers.base import Opening, ask
 from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, setup_of, timed

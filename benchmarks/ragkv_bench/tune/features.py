@@ -18,7 +18,7 @@ from ragkv.model.calls import require_used
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.render import Rendered, chat_head, render_sink
 from ragkv.prompt.tokens import IntArray, encode_behind, sink_tokens, tokenize
-from ragkv.select.mapping import map_scores
+from ragkv.select.auxiliary import map_scores
 from ragkv_bench.tune.target import Target, check_length
 
 

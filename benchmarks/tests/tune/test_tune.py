@@ -18,8 +18,7 @@ from ragkv.cli.main import app
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
-from ragkv.select.auxiliary import Auxiliary
-from ragkv.select.mapping import map_scores
+from ragkv.select.auxiliary import Auxiliary, map_scores
 from ragkv_bench.data.examples import Chunk, DataSet, Example, write_data
 from ragkv_bench.data.tasks import chunk_texts, prompt
 from ragkv_bench.tune.features import Features, Tail

@@ -10,7 +10,7 @@ whole windows allow.
 import numpy as np
 
 from ragkv.config import Grouping
-from ragkv.select.mapping import map_scores
+from ragkv.select.auxiliary import map_scores
 from ragkv.select.method import FloatArray, Method, Scene
 
 
