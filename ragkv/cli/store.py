@@ -29,7 +29,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count chunks, documents and bytes, for each model."""
-    from ragkv.store.operate import inspect
+    from ragkv.store import inspect
 
     with closing(_open(store, namespace, reading=True)) as opened:
         found = inspect.stats(opened)
@@ -59,7 +59,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Verify all checksums; exit code 1 if damage remains."""
-    from ragkv.store.operate import inspect
+    from ragkv.store import inspect
 
     with closing(_open(store, namespace, reading=not heal)) as opened:
         found = inspect.verify(opened, heal=heal)
@@ -101,7 +101,7 @@ def copy_command(
     as_json: AsJson = False,
 ) -> None:
     """Add a store's intact entries to another store; existing ones stay."""
-    from ragkv.store.operate.copy import copy_store
+    from ragkv.store.copy import copy_store
 
     with (
         closing(_open(source, namespace, reading=True)) as opened,

@@ -17,8 +17,7 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.splice.layout import Layout, Origin
 from ragkv.splice.place import splice
 from ragkv.store.prefixes.node import Rows, copy_rows
-from ragkv.store.versions.overhead import context_impact
-from ragkv.store.versions.version import Version
+from ragkv.store.versions.version import Version, context_impact
 
 
 def joined_ids(sink: Sink, entries: Sequence[LayeredKV]) -> IntArray:

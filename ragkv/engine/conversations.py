@@ -19,8 +19,7 @@ from ragkv.prompt.tokens import Tokens
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Origin
 from ragkv.store.base import TierUse
-from ragkv.store.prefixes.node import PrefixMatch
-from ragkv.store.prefixes.terms import RepairTerms
+from ragkv.store.prefixes.node import PrefixMatch, RepairTerms
 from ragkv.store.prefixes.tree import AnsweredPrompt, PrefixTree
 
 LEAST_TOKENS = 16

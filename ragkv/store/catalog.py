@@ -104,7 +104,12 @@ class Catalog:
         return known is not None
 
     def delete(self, digest: str, *, entries: bool = True) -> int:
-        """Delete a text's row, its entries and the versions behind it; return how many entries."""
+        """Delete a text; return how many entries it had.
+
+        In this order: its row, its name in the log, its entries, the versions of it and behind it,
+        its documents. A deletion that was cut short is completed by the same again, or by ``gc``.
+        Finders and tiers of other processes learn of it from the log.
+        """
         with self._lock:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
@@ -186,30 +191,21 @@ class Catalog:
         prefix = holds_key(digest_of_text(document), "")
         return [key.name.removeprefix(prefix) for key in self._backend.scan(prefix)]
 
-    def documents(self) -> dict[str, list[str]]:
-        """Return the documents of each text, by its digest."""
-        keys = [key.name for key in self._backend.scan("held/")]
+    def documents(self, digest: str = "") -> dict[str, list[str]]:
+        """Return the documents of each text, or of one, by its digest."""
+        keys = [key.name for key in self._backend.scan(f"held/{digest}")]
         held: dict[str, list[str]] = {}
         for key, value in zip(keys, self._backend.get_many(keys), strict=True):
             with suppress(ValueError):  # damaged
-                _, digest, holder = key.split("/")
+                _, text, holder = key.split("/")
                 document = to_text(value or b"")
                 if digest_of_text(document) == holder:
-                    held.setdefault(digest, []).append(document)
+                    held.setdefault(text, []).append(document)
         return held
-
-    def documents_of(self, digest: str) -> list[str]:
-        """Return a text's documents."""
-        keys = [key.name for key in self._backend.scan(held_key(digest, ""))]
-        found = []
-        for value in self._backend.get_many(keys):
-            with suppress(ValueError):  # damaged
-                found.append(to_text(value or b""))
-        return [document for document in found if document]
 
     def _held_by(self, digest: str) -> dict[str, str]:
         """Return a text's documents and the revisions that it was cut from."""
-        documents = self.documents_of(digest)
+        documents = self.documents(digest).get(digest, [])
         keys = [holds_key(digest_of_text(document), digest) for document in documents]
         values = self._backend.get_many(keys)
         return {name: to_text(value or b"") for name, value in zip(documents, values, strict=True)}

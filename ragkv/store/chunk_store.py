@@ -228,7 +228,8 @@ class ChunkStore:
 
     def documents(self, text: str) -> list[str]:
         """Return the documents that the chunk belongs to, sorted; none for no chunk."""
-        return sorted(self.catalog.documents_of(digest_of_text(text)))
+        digest = digest_of_text(text)
+        return sorted(self.catalog.documents(digest).get(digest, ()))
 
     # ---- deletions: what they do is told in Catalog.delete
 

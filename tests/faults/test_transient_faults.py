@@ -24,10 +24,10 @@ from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import _without_password
 from ragkv.store.base import Changes, Terms
 from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.copy import copy_store
 from ragkv.store.entry.format import encode
 from ragkv.store.entry.header import sealed, unsealed
 from ragkv.store.names import digest_of_text, entry_key
-from ragkv.store.operate.copy import copy_store
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
 from ragkv.store.tiers.memory import MemoryTier

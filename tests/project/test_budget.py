@@ -31,7 +31,7 @@ LINES = {
     "ragkv/select": 1000,
     "ragkv/serve": 3700,
     "ragkv/splice": 800,
-    "ragkv/store": 6400,
+    "ragkv/store": 6100,
     "benchmarks/ragkv_bench": 8300,
     "benchmarks/tests": 3900,
     "examples": 1100,

@@ -22,8 +22,7 @@ import torch
 from ragkv.attend.observe import LayerCall, attention_to_groups
 from ragkv.select.method import FloatArray, Focus, Method, Scene
 from ragkv.splice.layout import Placed
-from ragkv.store.versions.overhead import NO_CONTEXT, context_impact
-from ragkv.store.versions.version import PlacedVersion
+from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion, context_impact
 
 _FIRST_CHUNK_LAST = 2.0
 """CCI is at least 1/2, so every other score of chunks without a version is above minus this."""

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from ragkv.errors import StoreError, StoreFullError
+from ragkv.errors import StoreFullError
 from ragkv.store.backends import files
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
 from ragkv.store.backends.index import Index, IndexRows
@@ -58,7 +58,7 @@ class DiskBackend(Backend):
     Raises
     ------
     StoreError
-        The folder cannot be used, or an earlier version of ragkv wrote it.
+        The folder cannot be used.
     """
 
     def __init__(
@@ -70,14 +70,13 @@ class DiskBackend(Backend):
         self._files = self.folder / "kv"
         self._reserve = self.folder / "reserve"
         self._index = Index(self.folder / "index", read_only=read_only)
-        try:
-            with files.store_errors(self.folder):
-                self._refuse_earlier_layouts()
-                if not read_only:
+        if not read_only:
+            try:
+                with files.store_errors(self.folder):
                     self._sweep()
-        except BaseException:
-            self._index.close()
-            raise
+            except BaseException:
+                self._index.close()
+                raise
 
     def get(self, key: str) -> Blob | None:
         """Return the value; a file as a private mapping, which is read where it is used."""
@@ -232,14 +231,6 @@ class DiskBackend(Backend):
                 "raise disk_bytes, or forget chunks"
             )
         return after
-
-    def _refuse_earlier_layouts(self) -> None:
-        found = self._index.get("store")
-        if found is not None and found.startswith(b"{"):  # as rows began in layout 1
-            raise StoreError(
-                f"the index is of {found[:200].decode(errors='replace')}, written by an earlier "
-                f"version of ragkv: remove the folder {self.folder} and precompute again"
-            )
 
     def _undo(self, key: str, row: _FileRow) -> None:
         """Remove the file of a write that failed, unless it is the key's value all the same."""

@@ -1,21 +1,48 @@
-"""A node of the tree: a run of tokens with their rows."""
+"""A node of the tree: a run of tokens with their rows, and which prompts repaired rows serve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.prefixes.terms import RepairTerms
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Keys, rotated at their positions, and values: ``[layers, kv_heads, tokens, head_dim]``."""
 
 NODE_OVERHEAD = 1024
 """Bytes counted for each node beside its arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTerms:
+    """How a prompt's rows were repaired, or are to be.
+
+    Attributes
+    ----------
+    settings
+        What has to be equal: the method, the sink, and whatever else changes its choice.
+    ratio
+        The requested recompute ratio.
+    """
+
+    settings: tuple[object, ...]
+    ratio: float | Literal["auto"]
+
+    def serve(self, wanted: RepairTerms) -> bool:
+        """Whether rows of these terms may serve a prompt of the wanted ones.
+
+        Not where more was to be recomputed than was; at ratio 1 only exact rows will do.
+        """
+        if self.settings != wanted.settings:
+            return False
+        if isinstance(self.ratio, str) or isinstance(wanted.ratio, str):
+            return self.ratio == wanted.ratio
+        return wanted.ratio <= self.ratio and wanted.ratio < 1
 
 
 @dataclass(slots=True, eq=False)

@@ -18,10 +18,10 @@ from ragkv.store.prefixes.node import (
     PrefixMatch,
     PrefixNode,
     PrefixRows,
+    RepairTerms,
     Rows,
     copy_rows,
 )
-from ragkv.store.prefixes.terms import RepairTerms
 from ragkv.store.tiers.pgdsf import PGDSF
 
 _log = logging.getLogger(__name__)

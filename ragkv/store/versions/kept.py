@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.versions.overhead import NO_CONTEXT
-from ragkv.store.versions.version import Version
+from ragkv.store.versions.version import NO_CONTEXT, Version
 
 VERSIONS_PER_CHUNK = 5
 """M: at most so many versions of one chunk."""

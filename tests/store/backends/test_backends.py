@@ -349,7 +349,7 @@ def test_addresses(redis_server: RedisServer) -> None:  # noqa: F811
     assert not is_url("C:/a/folder")
     with pytest.raises(ConfigError, match="as a string"):
         is_url(Path("redis://host"))
-    for unknown in ("http://host", "ftp://host"):
+    for unknown in ("http://host", "redis+ssl://host"):
         with pytest.raises(ConfigError, match="unknown store"):
             open_backend(StoreConfig(unknown), "n")
     with closing(
@@ -400,9 +400,3 @@ def test_prefixes_keep_namespaces_apart(s3_server: str) -> None:  # noqa: F811
         backend.close()
     assert len({backend.get for backend in backends}) == 3
     assert all(first != second for first, second in pairwise(names))
-
-
-@pytest.mark.parametrize("encrypt", [True, False])
-def test_encryption_is_said_to_be_what_lies_below_a_store(encrypt: bool) -> None:
-    with pytest.raises(ConfigError, match="encrypt is no setting of ragkv any more: encrypt the d"):
-        StoreConfig("chunk-caches", encrypt=encrypt)

@@ -162,20 +162,6 @@ def test_an_unknown_index_is_refused_by_name(store: DiskStore) -> None:
         store.put(make_entry("b"), FINGERPRINT)
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_folder_of_an_earlier_layout_is_refused_and_kept(tmp_path: Path, read_only: bool) -> None:
-    folder = tmp_path / folder_name("default")
-    file = folder / "kv" / "ab" / f"{'ab' * 32}.safetensors"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"an entry")
-    with Index(folder / "index").transaction() as rows:
-        rows.set("store", b'{"format": 1, "namespace": "default"}')
-        rows.set("count", b"1")
-    with pytest.raises(StoreError, match=r'"format": 1.*earlier version.*precompute again'):
-        DiskStore(tmp_path, read_only=read_only)
-    assert file.exists()
-
-
 @pytest.mark.parametrize(
     "content", [b"not a database" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
 )

@@ -19,7 +19,7 @@ from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import open_chunk_store, open_store
 from ragkv.store.base import Terms
-from ragkv.store.operate.copy import copy_store
+from ragkv.store.copy import copy_store
 
 
 @pytest.fixture(params=["redis", "valkey", "s3"])
@@ -66,14 +66,9 @@ def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_pa
             assert same(new.get("x", FINGERPRINT).entry, make_entry("x", tokens=50))
 
 
-def test_settings_that_do_not_fit(url: str) -> None:
+def test_a_limit_of_a_folder_does_not_fit(url: str) -> None:
     with pytest.raises(ConfigError, match="disk_bytes"):
         open_store(StoreConfig(url, disk_bytes=10))
-    with pytest.raises(ConfigError, match="as a string"):
-        open_store(Path(url))
-    for unknown in ("https://somewhere", "redis+ssl://somewhere"):
-        with pytest.raises(ConfigError, match="unknown store"):
-            open_store(unknown)
 
 
 @pytest.mark.parametrize(("url", "package"), [("redis://h", "redis"), ("s3://b", "obstore.store")])
@@ -83,11 +78,6 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=r"pip install '.*\[(redis|s3)\]'"):
         open_store(url)
-
-
-def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(StoreError, match="cannot be used"):
-        open_store("redis://127.0.0.1:1/0")
 
 
 @pytest.fixture

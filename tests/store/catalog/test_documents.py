@@ -19,7 +19,7 @@ from ragkv.store import ChunkStore
 from ragkv.store.backends.base import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
-from ragkv.store.operate.inspect import verify
+from ragkv.store.inspect import verify
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 

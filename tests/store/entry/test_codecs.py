@@ -17,12 +17,12 @@ from store_entries import DTYPES, FINGERPRINT, make_entry, same
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import CODECS, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
+from ragkv.store.copy import copy_store
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.grid import LARGEST, GridCodec
 from ragkv.store.entry.format import decode, encode
 from ragkv.store.entry.header import read_header
-from ragkv.store.operate.copy import copy_store
-from ragkv.store.operate.inspect import verify
+from ragkv.store.inspect import verify
 
 GRIDS = ("int8", "int4")
 SHAPES = [(1, 1, 1), (2, 1, 16), (3, 5, 7), (2, 67, 16), (2, 130, 64), (1, 300, 5), (4, 9, 80)]

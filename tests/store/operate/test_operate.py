@@ -15,9 +15,9 @@ from ragkv.store.backends.base import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
 from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.copy import copy_store
+from ragkv.store.inspect import stats, verify
 from ragkv.store.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
-from ragkv.store.operate.copy import copy_store
-from ragkv.store.operate.inspect import stats, verify
 
 INT8 = replace(FINGERPRINT, codec="int8")
 

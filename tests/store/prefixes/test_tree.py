@@ -11,8 +11,7 @@ import torch
 
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.prefixes import tree as module
-from ragkv.store.prefixes.node import NODE_OVERHEAD, PrefixMatch, PrefixNode
-from ragkv.store.prefixes.terms import RepairTerms
+from ragkv.store.prefixes.node import NODE_OVERHEAD, PrefixMatch, PrefixNode, RepairTerms
 from ragkv.store.prefixes.tree import AnsweredPrompt, PrefixTree
 
 MODEL = Fingerprint("weights", "tokenizer", "attention", "float32")

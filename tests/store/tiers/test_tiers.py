@@ -26,7 +26,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore, TieredStore, open_store
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.base import Terms
-from ragkv.store.operate.inspect import verify
+from ragkv.store.inspect import verify
 from ragkv.store.tiers.memory import MemoryTier, size_of
 
 pytestmark = pytest.mark.usefixtures("without_syncs")

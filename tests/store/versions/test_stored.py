@@ -15,9 +15,9 @@ from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, names, open_store
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.base import Terms
+from ragkv.store.copy import copy_store
 from ragkv.store.entry.format import encode
-from ragkv.store.operate.copy import copy_store
-from ragkv.store.operate.inspect import stats, verify
+from ragkv.store.inspect import stats, verify
 from ragkv.store.versions.stored import StoredVersions, to_field
 from ragkv.store.versions.version import Version
 

@@ -15,8 +15,7 @@ from campaign.world import TEXTS, Question, ask, draw_questions, engine, precomp
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store import open_chunk_store
-from ragkv.store.operate import inspect
+from ragkv.store import inspect, open_chunk_store
 
 ALL = range(len(TEXTS))
 

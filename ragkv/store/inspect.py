@@ -7,13 +7,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from blake3 import blake3
+
 from ragkv.errors import StoreError
 from ragkv.store import names
 from ragkv.store.backends.base import Backend, Blob
-from ragkv.store.base import EntryInfo, has_expired
+from ragkv.store.base import has_expired
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
-from ragkv.store.entry.header import NO_VERSION, Header, RefusedEntryError, read_header
+from ragkv.store.entry.header import NO_VERSION, RefusedEntryError, read_header
 from ragkv.store.names import (
     TextRow,
     digest_of_fingerprint,
@@ -114,8 +116,8 @@ def stats(store: ChunkStore) -> Stats:
     kinds = []
     for fingerprint in sorted({info.fingerprint for info in infos}):
         same = [info for info in infos if info.fingerprint == fingerprint]
-        header = _header_of(store.backend, same[0])
-        made = ("", "") if header is None else (header.fingerprint.dtype, header.fingerprint.codec)
+        all_of_text = store.fingerprints(same[0].text)
+        made = next(((f.dtype, f.codec) for f in all_of_text if f.digest == fingerprint), ("", ""))
         nbytes = sum(info.nbytes for info in same)
         kinds.append(Kind(fingerprint, *made, len(same), nbytes))
     return Stats(
@@ -165,92 +167,86 @@ def _looked_at(backend: Backend, key: str) -> tuple[Blob | None, Problem | None]
     for wait in (*_WAITS_S, None):
         try:
             blob = backend.get(key)
-            problem = None if blob is None else _problem(backend, key, blob)
+            wrong = None if blob is None else _problem(backend, key, blob)
         except StoreError as error:
-            blob, problem = None, Problem(key, "damaged", f"cannot be read: {error}")
-        if problem is None or problem.kind != "damaged" or wait is None:
+            blob, wrong = None, ("damaged", f"cannot be read: {error}")
+        if wrong is None or wrong[0] != "damaged" or wait is None:
             break
         time.sleep(wait)
-    return blob, problem
+    return blob, wrong and Problem(key, *wrong)
 
 
-def _problem(backend: Backend, key: str, blob: Blob) -> Problem | None:
+_Wrong = tuple[Damage, str] | None
+
+
+def _problem(backend: Backend, key: str, blob: Blob) -> _Wrong:
     room, _, rest = key.partition("/")
     if room in {"kv", "version"}:
         return _problem_of_entry(backend, key, blob)
     if room == "text":
-        return _problem_of_text(backend, key, blob, rest)
+        return _problem_of_text(backend, blob, rest)
     if room == "behind":
         return _problem_of_note(backend, key)
     if room in {"held", "document"}:
         return _problem_of_holder(backend, key, blob)
     if key in {names.OWNER, names.CLEARED} or names.change_of(key):
         return None  # opening checks the first; texts' rows are compared with the others
-    return Problem(key, "unknown", "no key of this version")
+    return "unknown", "no key of this version"
 
 
-def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> Problem | None:
+def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> _Wrong:
     digests = parse_entry_key(key)
     if digests is None:
-        return Problem(key, "unknown", "an entry of another version")
+        return "unknown", "an entry of another version"
     try:
         header, _ = read_header(memoryview(blob))
         version = to_field(version_in(header)) if key.startswith("version/") else NO_VERSION
     except RefusedEntryError as refused:
         kind: Damage = "unknown" if refused.reason == "codec" else "damaged"
-        return Problem(key, kind, f"{refused} ({refused.reason})")
+        return kind, f"{refused} ({refused.reason})"
     text, fingerprint = header.text, header.fingerprint
     if (digest_of_text(text), digest_of_fingerprint(fingerprint)) != digests:
-        return Problem(key, "foreign", "an entry of another text or model")
+        return "foreign", "an entry of another text or model"
     reason = decode(blob, text, fingerprint, version, copy=True, place=key).reason
     if reason:
-        return Problem(key, "damaged", reason)
+        return "damaged", reason
     if _row(backend, digests[0]) is None:
-        return Problem(key, "orphaned", "an entry whose text is not registered")
+        return "orphaned", "an entry whose text is not registered"
     return None
 
 
-def _problem_of_note(backend: Backend, key: str) -> Problem | None:
+def _problem_of_note(backend: Backend, key: str) -> _Wrong:
     found = names.parse_behind_key(key)
     if found is None or parse_entry_key(found[1]) is None:
-        return Problem(key, "unknown", "no key of this version")
+        return "unknown", "no key of this version"
     if backend.size(found[1]) is None or _row(backend, found[0]) is None:
-        return Problem(key, "orphaned", "a note of a version or text that is gone")
+        return "orphaned", "a note of a version or text that is gone"
     return None
 
 
-def _problem_of_text(backend: Backend, key: str, blob: Blob, digest: str) -> Problem | None:
+def _problem_of_text(backend: Backend, blob: Blob, digest: str) -> _Wrong:
     row = TextRow.parse(blob, digest)
     if row is None:
-        return Problem(key, "damaged", "no row of this text")
+        return "damaged", "no row of this text"
     if names.Change.parse(backend.get(names.log_key(row.change))).text != row.text:
         if _row(backend, digest) != row:  # it went, or came again, meanwhile
             return None
-        return Problem(
-            key, "damaged", f"change {row.change} is of another text: none finds this one"
-        )
+        return "damaged", f"change {row.change} is of another text: none finds this one"
     if not any(backend.scan(names.entries_of(digest))):
-        return Problem(key, "orphaned", "a text without entries")
+        return "orphaned", "a text without entries"
     return None
 
 
-def _problem_of_holder(backend: Backend, key: str, blob: Blob) -> Problem | None:
+def _problem_of_holder(backend: Backend, key: str, blob: Blob) -> _Wrong:
     room, first, *rest = key.split("/")
     if len(rest) != 1:
-        return Problem(key, "unknown", "no key of this version")
+        return "unknown", "no key of this version"
     text, document = (first, rest[0]) if room == "held" else (rest[0], first)
-    if room == "held" and not _is_name(blob, document):
-        return Problem(key, "damaged", "not the document's name")
+    if room == "held" and blake3(blob).hexdigest() != document:
+        return "damaged", "not the document's name"
     if _row(backend, text) is None:
-        return Problem(key, "orphaned", "a document's note of a text that is not registered")
+        return "orphaned", "a document's note of a text that is not registered"
     return None
-
-
-def _is_name(blob: Blob, digest: str) -> bool:
-    try:
-        return digest_of_text(names.to_text(blob)) == digest
-    except ValueError:
-        return False
 
 
 def _row(backend: Backend, digest: str) -> TextRow | None:
@@ -261,12 +257,3 @@ def _remove(backend: Backend, key: str, seen: Blob) -> bool:
     """Remove a value, unless it was written again since it was read."""
     now = backend.get(key)
     return now is None or (memoryview(now) == memoryview(seen) and backend.delete(key))
-
-
-def _header_of(backend: Backend, info: EntryInfo) -> Header | None:
-    key = names.entry_key(digest_of_text(info.text), info.fingerprint)
-    blob = backend.get(key)
-    try:
-        return None if blob is None else read_header(memoryview(blob))[0]
-    except RefusedEntryError:
-        return None

@@ -1,1 +1,0 @@
-"""What an operator asks of a store: inspect, verify, copy."""
