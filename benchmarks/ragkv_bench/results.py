@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
@@ -29,43 +27,10 @@ _LONGEST_TITLE = 80
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a command found with a model, which ``model`` names: a hub name or a folder."""
-
-    made_by: ClassVar[str]
-    """The command whose ``--json`` it is."""
-    model: str
-
-    @property
-    def model_name(self) -> str:
-        """The model as titles name it: a folder without the way to it."""
-        path = Path(self.model)
-        return path.name if path.is_absolute() else self.model
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types."""
-        return asdict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON."""
-        write(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read or is another command's.
-        """
-        try:
-            return TypeAdapter(cls).validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise ConfigError(f"{path} is not by `{cls.made_by}`") from error
+def short_name(model: str) -> str:
+    """Return the model as titles name it: a hub name, or a folder without the way to it."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model
 
 
 def write(path: str | Path, value: dict[str, Any]) -> None:

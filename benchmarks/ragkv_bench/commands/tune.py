@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +11,6 @@ from ragkv.cli import console
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-
-if TYPE_CHECKING:
-    from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.tune.target import Target
 
 
 def tune_command(
@@ -43,16 +39,21 @@ def tune_command(
     device: options.Device = None,
 ) -> None:
     """Train the auxiliary model to look where the primary model's query looks."""
+    from ragkv import RagKV
     from ragkv.model.load import load_model
     from ragkv_bench.data.examples import read_data
-    from ragkv_bench.tune.run import tune
+    from ragkv_bench.tune.run import targets_of, tune
     from ragkv_bench.tune.train import TuneSettings, split
 
     settings = TuneSettings(layers=layers, epochs=epochs, lr=lr, holdout=holdout, seed=seed)
-    _check_places(out, json_path)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give --out a new or empty folder")
+    options.check_folders(None if out.is_dir() else out, json_path)
     examples = read_data(data).pick(limit, seed, skip=skip)
     split(examples.examples, settings)
-    targets = _targets(examples, primary, device)
+    with RagKV(primary, store=MEMORY, device=device) as kv:
+        targets = targets_of(examples, kv.loaded, show_progress=True)
+    del kv  # its model makes room for the training
     model = load_model(auxiliary, None, device=device, dtype="float32")
     tuning = tune(targets, model, settings, primary=primary, data=examples.name, show_progress=True)
     model.model.save_pretrained(out)
@@ -64,19 +65,3 @@ def tune_command(
         text = "Training did not improve held-out examples: the folder has the old weights."
         console.out.print(text, style="yellow")
     console.out.print(f"Saved: {out}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _check_places(out: Path, json_path: Path | None) -> None:
-    """Find out before the work, not after it, that its result cannot be written."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already: give --out a new or empty folder")
-    options.check_folders(None if out.is_dir() else out, json_path)
-
-
-def _targets(examples: DataSet, primary: str, device: str | None) -> list[Target]:
-    """Load the primary model for the targets alone: it is gone when training begins."""
-    from ragkv import RagKV
-    from ragkv_bench.tune.run import targets_of
-
-    with RagKV(primary, store=MEMORY, device=device) as kv:
-        return targets_of(examples, kv.loaded, show_progress=True)

@@ -62,7 +62,8 @@ def _cell(field: str, form: str, interval: str = "") -> Callable[[SummaryRow], s
 
 
 def _title(evaluation: Evaluation) -> str:
-    return f"{evaluation.model_name} on {evaluation.data}, {evaluation.examples} examples"
+    model = results.short_name(evaluation.model)
+    return f"{model} on {evaluation.data}, {evaluation.examples} examples"
 
 
 def chart(evaluation: Evaluation) -> Figure:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ragkv_bench.quality.intervals import Array, interval, ratio_of_sums
 from ragkv_bench.quality.records import EvalRecord, Ratio
-from ragkv_bench.results import Saved
+from ragkv_bench.results import reading, write
 
 Interval = tuple[float, float]
 
@@ -50,13 +51,32 @@ class SummaryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation(Saved):
+class Evaluation:
     """The outcome of a run: what ``ragkv eval --json`` writes."""
 
-    made_by: ClassVar[str] = "ragkv eval"
+    model: str
     data: str
     examples: int
     rows: tuple[SummaryRow, ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        write(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read or is another command's.
+        """
+        with reading(path, "{path} is not by `ragkv eval`: {error!r}") as saved:
+            for row in saved["rows"]:
+                row["ci95"] = {name: (low, high) for name, (low, high) in row["ci95"].items()}
+            rows = tuple(SummaryRow(**row) for row in saved["rows"])
+            return cls(saved["model"], saved["data"], saved["examples"], rows)
 
 
 def summarise(records: Sequence[EvalRecord], *, seed: int = 0) -> tuple[SummaryRow, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv_bench.results import Saved, reading, table
+from ragkv_bench.results import reading, short_name, table
 
 Found = dict[str, Any]
 """What a command writes as JSON, or one of its rows."""
@@ -51,7 +51,7 @@ def read(path: Path, command: str, key: str) -> Found:
 
 def title_of(found: Found) -> str:
     """Return the model, without the way to it, and its device."""
-    return f"{Saved(found['model']).model_name} on {found['device']}"
+    return f"{short_name(found['model'])} on {found['device']}"
 
 
 def setting_name(row: Found) -> str:

@@ -28,6 +28,7 @@ from ragkv_bench.quality.records import RecordFile
 from ragkv_bench.quality.run import evaluate, grid
 from ragkv_bench.quality.subject import Subject
 from ragkv_bench.quality.summary import Evaluation, summarise
+from ragkv_bench.results import short_name
 
 FIELDS = {
     "method",
@@ -386,5 +387,5 @@ def test_other_weights_under_the_same_name_are_measured_again(make_engine):
 
 
 def test_titles_name_a_folder_without_the_way_to_it():
-    assert Evaluation("/models/here/small-1B", "d", 1, ()).model_name == "small-1B"
-    assert Evaluation("org/small-1B", "d", 1, ()).model_name == "org/small-1B"
+    assert short_name("/models/here/small-1B") == "small-1B"
+    assert short_name("org/small-1B") == "org/small-1B"
