@@ -52,8 +52,7 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 32) -> 
             wait_s = time.perf_counter() - began
             answer = kv.generate(prompt_of(found), max_new_tokens=max_new_tokens)
         answers[name], report = answer.text, answer.report
-        print(f"{name}: first token {wait_s + report.ttft_s:.2f} s after the question, ", end="")
-        print(f"{report.reused_tokens} tokens reused")
+        print(f"{name}: first token {wait_s + report.ttft_s:.2f} s ({report.reused_tokens} reused)")
     return answers
 
 

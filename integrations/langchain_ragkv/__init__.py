@@ -5,19 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import MissingDependencyError, install_command
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from langchain_ragkv.chat_model import ChatRagKV
     from langchain_ragkv.ingestion import RagKVTransformer
-    from langchain_ragkv.pipeline import RagKVPipeline
+    from langchain_ragkv.llm import RagKVLLM
     from langchain_ragkv.retriever import RagKVRetriever
     from langchain_ragkv.staged import RagKVStagedRetriever
     from langchain_ragkv.vector_store import RagKVVectorStore
 
 __all__ = [
     "ChatRagKV",
-    "RagKVPipeline",
+    "RagKVLLM",
     "RagKVRetriever",
     "RagKVStagedRetriever",
     "RagKVTransformer",
@@ -26,7 +26,7 @@ __all__ = [
 
 _MODULES = {
     "ChatRagKV": "chat_model",
-    "RagKVPipeline": "pipeline",
+    "RagKVLLM": "llm",
     "RagKVRetriever": "retriever",
     "RagKVStagedRetriever": "staged",
     "RagKVTransformer": "ingestion",
@@ -36,13 +36,18 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Load a class on first use; without its framework, say what to install."""
+    if name == "RagKVPipeline":
+        raise ConfigError(
+            "RagKVPipeline is gone: use RagKVLLM, with the same from_model_id(...), or with "
+            "kv=RagKV(pipeline.model, pipeline.tokenizer); answers are without the prompt"
+        )
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
-        if package not in ("langchain_core", "langchain_huggingface"):
+        if package != "langchain_core":
             raise
         raise MissingDependencyError(
             f"{name} needs {package.replace('_', '-')}: {install_command('langchain')}"

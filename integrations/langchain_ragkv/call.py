@@ -1,20 +1,17 @@
-"""One call of the chat model: the engine's arguments, and its answer as a message."""
+"""One call of a model: the engine's arguments, and its answer with usage and report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
 from langchain_ragkv.keywords import Keywords
-from langchain_ragkv.prompts import convert_messages
-from langchain_ragkv.responses import metadata, usage
-from langchain_ragkv.tools import call_chunks, calls
-from ragkv import Chat, Completion, CompletionStream, RagKV, ReuseReport
-from ragkv.serve.client import RemoteRagKV, RemoteStream
+from ragkv import Chat, Completion, ReuseReport
+from ragkv.answer.engine import Engine
+from ragkv.answer.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,46 +21,49 @@ class Call:
     ``keywords`` are what no argument of it says.
     """
 
-    kv: RagKV | RemoteRagKV
+    kv: Engine
+    model_name: str
     arguments: dict[str, Any]
     timeout: float | None
     keep: Callable[[ReuseReport], None]
     keywords: Keywords
 
-    def start(self, messages: Sequence[BaseMessage]) -> CompletionStream | RemoteStream:
+    def start(self, prompt: str | Chat) -> TextStream:
         """Begin to generate."""
-        prompt = Chat(
-            convert_messages(messages),
-            self.keywords.tools,
-            self.keywords.tool_choice,
-            parallel_tool_calls=self.keywords.parallel_tool_calls,
-        )
-        form = {"json_schema": None} if prompt.has_to_call else {}  # the answer is the call
-        if isinstance(self.kv, RemoteRagKV):
-            return self.kv.stream(prompt, timeout=self.timeout, **self.arguments | form)
-        return self.kv.stream(prompt, **self.arguments | form)
+        form: dict[str, Any] = {}
+        if isinstance(prompt, Chat) and prompt.has_to_call:
+            form = {"json_schema": None}  # the answer is the call
+        stream = self.kv.stream(prompt, **self.arguments | form)
+        return stream if self.timeout is None else stream.within(self.timeout)
 
-    def result(self, completion: Completion) -> ChatResult:
-        """Return the whole answer."""
-        valid, invalid = calls(completion)
-        account = self._account(completion)
-        message = AIMessage(
-            content=completion.text, tool_calls=valid, invalid_tool_calls=invalid, **account
-        )
-        return ChatResult(generations=[ChatGeneration(message=message)])
+    def account(self, completion: Completion) -> tuple[UsageMetadata, dict[str, Any]]:
+        """Keep the report; return the usage, and ``model_name``, ``finish_reason`` and the like.
 
-    def last_chunk(self, completion: Completion) -> ChatGenerationChunk:
-        """Return the chunk that ends a stream: no text, but tool calls, usage and report."""
-        chunks, account = call_chunks(completion), self._account(completion)
-        message = AIMessageChunk(
-            content="", chunk_position="last", tool_call_chunks=chunks, **account
-        )
-        return ChatGenerationChunk(message=message)
-
-    def _account(self, completion: Completion) -> dict[str, Any]:
+        ``cache_read`` are the prompt's reused tokens, those of the sink and of former turns among
+        them. ``cache_creation`` is 0: chunks are encoded, and turns kept, after the answer. The
+        report is without the fields that repeat the prompt, since messages are stored, traced and
+        sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
+        characters.
+        """
         self.keep(completion.report)
-        return {
-            "usage_metadata": usage(completion),
-            "response_metadata": metadata(completion, self.kv),
-            "additional_kwargs": self.keywords.parsed(completion.text),
+        report = completion.report
+        written = report.to_dict()
+        del written["positions"]
+        for use in written["chunks"]:
+            del use["text"]
+        found: dict[str, Any] = {
+            "model_name": self.model_name,
+            "finish_reason": completion.openai_finish_reason,
+            "ragkv": written,
         }
+        if completion.text_logprobs:
+            found["logprobs"] = {"content": [dict(each) for each in completion.text_logprobs]}
+        usage = UsageMetadata(
+            input_tokens=report.prompt_tokens,
+            output_tokens=report.completion_tokens,
+            total_tokens=report.prompt_tokens + report.completion_tokens,
+            input_token_details=InputTokenDetails(
+                cache_read=report.cached_tokens, cache_creation=0
+            ),
+        )
+        return usage, found

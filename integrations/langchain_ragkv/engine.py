@@ -14,18 +14,28 @@ from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables.base import RunnableBindingBase
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SkipValidation,
+    model_validator,
+)
 
 from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import Chat, PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
+from ragkv.answer.engine import Engine, ModelInfo
 from ragkv.config import check_known, check_removed
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
+from ragkv.retrieve.following import afollow, follow
 from ragkv.select import method_of
-from ragkv.serve.client import RemoteRagKV
 
-_MADE_FROM: WeakKeyDictionary[RagKV | RemoteRagKV, list[dict[str, Any]]] = WeakKeyDictionary()
+_MADE_FROM: WeakKeyDictionary[Engine, list[dict[str, Any]]] = WeakKeyDictionary()
 """The fields that engines were made from: LangChain re-creates objects from all of their fields."""
 
 
@@ -34,7 +44,7 @@ class ChunkReuse(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
-    kv: RagKV | RemoteRagKV = Field(default=cast("RagKV", None), exclude=True, repr=False)
+    kv: SkipValidation[Engine] = Field(default=cast("Engine", None), exclude=True, repr=False)
     """The engine (or a server's client), made from the other fields unless it is given. It is an
     error to give ``store`` or another model together with it."""
     recompute_ratio: float | Literal["auto"] | None = None
@@ -57,12 +67,19 @@ class ChunkReuse(BaseModel):
 
     _chat: ClassVar[bool]
     _engine_fields: ClassVar[tuple[str, ...]] = ("store",)
+    _info: ModelInfo = PrivateAttr()
     _sink: str | None = PrivateAttr(default=None)
     _last_report: ReuseReport | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "llm" in values:
+            raise ConfigError(
+                "llm: give ChatRagKV.from_model_id(...) HuggingFacePipeline's arguments, or "
+                "kv=RagKV(llm.pipeline.model, llm.pipeline.tokenizer) for a model that is loaded"
+            )
+        check_engine(values.get("kv"))
         check_removed(values)
         others = [each.validation_alias for each in cls.model_fields.values()]
         aliases = [each for each in others if isinstance(each, str)]
@@ -76,15 +93,15 @@ class ChunkReuse(BaseModel):
     def _open_engine(self) -> Self:
         made_from = {name: getattr(self, name) for name in self._engine_fields}
         if self.kv is None:
-            RagKV.check_settings(
-                None, self._overrides(), store=self.store, namespace=self.namespace
-            )
+            check_settings(None, self._overrides(), store=self.store, namespace=self.namespace)
             self.kv = self._make_engine()
             _MADE_FROM.setdefault(self.kv, []).append(made_from)
+            self._info = self.kv.info
         else:
+            self._info = self.kv.info
             self._check_given(made_from)
         self._take_namespace()
-        variables, here = self._variables, isinstance(self.kv, RagKV)
+        variables, here = self._variables, not hasattr(self.kv, "base_url")
         own_head = bool(variables) and here and self.kv.reuse.sink == "auto"
         if self.sink_from is not None or self.sink_tools or own_head:
             template = "{question}" if self.sink_from is None else self.sink_from
@@ -96,7 +113,7 @@ class ChunkReuse(BaseModel):
 
     def _check_given(self, made_from: dict[str, Any]) -> None:
         """Refuse fields that have no effect on a given engine."""
-        own = {"model_id": self.kv.model_name}
+        own = {"model_id": self._info.name}
         given = [name for name, value in made_from.items() if value not in (None, own.get(name))]
         if given and made_from not in _MADE_FROM.get(self.kv, ()):
             raise ConfigError(
@@ -119,7 +136,7 @@ class ChunkReuse(BaseModel):
         return {}
 
     @abstractmethod
-    def _make_engine(self) -> RagKV | RemoteRagKV:
+    def _make_engine(self) -> Engine:
         """Make the engine from the fields."""
 
     def _engine(self, *model: Any, **kwargs: Any) -> RagKV:
@@ -145,32 +162,26 @@ class ChunkReuse(BaseModel):
         self._last_report = report
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the settings; the engine, and a pipeline with its model, are shared."""
+        """Copy the settings; the engine is shared."""
         memo = {} if memo is None else memo
-        for shared in (self.kv, getattr(self, "llm", None), getattr(self, "pipeline", None)):
-            memo[id(shared)] = shared
+        memo[id(self.kv)] = self.kv
         return super().__deepcopy__(memo)
 
     @property
     def _identity(self) -> dict[str, Any]:
         """What answers depend on in addition to a call's settings: a key for LangChain's cache."""
-        served = {"base_url": self.kv.base_url} if isinstance(self.kv, RemoteRagKV) else {}
-        return served | {
-            "model_name": self.kv.model_name,
-            "fingerprint": self.kv.fingerprint,
+        return {
+            "base_url": getattr(self.kv, "base_url", None),
+            "model_name": self._info.name,
+            "fingerprint": self.kv.info.fingerprint,
             "namespace": self.kv.namespace,
             "reuse": str(self.kv.reuse.override(**self._overrides())),
         }
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return a text's tokens by the model's own tokenizer."""
-        own = getattr(self, "custom_get_token_ids", None)
-        if own is None and isinstance(self.kv, RemoteRagKV):
-            return self.kv.tokenize(text)
-        ids: list[int] = (
-            own(text) if own else self.kv.tokenizer(text, add_special_tokens=False)["input_ids"]
-        )
-        return ids
+        own = getattr(self, "custom_get_token_ids", None) or self.kv.tokenize
+        return list(own(text))
 
     def precompute(
         self,
@@ -216,9 +227,10 @@ class ChunkReuse(BaseModel):
         prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
         **overrides: Any,
     ) -> list[Document]:
-        """Return a retrieval's result, as :meth:`ragkv.RagKV.follow`; prompts are LangChain's."""
+        """Return a retrieval's result, as ragkv's ``follow``; the prompts are LangChain's."""
         prompt = partial(self._prompt_of, prompt_of)
-        return self.kv.follow(stages, prompt, **self._overrides(overrides))
+        found: list[Document] = follow(self.kv, stages, prompt, **self._overrides(overrides))
+        return found
 
     async def afollow(
         self,
@@ -228,7 +240,8 @@ class ChunkReuse(BaseModel):
     ) -> list[Document]:
         """Do the same in a thread."""
         prompt = partial(self._prompt_of, prompt_of)
-        return await self.kv.afollow(stages, prompt, **self._overrides(overrides))
+        found: list[Document] = await afollow(self.kv, stages, prompt, **self._overrides(overrides))
+        return found
 
     def _prompt_of(
         self,
@@ -247,9 +260,13 @@ class ChunkReuse(BaseModel):
         )
 
 
-def engine_of(
-    llm: Any, kv: RagKV | RemoteRagKV | None
-) -> tuple[RagKV | RemoteRagKV | ChunkReuse, dict[str, Any]]:
+def check_engine(kv: object) -> None:
+    """Raise ConfigError for what is no engine."""
+    if kv is not None and not hasattr(type(kv), "precompute"):
+        raise ConfigError(f"kv must be a RagKV or a RemoteRagKV, not {type(kv).__name__}")
+
+
+def engine_of(llm: Any, kv: Engine | None) -> tuple[Engine | ChunkReuse, dict[str, Any]]:
     """Return what precomputes, of ``llm=`` or ``kv=``, and the settings that are bound to it."""
     if (llm is None) == (kv is None):
         raise ConfigError("give either llm=... or kv=...")
@@ -272,8 +289,7 @@ def unwrapped(llm: Any) -> tuple[ChunkReuse, dict[str, Any]]:
         inner = inner.bound
     if not isinstance(inner, ChunkReuse):
         raise ConfigError(
-            "llm must be the ChatRagKV or RagKVPipeline that will answer, not "
-            f"{type(inner).__name__}"
+            f"llm must be the ChatRagKV or RagKVLLM that will answer, not {type(inner).__name__}"
         )
     reuse = {field.name for field in fields(ReuseConfig)}
     return inner, {name: bound[name] for name in bound if name in reuse}

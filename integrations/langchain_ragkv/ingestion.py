@@ -12,9 +12,8 @@ from langchain_core.runnables import Runnable
 
 from langchain_ragkv.engine import ChunkReuse, engine_of
 from langchain_ragkv.texts import chunk_texts
-from ragkv import RagKV
+from ragkv.answer.engine import Engine
 from ragkv.engine.documents import precompute_documents
-from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     Parameters
     ----------
     llm
-        The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one.
+        The model that will answer: a ChatRagKV or RagKVLLM, also ``bind(...)`` of one.
     kv
         Its engine, where there is no such model.
     document_prompt
@@ -36,7 +35,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     by_document
         Store each chunk under the source document that ``metadata["source"]`` names, or another
         field. All of a document's chunks then come in one call: its former chunks are deleted,
-        unless another document has them, and ``llm.kv.forget_document(source)`` deletes them all.
+        unless another document has them, and ``llm.kv.forget(document=source)`` deletes them all.
 
     Raises
     ------
@@ -48,7 +47,7 @@ class RagKVTransformer(BaseDocumentTransformer):
         self,
         *,
         llm: ChunkReuse | Runnable[Any, Any] | None = None,
-        kv: RagKV | RemoteRagKV | None = None,
+        kv: Engine | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool | None = None,
         by_document: bool | str = False,

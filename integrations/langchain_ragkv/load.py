@@ -1,4 +1,4 @@
-"""The keyword arguments of langchain_huggingface's ``from_model_id`` as a chat model's fields."""
+"""langchain_huggingface's keyword arguments as the fields of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragkv import RagKV
 from ragkv.config import PASSED_ON, engine_arguments
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
+from ragkv.model.load import pretrained
 
 _GENERATION = ("max_new_tokens", "do_sample")
 _ENGINE = ("store", "device", "dtype")
@@ -21,7 +23,7 @@ _SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 50}
 def model_fields(
     model_id: str | None, task: str | None, backend: str, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a chat model, its engine among them.
+    """Return the fields of a model by the arguments of ``from_model_id``, its engine among them.
 
     Raises
     ------
@@ -41,34 +43,43 @@ def model_fields(
         loading["device_map"] = device_map
     generation = dict(fields.pop("pipeline_kwargs", None) or {})
     generation |= {name: fields.pop(name) for name in _GENERATION if name in fields}
-    sampling = generation.pop("do_sample", None)
-    decoding = _decoding(generation)
-    if sampling is False:
-        decoding["temperature"] = 0.0
-    fields = decoding | fields
+    sampling = bool(generation.get("do_sample"))
+    given = {name: value for name, value in fields.items() if value is not None}
+    fields = fields | decoding_fields(generation) | given
     if isinstance(fields.get("device"), int):
         fields["device"] = "cpu" if fields["device"] < 0 else f"cuda:{fields['device']}"
     fields["model_id"] = model_id
     if loading or sampling:
         reuse = {name: fields[name] for name in _REUSE if fields.get(name) is not None}
         own = {name: fields[name] for name in ("store", "namespace") if name in fields}
-        RagKV.check_settings(None, reuse, **own)
+        check_settings(None, reuse, **own)
         engine = {name: fields[name] for name in _ENGINE_AND_MODEL if name in fields}
         engine |= {name: fields.pop(name) for name in _ENGINE if name in fields}
-        model = RagKV.pretrained(AutoModelForCausalLM, model_id, **loading)
-        fields["kv"] = RagKV(model, RagKV.pretrained(AutoTokenizer, model_id), **engine)
-        own = model.generation_config
-        for name, usual in _SAMPLING.items() if sampling else ():
-            if fields.get(name) is None:
-                value = getattr(own, name, None)
-                fields[name] = usual if value is None else value
+        model = pretrained(AutoModelForCausalLM, model_id, **loading)
+        fields["kv"] = RagKV(model, pretrained(AutoTokenizer, model_id), **engine)
+        if sampling:
+            found = decoding_fields(generation, model.generation_config)
+            fields |= {name: value for name, value in found.items() if name not in given}
     return fields
 
 
-def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return transformers' settings as the chat model's fields, as far as they are given."""
+def decoding_fields(generation: dict[str, Any], own: Any = None) -> dict[str, Any]:
+    """Return transformers' settings as a model's fields, as far as they are given.
+
+    Parameters
+    ----------
+    own
+        The model's ``generation_config``: where ``do_sample`` is true, what it and the pipeline
+        sample with is taken, too.
+
+    Raises
+    ------
+    ConfigError
+        A setting is not supported.
+    """
     rest = dict(generation)
-    rest.pop("return_full_text", None)  # a chat model returns the answer alone
+    rest.pop("return_full_text", None)  # answers are without the prompt
+    sampling = rest.pop("do_sample", None)
     names = {"max_new_tokens": "max_tokens"} | {name: name for name in _SAMPLING}
     out = {field: rest.pop(name) for name, field in names.items() if name in rest}
     found, refused = engine_arguments({**rest, "do_sample": True}, None)
@@ -76,7 +87,13 @@ def _decoding(generation: dict[str, Any]) -> dict[str, Any]:
         refused["eos_token_id"] = rest["eos_token_id"]
     if refused:
         raise ConfigError(
-            f"A chat model does not support these settings: {', '.join(sorted(refused))}. "
-            f"It has max_new_tokens, do_sample, temperature, top_p, top_k, {', '.join(PASSED_ON)}."
+            f"These settings are not supported: {', '.join(sorted(refused))}. There are "
+            f"max_new_tokens, do_sample, temperature, top_p, top_k, {', '.join(PASSED_ON)}."
         )
+    if sampling:
+        for name, usual in _SAMPLING.items():
+            value = getattr(own, name, None)
+            out.setdefault(name, usual if value is None else value)
+    elif sampling is False:
+        out["temperature"] = 0.0
     return out | {name: found[name] for name in ("generation", "stop") if name in found}

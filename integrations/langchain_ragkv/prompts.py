@@ -20,9 +20,8 @@ from langchain_core.messages import (
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
-from ragkv import RagKV
+from ragkv.answer.engine import Engine
 from ragkv.errors import ConfigError
-from ragkv.serve.client import RemoteRagKV
 
 _ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -128,7 +127,7 @@ def _block_text(block: str | dict[Any, Any]) -> str:
 
 def prompt_head(
     template: BasePromptTemplate[Any] | str,
-    kv: RagKV | RemoteRagKV,
+    kv: Engine,
     *,
     chat: bool,
     tools: Sequence[dict[str, Any]] = (),

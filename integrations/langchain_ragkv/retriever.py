@@ -16,13 +16,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, ru
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import patch_config
 from langchain_core.vectorstores import VectorStore
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
-from langchain_ragkv.engine import ChunkReuse, unwrapped
+from langchain_ragkv.engine import ChunkReuse, check_engine, unwrapped
 from langchain_ragkv.texts import chunk_texts
-from ragkv import RagKV
+from ragkv.answer.engine import Engine
 from ragkv.errors import ConfigError
-from ragkv.serve.client import RemoteRagKV
 
 
 class RagKVRetriever(BaseRetriever):
@@ -37,8 +36,8 @@ class RagKVRetriever(BaseRetriever):
     retriever: Runnable[str, list[Document]]
     """A retriever, or any runnable from a query to documents."""
     llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
-    """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
-    kv: RagKV | RemoteRagKV | None = Field(default=None, exclude=True, repr=False)
+    """The model that will answer: a ChatRagKV or RagKVLLM, also ``bind(...)`` of one."""
+    kv: SkipValidation[Engine | None] = Field(default=None, exclude=True, repr=False)
     """Its engine, if there is no such model."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`ragkv.ReuseConfig` of its calls, such as ``sink``, those bound to ``llm``
@@ -53,6 +52,7 @@ class RagKVRetriever(BaseRetriever):
     def _unwrap(cls, values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values.get("retriever"), VectorStore):
             raise ConfigError("retriever is a vector store: give its .as_retriever()")
+        check_engine(values.get("kv"))
         if values.get("llm") is None:
             return values
         llm, bound = unwrapped(values["llm"])

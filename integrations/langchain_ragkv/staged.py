@@ -35,7 +35,7 @@ class RagKVStagedRetriever(BaseRetriever):
     is the result. A :class:`ragkv.StagedSearch`, or a generator function that yields the first
     hits and then, reranked, the final ones."""
     llm: ChunkReuse = Field(exclude=True, repr=False)
-    """The model that will answer: a ChatRagKV or RagKVPipeline, also ``bind(...)`` of one."""
+    """The model that will answer: a ChatRagKV or RagKVLLM, also ``bind(...)`` of one."""
     prompt: Callable[[str, list[Document]], LanguageModelInput]
     """Returns the prompt that the chain will ask with a query and its documents."""
     overrides: dict[str, Any] = Field(default_factory=dict)

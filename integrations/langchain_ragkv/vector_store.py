@@ -15,9 +15,8 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_ragkv.engine import ChunkReuse, engine_of
 from langchain_ragkv.texts import chunk_texts
-from ragkv import RagKV
+from ragkv.answer.engine import Engine
 from ragkv.engine.documents import Documents, precompute_documents
-from ragkv.serve.client import RemoteRagKV
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class RagKVVectorStore(VectorStore):
         vector_store: VectorStore,
         *,
         llm: ChunkReuse | Runnable[Any, Any] | None = None,
-        kv: RagKV | RemoteRagKV | None = None,
+        kv: Engine | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool | None = None,
     ) -> None:
@@ -108,4 +107,4 @@ class RagKVVectorStore(VectorStore):
             _log.warning("the vector store was emptied: chunk caches stay where no ids are given")
         kv = self._engine.kv if isinstance(self._engine, ChunkReuse) else self._engine
         for id_ in ids or () if deleted is not False else ():
-            kv.forget_document(str(id_))
+            kv.forget(document=str(id_))

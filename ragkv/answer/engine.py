@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ragkv.answer.completion import Completion
@@ -13,47 +13,49 @@ from ragkv.report.account import PrecomputeReport
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTraits:
-    """What prompts and settings depend on.
+class ModelInfo:
+    """An engine's model.
 
     Attributes
     ----------
+    name
+        Hub name, folder, or class name of a model without one.
+    fingerprint
+        Digest of everything that chunk caches depend on but the sink, for the model as it is now;
+        None where caches cannot be reused.
     positions
-        Positions that the model knows; None for any number.
+        Positions that its configuration covers; None if it does not say.
+    unsupported
+        Why chunk caches cannot be reused; empty if they can.
     has_chat_template
         Whether prompts may be messages. A server's may: it says so when it is asked.
     generation_config
         transformers' settings that the model comes with; None for a server's, which are not known.
     """
 
+    name: str
+    fingerprint: str | None
     positions: int | None
-    has_chat_template: bool
-    generation_config: Any = None
+    unsupported: str = ""
+    has_chat_template: bool = True
+    generation_config: Any = field(default=None, repr=False)
 
 
 class Engine(Protocol):
     """:class:`ragkv.RagKV`, or :class:`ragkv.client.RemoteRagKV`.
 
-    ``follow`` and ``afollow`` need a model in this process: of a server they raise ConfigError.
+    ``speculate`` needs a model in this process: of a server it raises ConfigError.
     """
 
     reuse: ReuseConfig
-
-    @property
-    def model_name(self) -> str:
-        """The model's name."""
 
     @property
     def namespace(self) -> str:
         """Entries of another namespace are never seen."""
 
     @property
-    def fingerprint(self) -> str | None:
-        """Digest of everything that chunk caches depend on; None where they cannot be reused."""
-
-    @property
-    def traits(self) -> ModelTraits:
-        """What prompts and settings depend on."""
+    def info(self) -> ModelInfo:
+        """What is known of the model."""
 
     @property
     def precompute(self) -> Callable[..., PrecomputeReport]:
@@ -72,21 +74,15 @@ class Engine(Protocol):
         """Answer a prompt piece by piece."""
 
     @property
-    def follow(self) -> Callable[..., Any]:
-        """Compute the prompts of a retrieval in stages."""
+    def speculate(self) -> Callable[..., Any]:
+        """Begin to compute a prompt that may be asked."""
 
     @property
-    def afollow(self) -> Callable[..., Any]:
-        """Compute the prompts of a retrieval in stages; the event loop goes on."""
-
-    def contains(self, text: str, **overrides: Any) -> bool:
+    def contains(self) -> Callable[..., bool]:
         """Whether a chunk can be reused."""
 
-    def forget(self, text: str) -> bool:
-        """Delete a chunk; return whether it was there."""
-
-    def forget_document(self, document: str) -> int:
-        """Delete a document's chunks; return how many."""
+    def forget(self, text: str | None = None, *, document: str | None = None) -> int:
+        """Delete a chunk, or a document's; return how many."""
 
     def tokenize(self, text: str) -> list[int]:
         """Return a text's tokens, without special tokens."""

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion, TokenLogprobs
+from ragkv.answer.engine import ModelInfo
 from ragkv.config import DECODE_SETTINGS, BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
@@ -28,7 +29,7 @@ from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_settings
 from ragkv.engine.speculation import Speculation
 from ragkv.engine.speculations import Speculations
-from ragkv.engine.state import EngineStatus, ModelInfo, WrappersNames
+from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
@@ -39,7 +40,7 @@ from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
-from ragkv.prompt.render import Prompt, template_head
+from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedChunks
@@ -47,7 +48,7 @@ from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
 
-class RagKV(WrappersNames):
+class RagKV:
     """A language model that answers from precomputed chunk caches, many threads at once.
 
     Parameters
@@ -115,8 +116,6 @@ class RagKV(WrappersNames):
         self._named = NamedChunks()
         self._speculations = Speculations(self._pipeline, self._lifecycle, self._reuse)
         self._lock.join()
-
-    # ---- ingestion
 
     def precompute(
         self,
@@ -203,8 +202,6 @@ class RagKV(WrappersNames):
         with suppress(ClosedError), self._lifecycle:
             if self._reuse is not None:
                 self._reuse.background.wait()
-
-    # ---- answering
 
     def prefill(
         self,
@@ -329,8 +326,6 @@ class RagKV(WrappersNames):
         with self._lifecycle:
             return self._lock
 
-    # ---- the model, and what the engine does
-
     @property
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer, for another engine over it."""
@@ -349,15 +344,19 @@ class RagKV(WrappersNames):
     @property
     def info(self) -> ModelInfo:
         """The model's name, fingerprint and positions, and whether its caches can be reused."""
-        loaded, reuse = self._loaded, self._reuse
-        digest = None if reuse is None else reuse.corpus.fingerprint.digest
-        return ModelInfo(loaded.name, digest, loaded.positions, loaded.unsupported)
+        return info_of(self._loaded, self._reuse)
 
     def status(self) -> EngineStatus:
         """Return the requests under way, the use of each tier, and what speculations gave."""
-        tiers = () if self._reuse is None else self._reuse.tiers
-        requests, speculations = self._requests, self._speculations.report
-        return EngineStatus(requests.running, requests.waiting, tiers, speculations)
+        return status_of(self._requests, self._reuse, self._speculations)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return a text's tokens, without special tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def render(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a prompt that the model reads."""
+        return render(prompt_of(prompt, chat_template_kwargs), self.tokenizer).text
 
     def sink_from(
         self,

@@ -97,7 +97,7 @@ class CompletionStream(TextStream):
         ModelInUseError
             The calling thread itself holds the model, as inside :meth:`ragkv.RagKV.turn`.
         """
-        if timeout is not None or self._ended or not self._holds_model():
+        if timeout is not None or not self._waits_for_itself():
             return super().read(timeout)
         try:
             return super().read(_PATIENCE_S)
@@ -106,12 +106,15 @@ class CompletionStream(TextStream):
 
     async def __anext__(self) -> str:
         """Return the next piece; raises as :meth:`read` does."""
-        if self._ended or not self._holds_model():
+        if not self._waits_for_itself():
             return await super().__anext__()
         try:
             return await asyncio.wait_for(super().__anext__(), _PATIENCE_S)
         except TimeoutError:
             raise ModelInUseError(_DEADLOCK) from None
+
+    def _waits_for_itself(self) -> bool:
+        return not self._ended and self._limit is None and self._holds_model()
 
     def _taken(self, piece: str | BaseException | None) -> str | None:
         if not isinstance(piece, str):

@@ -77,6 +77,8 @@ class AnswerWriter:
             **self._form.piece(part.text, logprobs, first=first, ended=ended),
             "finish_reason": None if ended is None else ended.openai_finish_reason,
         }
+        if ended is not None and self._fields.ragkv.report:
+            choice["token_ids"] = list(ended.token_ids)
         chunk = {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
         if self.with_usage:
             return {**chunk, "usage": None}

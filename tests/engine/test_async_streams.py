@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV
+from langchain_ragkv import RagKVLLM as TextModel
 from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
@@ -31,8 +32,7 @@ def endless(engine: RagKV) -> RagKV:
 def calls(kv: RagKV, tokens: int) -> dict[str, Call]:
     """Each framework's ways to ask, for answers of so many tokens."""
     chat = ChatRagKV(kv=kv, max_tokens=tokens)
-    settings = {"max_new_tokens": tokens, "do_sample": False}
-    pipeline = RagKVPipeline(kv=kv, pipeline_kwargs=settings)
+    text = TextModel(kv=kv, max_tokens=tokens)
     llm = RagKVLLM(kv=kv, max_new_tokens=tokens, context_window=200_000)
 
     async def read(stream: Any) -> None:
@@ -45,14 +45,14 @@ def calls(kv: RagKV, tokens: int) -> dict[str, Call]:
     return {
         "chat": chat.ainvoke,
         "chat, streamed": lambda prompt: read(chat.astream(prompt)),
-        "pipeline": pipeline.ainvoke,
-        "pipeline, streamed": lambda prompt: read(pipeline.astream(prompt)),
+        "text": text.ainvoke,
+        "text, streamed": lambda prompt: read(text.astream(prompt)),
         "llama": llm.acomplete,
         "llama, streamed": completed,
     }
 
 
-WAYS = ("chat", "chat, streamed", "pipeline", "pipeline, streamed", "llama", "llama, streamed")
+WAYS = ("chat", "chat, streamed", "text", "text, streamed", "llama", "llama, streamed")
 
 
 def test_a_stream_is_read_by_async_for(make_engine: Make) -> None:

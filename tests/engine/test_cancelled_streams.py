@@ -6,9 +6,11 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV
+from langchain_ragkv import RagKVLLM as TextModel
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.ragkv import RagKVLLM
 
@@ -50,31 +52,14 @@ def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
     assert not done.is_alive()
 
 
-@pytest.mark.parametrize("call", [{}, {"skip_prompt": False}])
-def test_a_pipeline_that_nobody_reads_ends(make_engine: Make, call: dict[str, bool]) -> None:
+@pytest.mark.parametrize("wrapper", [ChatRagKV, TextModel])
+def test_a_model_that_nobody_reads_ends(make_engine: Make, wrapper: Any) -> None:
     engine = make_engine()
     engine.model.generation_config.eos_token_id = None
-    settings = {**LONG, "do_sample": False}
-    for _ in RagKVPipeline(kv=engine, pipeline_kwargs=settings).stream("Some words", **call):
-        break
-    for _ in ChatRagKV(kv=engine, max_tokens=100_000).stream("Some words"):
+    for _ in wrapper(kv=engine, max_tokens=100_000).stream("Some words"):
         break
     gc.collect()
     assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5
-
-
-def test_the_prompt_comes_before_the_stream_begins(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, begun = make_engine(), []
-    stream = engine.stream
-    monkeypatch.setattr(engine, "stream", lambda *a, **k: begun.append(1) or stream(*a, **k))
-    settings = {"max_new_tokens": 3, "do_sample": False}
-    pieces = RagKVPipeline(kv=engine, pipeline_kwargs=settings).stream("Words", skip_prompt=False)
-    assert next(pieces) == "Words"
-    assert begun == []
-    assert list(pieces)
-    assert begun == [1]
 
 
 @pytest.mark.parametrize("call", ["acomplete", "achat"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV
 from threads import each_in_a_thread
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, pipeline
@@ -90,80 +90,37 @@ def ids_of(engine: RagKV, settings: dict[str, str], prompt: str) -> list[int]:
 
 
 @pytest.fixture
-def piped() -> Iterator[Callable[..., object]]:
-    model, engines = tiny_model(), []
+def chats() -> Iterator[Callable[[str], ChatRagKV]]:
+    model, made = tiny_model(), []
 
-    def make(wrapper, **fields):
-        made = pipeline(
-            "text-generation",
-            model=model,
-            tokenizer=tiny_tokenizer(),
-            max_new_tokens=6,
-            do_sample=False,
-            return_full_text=False,
-        )
-        name = "pipeline" if wrapper in {RagKVPipeline, HuggingFacePipeline} else "llm"
-        if wrapper is HuggingFacePipeline:
-            return wrapper(pipeline=made)
-        given = made if name == "pipeline" else HuggingFacePipeline(pipeline=made)
-        out = wrapper(**{name: given, **fields})
-        if hasattr(out, "kv"):
-            out.precompute(CHUNKS)
-            engines.append(out.kv)
-        return out
+    def chat(namespace: str = "default") -> ChatRagKV:
+        kv = RagKV(model, tiny_tokenizer(), store=":memory:", namespace=namespace)
+        kv.precompute(CHUNKS)
+        made.append(kv)
+        return ChatRagKV(kv=kv, max_tokens=6)
 
-    yield make
-    for engine in engines:
-        engine.close()
+    yield chat
+    for kv in made:
+        kv.close()
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_two_chat_models_over_one_pipeline(piped) -> None:
-    chats = {name: piped(ChatRagKV, store=":memory:", namespace=name) for name in "ab"}
-    all_at_once({name: lambda p, c=chat: c.invoke(p).content for name, chat in chats.items()})
+def test_two_chat_models_over_one_model(chats) -> None:
+    named = {name: chats(name) for name in "ab"}
+    all_at_once({name: lambda p, c=chat: c.invoke(p).content for name, chat in named.items()})
 
 
-def test_the_ordinary_chat_model_beside_ours(piped) -> None:
-    ours, ordinary = piped(ChatRagKV, store=":memory:"), piped(HuggingFacePipeline)
-    chat = ChatHuggingFace(llm=ordinary, tokenizer=tiny_tokenizer())
+def test_the_ordinary_chat_model_beside_ours(chats) -> None:
+    ours = chats()
+    settings = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
+    made = pipeline("text-generation", model=ours.kv.model, tokenizer=tiny_tokenizer(), **settings)
+    chat = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=made), tokenizer=tiny_tokenizer())
     all_at_once(
         {
             "ours": lambda prompt: ours.invoke(prompt).content,
             "ordinary": lambda prompt: chat.invoke(prompt).content,
         }
     )
-
-
-def test_what_the_ordinary_pipeline_answers_takes_its_turn(piped) -> None:
-    llm = piped(RagKVPipeline, store=":memory:", on_unsupported="full")
-    beams = {"pipeline_kwargs": {"num_beams": 2}}
-    penalty = {"pipeline_kwargs": {"repetition_penalty": 1.3}}
-    all_at_once(
-        {
-            "ours": llm.invoke,
-            "beams": lambda prompt: llm.invoke(prompt, **beams),
-            "stream": lambda prompt: "".join(llm.stream(prompt, **penalty)),
-        },
-        times=2,
-    )
-    with llm.kv.turn():
-        answered = threading.Event()
-
-        def ask() -> None:
-            list(llm.stream(PROMPTS[0], **penalty))
-            llm.invoke(PROMPTS[0], **beams)
-            answered.set()
-
-        threading.Thread(target=ask, daemon=True).start()
-        assert not answered.wait(0.3)
-    assert answered.wait(30)
-
-
-def test_an_error_of_the_ordinary_stream_reaches_its_reader(piped) -> None:
-    llm = piped(RagKVPipeline, store=":memory:", on_unsupported="full")
-    with pytest.raises(TypeError, match="list"):
-        list(llm.stream(PROMPTS[0], stop=[["x"]], pipeline_kwargs={"guidance_scale": 1.5}))
-    assert llm.invoke(PROMPTS[0])
 
 
 # ---- an ordinary call, and ragkv's pass, at every moment of the other

@@ -13,8 +13,8 @@ from pausing import speculating_threads
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import Chat, RagKV, ReuseConfig
+from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
-from ragkv.serve.client import RemoteRagKV
 
 HEAD = "{% if effort is defined %}<|im_start|>system\nEffort: {{ effort }}.<|im_end|>\n{% endif %}"
 ASKED = "What is a target list?"

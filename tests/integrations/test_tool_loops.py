@@ -24,10 +24,10 @@ from templates import KINDS, tokenizer_of
 from tiny import tiny_model
 
 from ragkv import Chat, RagKV
+from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import render
 from ragkv.prompt.tools.reader import format_of
-from ragkv.serve.client import RemoteRagKV
 
 CALLS = {
     "hermes": '<tool_call>{{"name": "look", "arguments": {{"city": "{}"}}}}</tool_call>',

@@ -20,6 +20,7 @@ LINES = {
     "ragkv/attend": 1400,
     "ragkv/chunk": 300,
     "ragkv/cli": 1500,
+    "ragkv/client": 900,
     "ragkv/config": 2100,
     "ragkv/decode": 1300,
     "ragkv/engine": 4800,

@@ -16,9 +16,9 @@ from tiny import ask, tiny_model, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ragkv import Chat, RagKV
+from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
 from ragkv.serve.app import make_app
-from ragkv.serve.client import RemoteRagKV
 from ragkv.serve.config import ServeConfig
 
 

@@ -10,7 +10,7 @@ from served import CHAT, chat, refused
 from tiny import some_chunks
 
 from ragkv import Chat
-from ragkv.serve.client import RemoteRagKV
+from ragkv.client import RemoteRagKV
 
 CHUNKS = some_chunks(2)
 SEARCH = {

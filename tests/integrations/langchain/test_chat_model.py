@@ -22,7 +22,7 @@ from langchain_core.messages import (
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import ConfigurableField
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV, RagKVLLM
 from langchain_ragkv.prompts import convert_messages
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
@@ -68,7 +68,7 @@ def test_the_account_of_an_answer():
     assert usage["input_token_details"] == {"cache_read": read, "cache_creation": 0}
     assert read > 100
     assert answer.response_metadata["finish_reason"] == "length"
-    assert answer.response_metadata["model_name"] == engine().model_name
+    assert answer.response_metadata["model_name"] == engine().info.name
 
 
 def test_a_stream_gives_the_same_text_and_account():
@@ -96,7 +96,7 @@ def test_settings_hold_per_model_per_call_and_bound():
     assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
 
 
-@pytest.mark.parametrize("wrapper", [ChatRagKV, RagKVPipeline])
+@pytest.mark.parametrize("wrapper", [ChatRagKV, RagKVLLM])
 def test_tokens_are_counted_with_the_models_tokenizer(wrapper):
     model = wrapper(kv=engine())
     ids = tiny_tokenizer()(QUESTION, add_special_tokens=False)["input_ids"]
@@ -200,7 +200,7 @@ def test_a_cache_of_answers_knows_the_weights_and_the_engines_settings():
     first, other, full = (ChatRagKV(kv=kv, cache=cached, max_tokens=8) for kv in engines)
     assert first.invoke(prompt()).content != other.invoke(prompt()).content
     assert report(full.invoke(prompt()))["method"] == "full"
-    pipelines = [RagKVPipeline(kv=kv) for kv in (*engines, engine())]
+    pipelines = [RagKVLLM(kv=kv) for kv in (*engines, engine())]
     said = [str(pipe._identifying_params) for pipe in pipelines]
     assert len(set(said)) == 3
     assert said[0] == said[3]
@@ -388,20 +388,12 @@ def pipe(**settings):
     )
 
 
-@pytest.mark.parametrize(
-    "ours", [{"kv": True}, {"llm": HuggingFacePipeline}, {"llm": RagKVPipeline}]
-)
-def test_swapping_chat_hugging_face_changes_no_text(ours):
+def test_swapping_chat_hugging_face_changes_no_text():
     documents = [Document(text) for text in some_chunks()]
     ordinary = ChatHuggingFace(
         llm=HuggingFacePipeline(pipeline=pipe()), tokenizer=engine().tokenizer
     )
-    if "kv" in ours:
-        swapped = chat(recompute_ratio=1)
-    else:
-        given = {"kv": engine()} if ours["llm"] is RagKVPipeline else {}
-        inner = ours["llm"](pipeline=pipe(), **given)
-        swapped = ChatRagKV(llm=inner, store=":memory:", recompute_ratio=1)
+    swapped = chat(recompute_ratio=1)
     swapped.precompute(documents)
     answers = [
         create_stuff_documents_chain(model, PROMPT).invoke(
@@ -413,50 +405,11 @@ def test_swapping_chat_hugging_face_changes_no_text(ours):
     assert answers[0]
 
 
-def test_settings_of_the_inner_pipeline_are_taken_over():
-    llm = HuggingFacePipeline(pipeline=pipe(max_new_tokens=5, do_sample=True, top_p=0.5))
-    model = ChatRagKV(llm=llm, store=":memory:", max_tokens=7)
-    assert (model.max_tokens, model.temperature, model.top_p) == (7, 0.7, 0.5)
-    assert model.kv.model is engine().model
-    inner = RagKVPipeline(pipeline=pipe(), kv=engine(), method="epic", recompute_ratio=0.3)
-    model = ChatRagKV(llm=inner, recompute_ratio=0.4)
-    assert (model.kv, model.method, model.recompute_ratio) == (engine(), "epic", 0.4)
-
-
-@pytest.mark.parametrize("max_length", [60, 30, 1])
-def test_the_inner_pipelines_length_counts_the_prompt(max_length):
-    made = pipeline(
-        "text-generation",
-        model=engine().model,
-        tokenizer=engine().tokenizer,
-        max_length=max_length,
-        do_sample=False,
-        return_full_text=False,
-    )
-    model = ChatRagKV(llm=HuggingFacePipeline(pipeline=made), kv=engine())
-    usage = model.invoke(QUESTION).usage_metadata
-    assert usage["output_tokens"] == max(1, max_length - usage["input_tokens"])
-    assert model.invoke(QUESTION, max_tokens=7).usage_metadata["output_tokens"] == 7
-
-
-def test_the_inner_pipelines_stop_strings_end_the_answer():
-    whole = chat().invoke(prompt()).content
-    stop, other = whole[6:8], whole[3:5]
-    llm = HuggingFacePipeline(pipeline=pipe(stop_strings=[stop]))
-    model = ChatRagKV(llm=llm, kv=engine())
-    assert model.invoke(prompt()).content == whole[: whole.index(stop)]
-    assert model.invoke(prompt(), stop=[other]).content == whole[: whole.index(other)]
-    assert model.invoke(prompt(), stop=["never said"]).content == whole[: whole.index(stop)]
-
-
-def test_the_inner_pipelines_top_k_is_sampled_among():
+def test_top_k_is_sampled_among():
     greedy = chat().invoke(prompt()).content
-    llm = HuggingFacePipeline(pipeline=pipe(do_sample=True, top_k=1, temperature=5.0))
-    model = ChatRagKV(llm=llm, kv=engine())
-    assert model.invoke(prompt(), seed=1).content == greedy
-    assert ChatRagKV(llm=llm, kv=engine(), top_k=0).invoke(prompt(), seed=1).content != greedy
     assert chat(temperature=5.0, top_k=1).invoke(prompt()).content == greedy
     assert chat(temperature=5.0).invoke(prompt(), top_k=1).content == greedy
+    assert chat(temperature=5.0, top_k=0).invoke(prompt(), seed=1).content != greedy
 
 
 def test_a_model_is_loaded_by_its_folder(tmp_path):

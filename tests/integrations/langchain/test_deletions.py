@@ -113,6 +113,6 @@ def test_the_transformer_knows_documents(corpus: Corpus, key: str) -> None:
     step.transform_documents([Document(page_content=D)])  # of no document
     ingest("one", C)
     assert corpus.kept == [False, True, True, True]
-    assert corpus.kv.forget_document("one") == 1
-    assert corpus.kv.forget_document("two") == 1
+    assert corpus.kv.forget(document="one") == 1
+    assert corpus.kv.forget(document="two") == 1
     assert corpus.kept == [False, False, False, True]

@@ -18,7 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVRetriever, RagKVTransformer
+from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVRetriever, RagKVTransformer
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
@@ -176,7 +176,7 @@ def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
 @pytest.mark.parametrize(
     ("name", "module", "missing"),
     [
-        ("RagKVPipeline", "pipeline", "langchain_huggingface"),
+        ("RagKVLLM", "llm", "langchain_core.outputs"),
         ("RagKVTransformer", "ingestion", "langchain_core.documents"),
     ],
 )
@@ -231,9 +231,9 @@ def test_the_namespace_is_the_engines():
 def test_what_would_be_dropped_beside_an_engine_is_refused(given):
     with pytest.raises(ValidationError, match=f"has its own {next(iter(given))}"):
         ChatRagKV(kv=engine(), **given)
-    assert ChatRagKV(kv=engine(), model_id=engine().model_name, store=None).kv is engine()
+    assert ChatRagKV(kv=engine(), model_id=engine().info.name, store=None).kv is engine()
     with pytest.raises(ValidationError, match="has its own store"):
-        RagKVPipeline(kv=engine(), store=":memory:")
+        RagKVLLM(kv=engine(), store=":memory:")
 
 
 @pytest.mark.parametrize("loading", [{}, {"model_kwargs": {"dtype": "float32"}}])

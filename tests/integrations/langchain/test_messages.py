@@ -9,10 +9,9 @@ from operator import add
 import pytest
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
-from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVRetriever, RagKVTransformer
+from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVRetriever, RagKVTransformer
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
-from transformers import pipeline
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError
@@ -66,10 +65,8 @@ def answered(llm, how, prompt):
     return asyncio.run(whole())
 
 
-def test_the_whole_report_of_a_pipeline_is_at_hand():
-    kv = engine()
-    made = pipeline("text-generation", model=kv.model, tokenizer=kv.tokenizer, max_new_tokens=4)
-    llm = RagKVPipeline(pipeline=made, kv=kv)
+def test_the_whole_report_of_a_text_model_is_at_hand():
+    llm = RagKVLLM(kv=engine(), max_tokens=4)
     prompt = "\n\n".join([*some_chunks(), "What is a target list?"])
     for answer in (llm.invoke, lambda text: "".join(llm.stream(text))):
         llm._last_report = None
@@ -98,9 +95,9 @@ def test_a_bound_model_is_found_within(wrap):
 @pytest.mark.parametrize("wrong", ["a model", RunnableLambda(str)])
 def test_another_model_is_refused(wrong):
     documents = RunnableLambda(lambda _: [])
-    with pytest.raises(ValidationError, match="must be the ChatRagKV or RagKVPipeline"):
+    with pytest.raises(ValidationError, match="must be the ChatRagKV or RagKVLLM"):
         RagKVRetriever(retriever=documents, llm=wrong)
-    with pytest.raises(ConfigError, match="must be the ChatRagKV or RagKVPipeline"):
+    with pytest.raises(ConfigError, match="must be the ChatRagKV or RagKVLLM"):
         RagKVTransformer(llm=wrong)
 
 

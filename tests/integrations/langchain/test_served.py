@@ -13,14 +13,14 @@ from langchain_core.load import dumps
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_openai import ChatOpenAI
-from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVRetriever, RagKVTransformer
+from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVRetriever, RagKVTransformer
 from listening import listening
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import StoreConfig
-from ragkv.errors import ConfigError, ServerError
-from ragkv.serve.client import RemoteRagKV
+from ragkv.client import RemoteRagKV
+from ragkv.errors import ServerError
 
 PROMPT = ChatPromptTemplate.from_messages(
     [("system", 'Answer as {{"answer": ...}}.\n\n{context}'), ("human", "{input}")]
@@ -86,7 +86,7 @@ def test_the_same_pipeline_gives_the_same_answers(make_engine, kv, chat):
     assert other.usage_metadata == one.usage_metadata
     assert account(other) == account(one)
     assert other.response_metadata["finish_reason"] == one.response_metadata["finish_reason"]
-    assert there.kv.fingerprint == kv.fingerprint == here.kv.fingerprint
+    assert there.kv.info.fingerprint == kv.info.fingerprint == here.kv.info.fingerprint
 
 
 async def test_tasks_and_streams_give_the_same(kv, chat):
@@ -156,7 +156,7 @@ def test_chunks_expire_with_their_document(kv, chat):
     assert llm.kv.contains(some_chunks()[0])
     assert kv.contains(some_chunks()[0])
     assert llm.precompute(DOCUMENTS[:2], document="d").removed == 1
-    assert llm.kv.forget_document("d") == 2
+    assert llm.kv.forget(document="d") == 2
     assert not llm.kv.forget(some_chunks()[0])
 
 
@@ -202,9 +202,8 @@ def test_a_client_takes_an_engines_place(url, chat):
     for wrong in ({"base_url": url}, {"model_id": "another"}):
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             ChatRagKV(kv=kv, **wrong)
-    with pytest.raises((ConfigError, ValidationError), match="base_url"):
-        RagKVPipeline(kv=kv)
-    name = kv.model_name
+    assert RagKVLLM(kv=kv, max_tokens=4).invoke(QUESTION)
+    name = kv.info.name
     assert chat(model_id=name).model_name == name
     other = chat(model_id="another")
     with pytest.raises(ServerError, match="another"):

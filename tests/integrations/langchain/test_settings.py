@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from langchain_ragkv import ChatRagKV, RagKVPipeline
+from langchain_ragkv import ChatRagKV, RagKVLLM
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.errors import ConfigError, ModelNotFoundError, UnknownMethodError
@@ -12,9 +12,7 @@ MAKERS = {
     "fields": lambda name, **given: ChatRagKV(model_id=name, **given),
     "from_model_id": ChatRagKV.from_model_id,
     "sampling": lambda name, **given: ChatRagKV.from_model_id(name, do_sample=True, **given),
-    "pipeline": lambda name, **given: RagKVPipeline.from_model_id(
-        name, task="text-generation", **given
-    ),
+    "llm": lambda name, **given: RagKVLLM.from_model_id(name, task="text-generation", **given),
 }
 
 

@@ -12,14 +12,14 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
-from langchain_ragkv import ChatRagKV, RagKVPipeline, RagKVStagedRetriever
+from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVStagedRetriever
 from pausing import speculating_threads
 from tiny import some_chunks
 
+from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
 from ragkv.retrieve.following import follow
 from ragkv.retrieve.staged import StagedSearch
-from ragkv.serve.client import RemoteRagKV
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(8))]
 PROMPT = ChatPromptTemplate.from_messages([("system", "{context}"), ("human", "{input}")])
@@ -51,19 +51,18 @@ def chain(retriever, template, llm):
 
 
 def made(kind, kv, max_tokens=6):
-    if kind == "pipeline":
-        settings = {"max_new_tokens": max_tokens, "do_sample": False}
-        return RagKVPipeline(kv=kv, pipeline_kwargs=settings), TEXT
+    if kind == "text":
+        return RagKVLLM(kv=kv, max_tokens=max_tokens), TEXT
     llm = ChatRagKV(kv=kv, max_tokens=max_tokens, sink_from=PROMPT)
     return (llm.bind(recompute_ratio=0.5) if kind == "bound" else llm), PROMPT
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", ["chat", "bound", "pipeline"])
+@pytest.mark.parametrize("kind", ["chat", "bound", "text"])
 def test_a_chain_is_served_from_it(kind, asynchronous, make_engine, search):
     kv, cold = make_engine(), make_engine()
     for each in (kv, cold):
-        made("pipeline" if kind == "pipeline" else "chat", each)[0].precompute(DOCUMENTS)
+        made("text" if kind == "text" else "chat", each)[0].precompute(DOCUMENTS)
     llm, template = made(kind, kv)
     retriever = RagKVStagedRetriever(stages=search, llm=llm, prompt=prompt_with(template))
     asked = chain(retriever, template, llm)

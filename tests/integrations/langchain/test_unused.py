@@ -15,8 +15,8 @@ from langchain_ragkv import ChatRagKV, RagKVRetriever
 from listening import listening
 from tiny import some_chunks
 
+from ragkv.client import RemoteRagKV
 from ragkv.report.reasons import REASONS
-from ragkv.serve.client import RemoteRagKV
 
 TEXTS = [f"{text}\n\tand so on, {at} times." for at, text in enumerate(some_chunks(3))]
 DOCUMENTS = [Document(text, metadata={"source": f"{at}.md"}) for at, text in enumerate(TEXTS)]

@@ -82,7 +82,7 @@ def test_a_document_that_shrank_loses_its_old_chunks_in_parts_too(llm: RagKVLLM)
     assert gone
     assert kept(llm, gone) == 0
     assert kept(llm, other) == len(other)
-    assert llm.kv.forget_document("doc") == len(new)
+    assert llm.kv.forget(document="doc") == len(new)
 
 
 def test_batches_and_two_pipelines_over_one_document_add_up(llm: RagKVLLM) -> None:

@@ -455,7 +455,7 @@ def test_what_it_writes_it_loads_again():
     assert plain.kv.tokenizer.padding_side == "left"
     left_out = {"store": ":memory:", "tokenizer_kwargs": {"padding_side": "left"}}
     again = RagKVLLM.from_dict(plain.to_dict(), **left_out)
-    assert again.model_name == again.kv.model_name == plain.model_name
+    assert again.model_name == again.kv.info.name == plain.model_name
     with pytest.raises(ModelNotFoundError):
         RagKVLLM(model_name="no/such-model", model_kwargs={"dtype": torch.bfloat16})
 

@@ -161,7 +161,7 @@ def test_the_transform_enters_chunks_under_their_documents(kv):
     assert [kv.contains(text) for text in (*old, *new, *others)] == (
         [False] * len(old) + [True] * (len(new) + len(others))
     )
-    assert kv.forget_document("doc 0") == len(new)
+    assert kv.forget(document="doc 0") == len(new)
     assert all(kv.contains(text) for text in others)
 
 
@@ -307,7 +307,7 @@ def test_the_pipeline_s_cache_does_not_skip_the_step(make_engine, lost, asynchro
         run(" ".join(some_chunks(4, 50)[2:]))
         assert not kv.contains(read(first[0]))
     else:
-        assert kv.forget_document("d") > 0
+        assert kv.forget(document="d") > 0
     calls = embedder.calls
     again = run(text)
     assert all(kv.contains(read(node)) for node in again)

@@ -24,8 +24,8 @@ from llama_index.llms.ragkv import (
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import ReuseConfig, StoreConfig
+from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError, ServerError
-from ragkv.serve.client import RemoteRagKV
 
 QUESTION = "What is a target list?"
 PROMPT = "\n\n".join([*some_chunks(), QUESTION])
@@ -227,7 +227,7 @@ def test_a_client_takes_an_engines_place(url):
     assert llm.to_dict()["left_out"] == ["kv"]
     with pytest.raises(ConfigError, match="api_base"):
         RagKVLLM(kv=kv, api_base=url)
-    assert RagKVLLM(api_base=url, model_name=kv.model_name).model_name == kv.model_name
+    assert RagKVLLM(api_base=url, model_name=kv.info.name).model_name == kv.info.name
     with pytest.raises(ServerError, match="another"):
         RagKVLLM(api_base=url, model_name="another").complete(PROMPT)
     kv.close()

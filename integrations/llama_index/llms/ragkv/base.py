@@ -29,7 +29,6 @@ from llama_index.llms.ragkv.call import (
     check_early,
     check_window,
     decode_arguments,
-    generation_config_of,
     window_of,
 )
 from llama_index.llms.ragkv.engine import EngineSource, given_values, left_out, one_device
@@ -43,9 +42,10 @@ from llama_index.llms.ragkv.serialisation import Serialisation
 from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
-from ragkv import RagKV, ReuseConfig, ReuseReport
+from ragkv import ReuseConfig, ReuseReport
+from ragkv.answer.engine import Engine
 from ragkv.config import check_known, checked_variables
-from ragkv.serve.client import RemoteRagKV
+from ragkv.engine.settings import check_settings
 
 
 class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
@@ -156,7 +156,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         namespace: str = "default",
         reuse: ReuseConfig | None = None,
         on_unsupported: Literal["raise", "full"] = "raise",
-        kv: RagKV | RemoteRagKV | None = None,
+        kv: Engine | None = None,
         device: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         api_base: str | None = None,
@@ -174,7 +174,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         check_window(context_window)
         check_early(own, overrides, generate_kwargs, max_new_tokens, stopping_ids)
         place = None if api_base else model_name
-        RagKV.check_settings(own, store=store, namespace=namespace, model=place, device=device)
+        check_settings(own, store=store, namespace=namespace, model=place, device=device)
         loading = {
             "model": model,
             "tokenizer": tokenizer,
@@ -194,14 +194,15 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         names = {"model_name": model_name, "tokenizer_name": tokenizer_name}
         source = EngineSource.of(kv, reuse, remote=remote, loading=loading, **names)
         engine = source.get()
+        info = engine.info
         if sink is None and sink_from is None and kv is None and source.reuse.sink == "auto":
             sink_from = "default"
         super().__init__(
-            context_window=window_of(context_window, engine),
+            context_window=window_of(context_window, info.positions),
             max_new_tokens=max_new_tokens,
             query_wrapper_prompt=as_template(query_wrapper_prompt),
-            tokenizer_name="" if api_base else tokenizer_name or model_name or engine.model_name,
-            model_name=model_name or engine.model_name,
+            tokenizer_name="" if api_base else tokenizer_name or model_name or info.name,
+            model_name=model_name or info.name,
             stopping_ids=stopping_ids or [],
             generate_kwargs=generate_kwargs or {},
             is_chat_model=bool(is_chat_model),
@@ -220,6 +221,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             max_retries=max_retries,
         )
         self._source = source
+        self._info = info
         self._left_out = left_out(
             kv=kv,
             reuse=reuse,
@@ -256,7 +258,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         )
 
     @property
-    def kv(self) -> RagKV | RemoteRagKV:
+    def kv(self) -> Engine:
         """The engine underneath, or the client of the server."""
         return self._source.get()
 
@@ -339,7 +341,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             self.generate_kwargs,
             {**self.reuse_overrides, "stop_token_ids": self.stopping_ids, **kwargs},
             max_new_tokens=self.max_new_tokens,
-            generation_config=generation_config_of(self.kv),
+            generation_config=self._info.generation_config,
         )
 
     def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:

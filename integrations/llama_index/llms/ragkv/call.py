@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
-from ragkv import RagKV, ReuseConfig
+from ragkv import ReuseConfig
 from ragkv.config import (
     GENERATION,
     check_removed,
@@ -16,7 +16,7 @@ from ragkv.config import (
     engine_arguments,
     refuse_unsupported,
 )
-from ragkv.serve.client import RemoteRagKV
+from ragkv.engine.settings import check_settings
 
 _log = logging.getLogger(__name__)
 _OURS = ("stop", "seed", "json_schema")
@@ -74,7 +74,7 @@ def check_early(
         max_new_tokens=max_new_tokens,
         generation_config=None,
     )
-    RagKV.check_settings(reuse, overrides, decode=given)
+    check_settings(reuse, overrides, decode=given)
 
 
 def check_window(context_window: int | None) -> None:
@@ -89,17 +89,8 @@ def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def generation_config_of(engine: RagKV | RemoteRagKV) -> Any:
-    """Return the model's own settings of generation; of a server's model none are known."""
-    if isinstance(engine, RemoteRagKV):
-        return None
-    return getattr(engine.model, "generation_config", None)
-
-
-def window_of(context_window: int | None, engine: RagKV | RemoteRagKV) -> int:
+def window_of(context_window: int | None, positions: int | None) -> int:
     """Return the context window: the positions that the model knows, or fewer where it is given."""
-    known = engine if isinstance(engine, RemoteRagKV) else engine.loaded
-    positions = known.positions
     if context_window is None:
         return positions or DEFAULT_CONTEXT_WINDOW
     if not positions or positions >= context_window:

@@ -10,9 +10,11 @@ from typing import Any, Literal, Self
 from llama_index.core.bridge.pydantic import SecretStr
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.answer.engine import Engine
 from ragkv.config import MEMORY
+from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
-from ragkv.serve.client import TIMEOUT_S, RemoteRagKV
+from ragkv.model.load import pretrained
 
 _LOADING = threading.Lock()
 
@@ -52,7 +54,7 @@ class EngineSource:
     namespace: str = "default"
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
     on_unsupported: Literal["raise", "full"] = "raise"
-    engine: RagKV | RemoteRagKV | None = None
+    engine: Engine | None = None
     is_shared: bool = False
     api_base: str | None = None
     api_key: SecretStr | None = None
@@ -62,7 +64,7 @@ class EngineSource:
     @classmethod
     def of(
         cls,
-        kv: RagKV | RemoteRagKV | None,
+        kv: Engine | None,
         reuse: ReuseConfig | None,
         *,
         remote: dict[str, Any],
@@ -105,7 +107,7 @@ class EngineSource:
         check_namespace(source.get(), namespace)
         return source
 
-    def get(self) -> RagKV | RemoteRagKV:
+    def get(self) -> Engine:
         """Return the engine, loading it on the first call."""
         if self.engine is None:
             with _LOADING:
@@ -150,8 +152,10 @@ class EngineSource:
         )
         return dict(spec.__dict__)
 
-    def _load(self) -> RagKV | RemoteRagKV:
+    def _load(self) -> Engine:
         if self.api_base is not None:
+            from ragkv.client import TIMEOUT_S, RemoteRagKV
+
             return RemoteRagKV(
                 self.api_base,
                 None if self.api_key is None else self.api_key.get_secret_value(),
@@ -168,7 +172,7 @@ class EngineSource:
             device = None
         elif self.model_kwargs or not is_one:
             device = None
-            model = RagKV.pretrained(
+            model = pretrained(
                 AutoModelForCausalLM,
                 self.model_name or None,
                 device_map=self.device_map,
@@ -177,7 +181,7 @@ class EngineSource:
         name = self.tokenizer_name or self.model_name or getattr(model, "name_or_path", "")
         is_needed = model is not None or self.tokenizer_name or self.tokenizer_kwargs
         if tokenizer is None and is_needed and (name or self.model is None):
-            tokenizer = RagKV.pretrained(AutoTokenizer, name or None, **self.tokenizer_kwargs)
+            tokenizer = pretrained(AutoTokenizer, name or None, **self.tokenizer_kwargs)
         return RagKV(
             model if model is not None else self.model_name or None,
             tokenizer,
@@ -189,7 +193,7 @@ class EngineSource:
         )
 
 
-def check_given(kv: RagKV | RemoteRagKV, namespace: str, **others: Any) -> None:
+def check_given(kv: Engine, namespace: str, **others: Any) -> None:
     """Refuse what would be dropped silently beside an engine."""
     given = [name for name, value in others.items() if value is not None]
     if given:
@@ -200,7 +204,7 @@ def check_given(kv: RagKV | RemoteRagKV, namespace: str, **others: Any) -> None:
     check_namespace(kv, namespace)
 
 
-def check_namespace(kv: RagKV | RemoteRagKV, namespace: str) -> None:
+def check_namespace(kv: Engine, namespace: str) -> None:
     """Refuse another namespace than the engine's."""
     if namespace not in ("default", kv.namespace):
         raise ConfigError(
@@ -253,5 +257,5 @@ def _device(device_map: Any) -> tuple[str | None, bool]:
         return ("cuda" if torch.cuda.is_available() else None), True
     if isinstance(device_map, dict) or device_map in ("balanced", "balanced_low_0", "sequential"):
         return None, False
-    RagKV.check_settings(device=device_map)
+    check_settings(device=device_map)
     return str(torch.device(device_map)), True

@@ -42,7 +42,7 @@ class RagKVTransform(TransformComponent):
         as it was before, by the hash that its nodes have of it, are deleted; so its nodes may come
         in several calls, as in worker processes. Where nodes have no such hash, those of one call
         are the whole document, and worker processes delete nothing.
-        ``llm.kv.forget_document(ref_doc_id)`` deletes a document's chunks.
+        ``llm.kv.forget(document=ref_doc_id)`` deletes a document's chunks.
     expires_in
         Seconds until the chunks expire; None is for ever.
     metadata_mode
@@ -126,7 +126,7 @@ class RagKVTransform(TransformComponent):
 
     def forget_document(self, document: str) -> None:
         """Delete a document's chunks that no other document has."""
-        self._source.get().forget_document(document)
+        self._source.get().forget(document=document)
 
     def _document_of(self, node: BaseNode) -> tuple[str, str | None] | None:
         """Return a node's document and the revision that it was cut from."""

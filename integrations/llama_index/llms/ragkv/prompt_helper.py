@@ -9,8 +9,6 @@ from llama_index.core.indices.prompt_helper import DEFAULT_PADDING, PromptHelper
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 
-from ragkv.serve.client import RemoteRagKV
-
 if TYPE_CHECKING:
     from llama_index.llms.ragkv.base import RagKVLLM
 
@@ -34,19 +32,11 @@ class RagKVPromptHelper(PromptHelper):
     @classmethod
     def from_llm(cls, llm: RagKVLLM, **kwargs: Any) -> Self:
         """Make a helper that counts with the model's own tokenizer (no download)."""
-        kv = llm.kv
-
-        def count(text: str) -> list[int]:
-            if isinstance(kv, RemoteRagKV):
-                return kv.tokenize(text)
-            tokenizer = kv.tokenizer
-            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
         metadata = llm.metadata
         return cls(  # type: ignore[call-arg]
             context_window=metadata.context_window,
             num_output=metadata.num_output,
-            tokenizer=count,
+            tokenizer=llm.kv.tokenize,
             **kwargs,
         )
 

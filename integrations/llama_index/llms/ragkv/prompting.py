@@ -9,14 +9,13 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
-from llama_index.llms.ragkv.prompts import as_dicts, has_chat_template, render_messages
+from llama_index.llms.ragkv.prompts import as_dicts, render_messages
 
 from ragkv import Chat
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ragkv import RagKV
-    from ragkv.serve.client import RemoteRagKV
+    from ragkv.answer.engine import Engine, ModelInfo
 
 Prompt = str | Chat
 
@@ -28,6 +27,7 @@ class Prompting(LLM):
     is_chat_model: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
+    _info: ModelInfo = PrivateAttr()
     _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
 
     if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Prompting(LLM):
         def __init__(self, **fields: Any) -> None: ...
 
         @property
-        def kv(self) -> RagKV | RemoteRagKV:
+        def kv(self) -> Engine:
             """The engine, or the client of a server."""
 
     def render_template(self, template: BasePromptTemplate, **values: str) -> str:
@@ -79,7 +79,7 @@ class Prompting(LLM):
 
     def _leaves_template_to_model(self) -> bool:
         own = self.messages_to_prompt or self._messages_to_prompt
-        return own == self._usual_functions[1] and has_chat_template(self.kv)
+        return own == self._usual_functions[1] and self._info.has_chat_template
 
     def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
         return render_messages(messages, self.kv, self.chat_template_kwargs)

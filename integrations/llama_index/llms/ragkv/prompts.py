@@ -12,9 +12,8 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.llms.ragkv.tools import tool_blocks
 
-from ragkv import RagKV
+from ragkv.answer.engine import Engine
 from ragkv.errors import ConfigError
-from ragkv.serve.client import RemoteRagKV
 
 if TYPE_CHECKING:
     from llama_index.llms.ragkv.base import RagKVLLM
@@ -58,12 +57,12 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
         template = DEFAULT_TEXT_QA_PROMPT_SEL if is_default else PromptTemplate(template)
     values = dict.fromkeys(_CALL, _MARK) | dict.fromkeys(_CONTEXT, _CONTEXT_MARK)
     template = _marked(template)
-    kv = llm.kv
-    if llm.uses_chat_template and isinstance(kv, RemoteRagKV):  # the server has that
+    messages: list[dict[str, Any]] = []
+    if llm.uses_chat_template:
         messages = as_dicts(llm.template_messages(template, **values))
         rendered = "".join(each["content"] for each in messages)
     else:
-        messages, rendered = [], llm.render_template(template, **values)
+        rendered = llm.render_template(template, **values)
     if _CONTEXT_MARK not in rendered:
         raise ConfigError(
             "sink_from needs a template that writes its field {context_str} verbatim; the fields "
@@ -71,7 +70,7 @@ def template_head(template: BasePromptTemplate | str, llm: RagKVLLM) -> str:
         )
     if messages:
         fields = [{**each, "content": _fields(each["content"])} for each in messages]
-        return kv.sink_from(fields, chat_template_kwargs=llm.chat_template_kwargs)
+        return llm.kv.sink_from(fields, chat_template_kwargs=llm.chat_template_kwargs)
     return _ANY_MARK.split(rendered, maxsplit=1)[0]
 
 
@@ -138,14 +137,9 @@ def as_template(given: str | PromptTemplate | dict[str, Any]) -> PromptTemplate:
     return PromptTemplate(text) if isinstance(text, str) else text
 
 
-def has_chat_template(kv: RagKV | RemoteRagKV) -> bool:
-    """Whether the engine takes messages; a server says so when it is asked."""
-    return isinstance(kv, RemoteRagKV) or bool(kv.tokenizer.chat_template)
-
-
 def render_messages(
     messages: Sequence[ChatMessage],
-    kv: RagKV | RemoteRagKV,
+    kv: Engine,
     chat_template_kwargs: Mapping[str, Any],
 ) -> str:
     """Return messages as the model reads them, without a chat template in LlamaIndex's form.
@@ -155,11 +149,6 @@ def render_messages(
     ConfigError
         The chat template is a server's.
     """
-    if isinstance(kv, RemoteRagKV):
-        raise ConfigError(
-            "the chat template is the server's: give chat() the messages, or RagKVLLM a "
-            "messages_to_prompt of your own"
-        )
-    if not kv.tokenizer.chat_template:
+    if not kv.info.has_chat_template:
         return generic_messages(messages)
     return kv.render(as_dicts(messages), chat_template_kwargs)

@@ -15,10 +15,10 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from ragkv import Completion, CompletionStream, ReuseReport
-from ragkv.serve.client import RemoteStream
+from ragkv import Completion, ReuseReport
+from ragkv.answer.stream import TextStream
 
-Begin = Callable[[], CompletionStream | RemoteStream]
+Begin = Callable[[], TextStream]
 
 
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:

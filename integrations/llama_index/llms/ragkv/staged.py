@@ -17,6 +17,7 @@ from llama_index.llms.ragkv.prompts import as_dicts
 from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv import Chat
+from ragkv.retrieve.following import afollow, follow
 
 
 class RagKVStagedRetriever(BaseRetriever):
@@ -58,14 +59,18 @@ class RagKVStagedRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query, llm = query_bundle.query_str, self._llm
         prompt = partial(self._prompt, query)
-        found = llm.kv.follow(self._nodes(query), prompt, **llm.reuse_overrides)
+        found: list[NodeWithScore] = follow(
+            llm.kv, self._nodes(query), prompt, **llm.reuse_overrides
+        )
         llm.prefetch(self._texts(found))  # those that are not stored are, after the answer
         return found
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query, llm = query_bundle.query_str, self._llm
         prompt = partial(self._prompt, query)
-        found = await llm.kv.afollow(self._nodes(query), prompt, **llm.reuse_overrides)
+        found: list[NodeWithScore] = await afollow(
+            llm.kv, self._nodes(query), prompt, **llm.reuse_overrides
+        )
         await asyncio.to_thread(llm.prefetch, self._texts(found))
         return found
 

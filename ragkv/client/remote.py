@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
+from tqdm.auto import tqdm
 
-from ragkv.config import DecodeConfig, ReuseConfig
-from ragkv.errors import ConfigError, ServerError
+from ragkv.answer.completion import Completion
+from ragkv.answer.engine import ModelInfo
+from ragkv.client.body import Prompt, body_of, contains, reuse_fields
+from ragkv.client.events import Events
+from ragkv.client.stream import RemoteStream
+from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig
+from ragkv.errors import ConfigError, MissingDependencyError, ServerError, install_command
 from ragkv.prompt.chat import prompt_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.retrieve.named import NamedChunks
-from ragkv.serve.remote.answer import (
-    Events,
-    Prompt,
-    body_of,
-    contains,
-    path_of,
-    reuse_fields,
-    tokens_of,
-)
-from ragkv.serve.remote.chunks import Chunks
-from ragkv.serve.remote.connection import Connection, within
-from ragkv.serve.remote.stream import OnText, RemoteStream
-
-if TYPE_CHECKING:
-    from ragkv.answer.completion import Completion
-
-__all__ = ["KEY_VARIABLE", "TIMEOUT_S", "RemoteRagKV", "RemoteStream"]
 
 KEY_VARIABLE = "RAGKV_API_KEY"
 """Environment variable of the key, where none is given."""
@@ -39,14 +31,17 @@ KEY_VARIABLE = "RAGKV_API_KEY"
 TIMEOUT_S = 600.0
 """Seconds that a request may take, where nothing else is said."""
 
+_CHUNKS = "/v1/chunks"
+_BATCH_CHUNKS, _BATCH_CHARS = 512, 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _LOCAL = {
     "tokenizer": "count with tokenize(text)",
     "model": "load the model here with RagKV(...)",
     "loaded": "load the model here with RagKV(...)",
+    "render": "the server has the chat template: give generate(...) the messages themselves, or "
+    "RagKVLLM a messages_to_prompt of your own",
     "prefill": "ask with generate(...), or load the model here with RagKV(...)",
     "speculate": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
-    "follow": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
-    "afollow": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
     "turn": "the server orders its requests itself",
 }
 """What an engine in this process has, and what to do instead."""
@@ -67,7 +62,8 @@ class RemoteRagKV:
     timeout
         Seconds after which an answer (and any other request) is given up; None is never.
     max_retries
-        How often a request is sent again where no connection comes about or the server is busy.
+        How often a request is sent again where no connection comes about or the server is busy,
+        after the pauses that the ``openai`` package makes.
     model
         Name of the model that the server must have; None is whichever it has.
     reuse
@@ -79,7 +75,13 @@ class RemoteRagKV:
     ------
     ConfigError
         The address or the key has a wrong form.
+    MissingDependencyError
+        The ``openai`` package is not installed.
     """
+
+    if TYPE_CHECKING:  # refused by name
+        speculate: Callable[..., Any]
+        render: Callable[..., str]
 
     def __init__(
         self,
@@ -102,8 +104,13 @@ class RemoteRagKV:
             raise ConfigError(f"timeout must be more than 0 seconds, not {timeout!r}")
         if max_retries < 0:
             raise ConfigError(f"max_retries must be 0 or more, not {max_retries!r}")
+        try:
+            from ragkv.client.connection import Connection
+        except ModuleNotFoundError as missing:
+            raise MissingDependencyError(
+                f"RemoteRagKV needs {missing.name}: {install_command('client')}"
+            ) from missing
         self._connection = Connection(self.base_url, key, timeout, max_retries, transport)
-        self._chunks = Chunks(self._connection)
         self._named = NamedChunks()
         self._asking = threading.Lock()
         self._version: Mapping[str, Any] | None = None
@@ -129,32 +136,57 @@ class RemoteRagKV:
         ------
         StoreFullError, ServerError, ConfigError
         """
-        return self._chunks.precompute(
-            texts,
-            {
-                "document": document,
-                "revision": revision,
-                "expires_in": expires_in,
-                "ragkv": reuse_fields(self.reuse, overrides),
-            },
-            show_progress=show_progress,
-        )
+        given = {"document": document, "revision": revision, "expires_in": expires_in}
+        fixed: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+        if reuse := reuse_fields(self.reuse, overrides):
+            fixed["ragkv"] = reuse
+        chunks = _checked(texts)
+        total = PrecomputeReport()
+        hidden = None if show_progress is None else not show_progress  # None: unless a terminal
+        with tqdm(total=len(chunks), disable=hidden, unit="chunk", desc="precompute") as bar:
+            for batch in [chunks] if document is not None else _batches(chunks):
+                made = self._job({"texts": batch, "wait": False, **fixed}, bar)
+                total = PrecomputeReport(
+                    *(getattr(total, each.name) + getattr(made, each.name) for each in fields(made))
+                )
+        return total
+
+    def _job(self, body: Mapping[str, Any], bar: Any) -> PrecomputeReport:
+        """Begin a precomputation and ask until it is done."""
+        job = self._connection.call("post", _CHUNKS, body)
+        seen, pause = 0, _FIRST_PAUSE_S
+        while True:
+            done = len(body["texts"]) if job["status"] == "done" else int(job.get("done") or 0)
+            bar.update(done - seen)
+            seen = done
+            if job["status"] == "failed":
+                raise self._connection.error_of({"message": job.get("error")})
+            if job["status"] == "done":
+                return PrecomputeReport.from_dict(job.get("report") or {})
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            job = self._connection.call("get", f"{_CHUNKS}/{job['id']}")
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the server can reuse the chunk, behind this sink."""
-        return self._chunks.contains(text, reuse_fields(self.reuse, overrides))
+        reuse = reuse_fields(self.reuse, overrides)
+        behind = {name: str(reuse[name]) for name in ("sink", "method") if name in reuse}
+        return bool(self._connection.call("get", _CHUNKS, text=text, **behind)["text_known"])
 
-    def forget(self, text: str) -> bool:
-        """Delete a chunk; return whether it was there."""
-        return self._chunks.delete({"text": text}) > 0
-
-    def forget_document(self, document: str) -> int:
-        """Delete the chunks that belong to this document alone; return how many."""
-        return self._chunks.delete({"document": document})
+    def forget(self, text: str | None = None, *, document: str | None = None) -> int:
+        """Delete a chunk, or a document's own; return how many."""
+        given = {"text": text, "document": document}
+        body = {name: each for name, each in given.items() if each is not None}
+        if len(body) != 1:
+            raise ConfigError("forget takes a chunk's text or document=..., one of them")
+        return int(self._connection.call("delete", _CHUNKS, body)["deleted"])
 
     def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
         """Name the chunks that were retrieved: the server starts loading them."""
-        self._chunks.prefetch(texts, reuse_fields(self.reuse, overrides))
+        body: dict[str, Any] = {"texts": _checked(texts)}
+        if reuse := reuse_fields(self.reuse, overrides):
+            body["ragkv"] = reuse
+        self._connection.call("post", f"{_CHUNKS}/prefetch", body)
         self._named.add(text.strip() for text in texts)
 
     def wait(self) -> None:
@@ -173,54 +205,45 @@ class RemoteRagKV:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        top_k: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        json_schema: Mapping[str, Any] | None = None,
-        generation: Mapping[str, Any] | None = None,
-        prompt_lookup_num_tokens: int | None = None,
-        logprobs: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         retrieved: Sequence[str] = (),
-        **overrides: Any,
+        **settings: Any,
     ) -> RemoteStream:
         """Answer a prompt piece by piece: a text, or chat messages.
 
-        The settings are those of :class:`ragkv.DecodeConfig`, without
-        ``prompt_lookup_num_tokens``, and of ``generation`` those that a server takes:
-        ``repetition_penalty`` and ``min_p``; ``logprobs`` are for chat messages alone. ``timeout``
-        takes the client's place, ``chat_template_kwargs`` are variables of the chat template, and
-        ``overrides`` fields of :class:`ragkv.ReuseConfig`. The report accounts
-        for each of the ``retrieved`` chunks, and those that :meth:`prefetch` named.
+        ``settings`` are fields of :class:`ragkv.DecodeConfig`, without
+        ``prompt_lookup_num_tokens``, and of ``generation`` those that a server takes
+        (``repetition_penalty``, ``min_p``; ``logprobs`` for chat messages alone), and of
+        :class:`ragkv.ReuseConfig`. ``timeout`` takes the client's place. The report accounts for
+        each of the ``retrieved`` chunks, and those that :meth:`prefetch` named.
 
         Raises
         ------
         ConfigError
             A setting is wrong. What the server says comes from the stream.
         """
-        decode = DecodeConfig(
-            *(max_new_tokens, temperature, top_p, stop, seed, top_k, stop_token_ids),
-            prompt_lookup_num_tokens,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            json_schema=json_schema,
-            generation=generation,
+        decode = {name: settings.pop(name) for name in DECODE_SETTINGS if name in settings}
+        body = body_of(
+            asked := prompt_of(prompt, chat_template_kwargs),
+            DecodeConfig(**decode),
+            reuse_fields(self.reuse, settings),
+            self._model or "default",
         )
-        reuse = reuse_fields(self.reuse, overrides)
-        asked = prompt_of(prompt, chat_template_kwargs)
-        body = body_of(asked, decode, reuse, self._model or "default")
         named = self._named.claim(self._named.take(), partial(contains, asked))
         if texts := list(dict.fromkeys((*retrieved, *named))):
             body["ragkv"]["retrieved"] = texts
-        limit = self._connection.timeout if timeout is None else timeout
-        answer = partial(_answer, self._connection, path_of(asked), body, limit)
-        return RemoteStream(self._connection.submit, answer)
+        path = "/v1/completions" if isinstance(asked, str) else "/v1/chat/completions"
+
+        async def answer(on_text: Callable[[str], None]) -> Completion:
+            collected = Events()
+            async with aclosing(self._connection.events(path, body)) as events:
+                async for event in events:
+                    on_text(collected.feed(event))
+            return collected.completion()
+
+        stream = RemoteStream(lambda on_text: self._connection.submit(answer(on_text)))
+        return stream.within(self._connection.timeout if timeout is None else timeout)
 
     # ---- what is known of the server
 
@@ -235,11 +258,12 @@ class RemoteRagKV:
         body: dict[str, Any] = {"template": given, "tools": list(tools)}
         if chat_template_kwargs:
             body["chat_template_kwargs"] = dict(chat_template_kwargs)
-        return str(self._connection.call("POST", "/v1/sink", json=body)["sink"])
+        return str(self._connection.call("post", "/v1/sink", body)["sink"])
 
     def tokenize(self, text: str) -> list[int]:
         """Return a text's tokens by the model's own tokenizer, without special tokens."""
-        return self._connection.submit(tokens_of(self._connection, text)).result()
+        body = {"prompt": text, "add_special_tokens": False}
+        return list(map(int, self._connection.call("post", "/tokenize", body)["tokens"]))
 
     @property
     def version(self) -> Mapping[str, Any]:
@@ -252,7 +276,7 @@ class RemoteRagKV:
         """
         with self._asking:
             if self._version is None:
-                found = self._connection.call("GET", "/version")
+                found = self._connection.call("get", "/version")
                 missing = {"model", "namespace", "fingerprint", "positions"} - found.keys()
                 if missing:
                     raise ServerError(
@@ -263,31 +287,16 @@ class RemoteRagKV:
             return self._version
 
     @property
-    def model_name(self) -> str:
-        """What the server calls its model."""
-        return str(self.version["model"])
-
-    @property
     def namespace(self) -> str:
         """The namespace that the key opens."""
         return str(self.version["namespace"])
 
     @property
-    def fingerprint(self) -> str | None:
-        """Digest of everything that chunk caches depend on; None where they cannot be reused."""
-        found = self.version["fingerprint"]
-        return None if found is None else str(found)
-
-    @property
-    def positions(self) -> int | None:
-        """Positions that the model knows; None for any number."""
-        found = self.version["positions"]
-        return None if found is None else int(found)
-
-    @property
-    def supported(self) -> bool:
-        """Whether chunks can be reused with the server's model."""
-        return bool(self.version.get("supported", True))
+    def info(self) -> ModelInfo:
+        """The server's model."""
+        found = self.version
+        why = "" if found.get("supported", True) else "the server serves it by full prefill"
+        return ModelInfo(str(found["model"]), found["fingerprint"], found["positions"], why)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _LOCAL:
@@ -329,14 +338,21 @@ def address_of(base_url: str) -> str:
     return str(url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def _answer(
-    connection: Connection, path: str, body: dict[str, Any], limit: float | None, on_text: OnText
-) -> Completion:
-    events = Events(connection.address)
-    async with within(limit, connection.address):
-        async with connection.events(path, body) as arriving:
-            async for event in arriving:
-                on_text(events.feed(event))
-        if not events.token_ids and events.text:
-            events.token_ids = await tokens_of(connection, events.text)
-    return events.completion()
+def _checked(texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
+    return list(texts)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield texts in lists whose bodies a server takes."""
+    batch: list[str] = []
+    length = 0
+    for text in texts:
+        if batch and (len(batch) == _BATCH_CHUNKS or length + len(text) > _BATCH_CHARS):
+            yield batch
+            batch, length = [], 0
+        batch.append(text)
+        length += len(text)
+    if batch:
+        yield batch

@@ -1,0 +1,149 @@
+"""RagKVLLM: a text model that answers from precomputed chunk caches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from pydantic import ConfigDict
+
+from langchain_ragkv.call import Call
+from langchain_ragkv.load import decoding_fields
+from langchain_ragkv.settings import AnswerSettings
+from ragkv import Completion
+from ragkv.errors import ConfigError
+
+_OF_RUNS = ("tags", "metadata", "run_name", "run_id")
+_CALL: ContextVar[dict[str, Any]] = ContextVar("ragkv_call", default={})  # noqa: B039  never changed
+"""What the call under way was given, which LangChain leaves out of its cache's keys."""
+
+
+class RagKVLLM(AnswerSettings, BaseLLM):
+    """Completes texts: takes ``HuggingFacePipeline``'s place.
+
+    The model reads prompts as they are, without its chat template. Answers are without the
+    prompt, and without the stop text at their end. ``pipeline_kwargs`` hold per call, too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    _chat: ClassVar[bool] = False
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragkv-llm"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, **_CALL.get()}
+
+    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts, as LangChain has it."""
+        with _identified(kwargs):
+            return super().generate(prompts, *args, **kwargs)
+
+    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts, as LangChain has it."""
+        with _identified(kwargs):
+            return await super().agenerate(prompts, *args, **kwargs)
+
+    def _text_call(self, stop: list[str] | None, given: dict[str, Any]) -> Call:
+        if not given.pop("skip_prompt", True):
+            raise ConfigError("skip_prompt=False: answers are without the prompt; put it before")
+        own = self._info.generation_config
+        given = {**decoding_fields(given.pop("pipeline_kwargs", None) or {}, own), **given}
+        if most := given.pop("max_new_tokens", None):
+            given["max_tokens"] = most
+        call = self._call(stop, given)
+        if call.keywords.tools:
+            raise ConfigError("tools need chat messages: use ChatRagKV")
+        return call
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> LLMResult:
+        call, answers = self._text_call(stop, kwargs), []
+        for prompt in prompts:
+            with call.start(prompt) as stream:
+                deque(stream, maxlen=0)
+            answers.append(stream.completion)
+        return self._result(call, answers)
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> LLMResult:
+        call, answers = self._text_call(stop, kwargs), []
+        for prompt in prompts:
+            async with call.start(prompt) as stream:
+                async for _ in stream:
+                    pass
+            answers.append(stream.completion)
+        return self._result(call, answers)
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        call = self._text_call(stop, kwargs)
+        with call.start(prompt) as stream:
+            for piece in stream:
+                chunk = GenerationChunk(text=piece)
+                if run_manager:
+                    run_manager.on_llm_new_token(piece, chunk=chunk)
+                yield chunk
+        yield GenerationChunk(text="", generation_info=_info(call, stream.completion))
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        call = self._text_call(stop, kwargs)
+        async with call.start(prompt) as stream:
+            async for piece in stream:
+                chunk = GenerationChunk(text=piece)
+                if run_manager:
+                    await run_manager.on_llm_new_token(piece, chunk=chunk)
+                yield chunk
+        yield GenerationChunk(text="", generation_info=_info(call, stream.completion))
+
+    def _result(self, call: Call, answers: list[Completion]) -> LLMResult:
+        generations = [
+            [Generation(text=answer.text, generation_info=_info(call, answer))]
+            for answer in answers
+        ]
+        return LLMResult(generations=generations, llm_output={"model_name": self.model_name})
+
+
+def _info(call: Call, completion: Completion) -> dict[str, Any]:
+    usage, metadata = call.account(completion)
+    return {**metadata, "usage_metadata": usage}
+
+
+@contextmanager
+def _identified(given: dict[str, Any]) -> Iterator[None]:
+    """Let a call's own settings be a part of what identifies its answers."""
+    token = _CALL.set({name: given[name] for name in given if name not in _OF_RUNS})
+    try:
+        yield
+    finally:
+        _CALL.reset(token)

@@ -1,0 +1,184 @@
+"""RagKVLLM in the place of HuggingFacePipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from functools import cache
+
+import langchain_ragkv
+import pytest
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_huggingface import HuggingFacePipeline
+from langchain_ragkv import ChatRagKV, RagKVLLM
+from pydantic import ValidationError
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from transformers import pipeline
+
+from ragkv import RagKV
+from ragkv.errors import ConfigError
+
+PROMPT = PromptTemplate.from_template("Read:\n\n{context}\n\nQuestion: {input}\nAnswer:")
+QUESTION = "What is a target list?"
+DOCUMENTS = [Document(text) for text in some_chunks()]
+
+
+@cache
+def engine(family="llama"):
+    kv = RagKV(tiny_model(family), tiny_tokenizer(), store=":memory:")
+    kv.precompute(some_chunks())
+    return kv
+
+
+def ordinary(family="llama", **settings):
+    given = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False, **settings}
+    kv = engine(family)
+    made = pipeline("text-generation", model=kv.model, tokenizer=kv.tokenizer, **given)
+    return HuggingFacePipeline(pipeline=made, batch_size=1)
+
+
+def swapped(family="llama", **fields):
+    return RagKVLLM(kv=engine(family), **{"max_tokens": 12, "recompute_ratio": 1, **fields})
+
+
+def prompt():
+    return PROMPT.format(context="\n\n".join(some_chunks()), input=QUESTION)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_class_swapped_the_answers_are_the_same(family, chat):
+    template = PROMPT
+    if chat:
+        template = ChatPromptTemplate.from_messages([("system", "{context}"), ("human", "{input}")])
+    ours = swapped(family, sink_from=template)
+    ours.precompute(DOCUMENTS)
+    answers = []
+    for llm in (ordinary(family), ours):
+        chain = create_stuff_documents_chain(llm, template)
+        answers.append(chain.invoke({"context": DOCUMENTS, "input": QUESTION}))
+    assert answers[0] == answers[1]
+    assert answers[0]
+
+
+def test_the_sink_is_the_head_of_the_string_that_the_model_reads():
+    chat = ChatPromptTemplate.from_messages([("system", "Read {context}"), ("human", "{input}")])
+    assert swapped(sink_from=PROMPT)._overrides()["sink"] == "Read:\n\n"
+    assert swapped(sink_from=chat)._overrides()["sink"] == "System: Read "
+
+
+def test_an_lcel_chain_reuses_chunks():
+    llm = swapped(recompute_ratio=0.2, sink_from=PROMPT)
+    llm.precompute(DOCUMENTS)
+    chain = PROMPT | llm.bind(skip_prompt=True) | StrOutputParser()
+    assert chain.invoke({"context": "\n\n".join(some_chunks()), "input": QUESTION})
+    info = llm.generate([prompt()]).generations[0][0].generation_info
+    assert info["ragkv"]["conversation_tokens"] > 100  # the same prompt again
+    assert info["usage_metadata"]["input_token_details"]["cache_read"] > 100
+    assert (info["finish_reason"], info["model_name"]) == ("length", llm.model_name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_new_tokens": 3},
+        {"return_full_text": False},
+        {"num_beams": 1, "use_cache": True},
+        {"repetition_penalty": 1.3, "length_penalty": 1.0},
+        {"no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 0},
+        {"suppress_tokens": list(range(100, 400)), "early_stopping": False},
+    ],
+)
+def test_pipeline_kwargs_mean_what_they_mean(settings, tmp_path):
+    """When a model is loaded and for one call alike."""
+    text = ordinary(**settings).invoke(prompt())
+    assert swapped().invoke(prompt(), pipeline_kwargs=settings) == text
+    assert swapped().bind(pipeline_kwargs=settings).invoke(prompt()) == text
+    engine().model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loaded = RagKVLLM.from_model_id(
+        str(tmp_path),
+        task="text-generation",
+        device=-1,
+        pipeline_kwargs={"max_new_tokens": 12, "do_sample": False, **settings},
+        store=":memory:",
+        namespace="mine",
+    )
+    assert loaded.invoke(prompt()) == text
+    assert (loaded.kv.namespace, loaded.model_id) == ("mine", str(tmp_path))
+    loaded.kv.close()
+
+
+def test_streams_batches_and_tasks_give_the_same_text():
+    prompts = [prompt(), "Hello", "Something else"]
+    llm, texts = swapped(), ordinary().batch(prompts)
+    assert llm.batch(prompts) == texts
+    assert asyncio.run(llm.ainvoke(prompt())) == texts[0]
+    pieces = list(llm.stream(prompt()))
+    assert "".join(pieces) == texts[0]
+    assert len(pieces) > 5
+
+    async def streamed() -> str:
+        return "".join([piece async for piece in llm.astream(prompt())])
+
+    assert asyncio.run(streamed()) == texts[0]
+
+
+def test_stop_texts_end_the_answer():
+    whole = swapped().invoke(prompt())
+    stop = whole[3:5]
+    cut = whole[: whole.index(stop)]
+    assert swapped().invoke(prompt(), stop=[stop]) == cut
+    assert "".join(swapped().stream(prompt(), stop=[stop])) == cut
+    assert swapped().invoke(prompt(), pipeline_kwargs={"stop_strings": [stop]}) == cut
+
+
+def test_settings_hold_per_call():
+    def report(**call):
+        made = swapped(recompute_ratio=0.5).generate([prompt()], **call)
+        return made.generations[0][0].generation_info["ragkv"]
+
+    assert report()["recompute_ratio"] == 0.5
+    assert report(recompute_ratio=0, method="epic")["recomputed_tokens"] == 0
+    assert report(max_new_tokens=3)["completion_tokens"] == 3
+    sampled = {"pipeline_kwargs": {"do_sample": True, "temperature": 2.0}}
+    first, again, other = (swapped().invoke(prompt(), seed=at, **sampled) for at in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_deep_copy_shares_the_engine():
+    ours = swapped()
+    theirs = copy.deepcopy(ours)
+    assert theirs.kv is ours.kv
+    assert theirs == ours
+    theirs.recompute_ratio = 0.5
+    assert ours.recompute_ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"pipeline_kwargs": {"num_beams": 2}}, "num_beams"),
+        ({"pipeline_kwargs": {"guidance_scale": 1.3}}, "guidance_scale"),
+        ({"skip_prompt": False}, "skip_prompt"),
+        ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "ChatRagKV"),
+        ({"typical": 3}, "typical"),
+        ({"cache_implementation": "static"}, "cache_implementation is no setting"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(call, says):
+    with pytest.raises(ConfigError, match=says):
+        swapped().invoke(prompt(), **call)
+
+
+def test_what_is_no_more_names_what_to_do():
+    with pytest.raises(ConfigError, match="RagKVLLM"):
+        _ = langchain_ragkv.RagKVPipeline
+    for wrapper in (ChatRagKV, RagKVLLM):
+        with pytest.raises(ValidationError, match="from_model_id"):
+            wrapper(llm=ordinary())
+    with pytest.raises(ValidationError, match="kv must be a RagKV"):
+        RagKVLLM(kv="a model")
