@@ -44,6 +44,15 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
         engine.close()
 
 
+@pytest.fixture(scope="session")
+def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a model that scores tokens for ``cacheclip``."""
+    folder = tmp_path_factory.mktemp("auxiliary")
+    tiny_model("qwen2", seed=5).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return ``say(engine, *texts)``: the engine's next answers are these texts, again and again.

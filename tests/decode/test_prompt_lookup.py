@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
+from tiny import (
+    FAMILIES,
+    LONGROPE,
+    SIZE,
+    random_model,
+    some_chunks,
+    tiny_model,
+    tiny_tokenizer,
+)
 from transformers import (
-    AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LogitsProcessorList,
@@ -226,13 +233,7 @@ def test_no_step_crosses_the_position_where_the_rotary_table_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There all keys of a pass would rotate by the other table, the last token's too."""
-    torch.manual_seed(0)
-    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0, 0.15)
+    model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
         endless(engine)
         tokens = tiny_tokenizer()(" ".join(some_chunks(3)))["input_ids"][:235]

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from exact import reference
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import ask, some_chunks
 
 from ragkv import RagKV
 from ragkv.select import get_method, method_names
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
-PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-
-
-@pytest.fixture(scope="module")
-def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("auxiliary")
-    tiny_model("qwen2", seed=5).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+PROMPT = ask(CHUNKS)
 
 
 @pytest.mark.parametrize("name", method_names())
 def test_ratio_one_is_full_prefill_and_the_account_adds_up(
-    make_engine: Make, auxiliary: Path, name: str
+    make_engine: Make, auxiliary: str, name: str
 ) -> None:
     engine = make_engine()
-    settings = {"method": name, "auxiliary_model": str(auxiliary)}
+    settings = {"method": name, "auxiliary_model": auxiliary}
     engine.precompute(CHUNKS, **settings)
     for ratio in (0.0, 0.1, 0.35, 1.0):
         out = engine.prefill(PROMPT, recompute_ratio=ratio, **settings)
@@ -57,10 +48,10 @@ def test_ratio_one_is_full_prefill_and_the_account_adds_up(
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_a_prompt_may_end_with_its_chunk(make_engine: Make, auxiliary: Path, name: str) -> None:
+def test_a_prompt_may_end_with_its_chunk(make_engine: Make, auxiliary: str, name: str) -> None:
     """What asks is the last token alone, then."""
     engine = make_engine()
-    settings = {"method": name, "auxiliary_model": str(auxiliary)}
+    settings = {"method": name, "auxiliary_model": auxiliary}
     engine.precompute(CHUNKS, **settings)
     prompt = "What do these say?\n\n" + "\n\n".join(CHUNKS)
     for ratio in (0.3, 1.0):

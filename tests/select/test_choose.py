@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import some_chunks
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.config import Grouping
@@ -214,15 +214,11 @@ def test_epic_takes_the_heads_of_later_chunks(make_engine: Make) -> None:
         assert set(known[: use.recomputed]) == {Origin.RECOMPUTED}
 
 
-def test_cacheclip_with_the_primary_as_auxiliary(make_engine: Make, tmp_path: object) -> None:
-    model, tokenizer = tiny_model("qwen2", seed=3), tiny_tokenizer()
-    folder = f"{tmp_path}/auxiliary"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def test_cacheclip_recomputes_whole_windows(make_engine: Make, auxiliary: str) -> None:
     engine = make_engine()
     chunks = some_chunks(3)
     loose = replace(get_method("cacheclip"), grouping=Grouping(window=8, threshold=3))
-    settings = {"method": loose, "auxiliary_model": folder}
+    settings = {"method": loose, "auxiliary_model": auxiliary}
     engine.precompute(chunks, **settings)
     prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
     report = engine.prefill(prompt, **settings, recompute_ratio=0.3).report
