@@ -51,13 +51,6 @@ class LoadedModel:
         """Positions that the configuration covers; None if it does not say."""
         return known_positions(config_of(self.model))
 
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """End-of-sequence tokens of the generation configuration and the tokenizer."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = found if isinstance(found, list) else [found, self.tokenizer.eos_token_id]
-        return frozenset(token for token in ids if token is not None)
-
     def wait(self) -> None:
         """Wait until the device has finished the current stream's work."""
         wait_for(self.device)

@@ -55,6 +55,13 @@ class Fidelity:
     agreement: float
 
 
+def _end_tokens(kv: RagKV) -> frozenset[int]:
+    """Return the end-of-sequence tokens of the generation configuration and the tokenizer."""
+    found = getattr(kv.model.generation_config, "eos_token_id", None)
+    ids = found if isinstance(found, list) else [found, kv.tokenizer.eos_token_id]
+    return frozenset(token for token in ids if token is not None)
+
+
 @torch.inference_mode()
 def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS) -> Reference:
     """Decode greedily from a full prefill, which is used up: its cache grows.
@@ -66,7 +73,7 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     ConfigError
         A logit is not a number.
     """
-    ends = kv.loaded.end_tokens
+    ends = _end_tokens(kv)
     token_ids: list[int] = []
     rows = [prefilled.logits.float()]
     history = TokenHistory(np.asarray(prefilled.token_ids, dtype=np.int32))

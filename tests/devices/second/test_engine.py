@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ragkv_kernels
+import tiny
 import torch
 from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
@@ -200,8 +201,10 @@ def test_chunks_that_are_encoded_on_it_are_read_everywhere(
         assert out.report.misses == ()
         logits.append(out.logits.cpu())
     assert made_on == (set() if codec == "raw" else {"cpu", torch.device(DEVICE).type})
-    for other in logits[1:]:
-        torch.testing.assert_close(other, logits[0], atol=5e-5, rtol=1e-4)
+    # a number near the middle of two codes may be rounded otherwise by another writer
+    first, *others = logits if codec == "raw" else logits[1:]
+    for other in others:
+        torch.testing.assert_close(other, first, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +246,9 @@ def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
 
 def test_the_check_holds(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
+    monkeypatch.setitem(tiny.SIZE, "num_hidden_layers", 2)  # a check has many passes
+    kinds = ["sliding_attention", "full_attention"]
+    monkeypatch.setitem(tiny.FAMILIES["gemma3"][1], "layer_types", kinds)
     engine = make_engine("gemma3", device=DEVICE)
     assert all(row.holds for row in check_model(engine.loaded))
     with torch.device(DEVICE):  # as torch.set_default_device does
