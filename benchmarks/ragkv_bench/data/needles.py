@@ -70,14 +70,6 @@ class NeedleSpec:
             raise ConfigError("tokens and chunk_tokens must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class _Hidden:
-    sentences: tuple[str, ...]
-    question: str
-    answers: tuple[str, ...]
-    gold: frozenset[str]
-
-
 def build_needles(
     haystack: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -86,18 +78,9 @@ def build_needles(
     count: int = 1,
     seed: int = 0,
 ) -> list[Example]:
-    """Make examples over a text; it is repeated where it is too short.
+    """Make examples over a text, each from another place of it; a short text is repeated.
 
-    Parameters
-    ----------
-    haystack
-        Any text without the needles.
-    tokenizer
-        Counts tokens, with its chat template where it has one.
-    count
-        Number of examples; each begins at another place of the text.
-    seed
-        The same seed gives the same examples.
+    The tokenizer counts, with its chat template where it has one.
 
     Raises
     ------
@@ -157,17 +140,18 @@ def _example(
     draw = random.Random(f"{seed}/{spec.kind}/{spec.values}/{number}")  # noqa: S311
     example_id = f"needles_{spec.kind}_{spec.values}_{spec.tokens}_{seed}_{number:04d}"
     task = f"niah_{spec.kind}"
-    hidden = _hide(spec, draw)
+    needles, question, answers = _hide(spec, draw)
     start = draw.randrange(len(hay))
-    depths = sorted(draw.sample(_DEPTHS, len(hidden.sentences)))
+    depths = sorted(draw.sample(_DEPTHS, len(needles)))
     budget = spec.tokens - TASKS[task].length(example_id)
 
     def build(size: int) -> Example:
         body = [hay[(start + i) % len(hay)] for i in range(size)]
-        for needle, depth in reversed(list(zip(hidden.sentences, depths, strict=True))):
+        for needle, depth in reversed(list(zip(needles, depths, strict=True))):
             body.insert(int(size * depth), (needle, _tokens(needle, tokenizer)))
-        chunks = _chunks(body, hidden.gold, spec.chunk_tokens)
-        return Example(example_id, hidden.question, hidden.answers, chunks, task)
+        gold = frozenset(needle for needle, value in needles.items() if value in answers)
+        chunks = _chunks(body, gold, spec.chunk_tokens)
+        return Example(example_id, question, answers, chunks, task)
 
     mean_length = sum(length for _, length in hay) / len(hay)
     size = _largest(lambda size: _prompt_tokens(build(size), tokenizer), budget, mean_length)
@@ -191,7 +175,8 @@ def _largest(count: Callable[[int], int], budget: int, mean_length: float) -> in
     return low if low >= 0 else None
 
 
-def _hide(spec: NeedleSpec, draw: random.Random) -> _Hidden:
+def _hide(spec: NeedleSpec, draw: random.Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    """Return the needles in their order with their values, the question and its answers."""
     keys_count = 1 if spec.kind in ("single", "multivalue") else _NEEDLES
     values_count = _NEEDLES if spec.kind == "multivalue" else 1
     pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), keys_count + _NEEDLES)
@@ -200,26 +185,20 @@ def _hide(spec: NeedleSpec, draw: random.Random) -> _Hidden:
     values = iter(_values(spec.values, keys_count * values_count, spare, draw))
     of_key = {key: [next(values) for _ in range(values_count)] for key in keys}
     asked = keys if spec.kind == "multiquery" else keys[:1]
-    sentence = {
-        value: f"One of the special magic {spec.values} for {key} is: {value}."
+    hidden = {
+        f"One of the special magic {spec.values} for {key} is: {value}.": value
         for key, its in of_key.items()
         for value in its
     }
     answers = tuple(value for key in asked for value in of_key[key])
     listed = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
-    what = (
-        f"What is the special magic {spec.values[:-1]}"
-        if len(answers) == 1
-        else f"What are all the special magic {spec.values}"
-    )
-    order = list(sentence.values())
+    what = f"are all the special magic {spec.values}"
+    if len(answers) == 1:
+        what = f"is the special magic {spec.values[:-1]}"
+    order = list(hidden)
     draw.shuffle(order)
-    return _Hidden(
-        sentences=tuple(order),
-        question=f"{what} for {listed} mentioned in the provided text?",
-        answers=answers,
-        gold=frozenset(sentence[value] for value in answers),
-    )
+    question = f"What {what} for {listed} mentioned in the provided text?"
+    return {needle: hidden[needle] for needle in order}, question, answers
 
 
 def _values(kind: ValueType, count: int, spare: list[str], draw: random.Random) -> list[str]:

@@ -28,15 +28,10 @@ FIDELITY_TOKENS = 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reference:
-    """Full attention's greedy answer.
+    """The first tokens of full attention's greedy answer, an end-of-text token included.
 
-    Attributes
-    ----------
-    token_ids
-        Its first tokens, an end-of-text token included.
-    log_probs
-        ``[tokens, vocab]``, float64, on the CPU: the distribution each was drawn from; of
-        :func:`followed` what a method says in its place.
+    ``log_probs``, ``[tokens, vocab]`` float64 on the CPU, are the distributions that they were
+    drawn from; of :func:`followed` those of a method in their place.
     """
 
     token_ids: tuple[int, ...]

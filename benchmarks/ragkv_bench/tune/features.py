@@ -30,11 +30,9 @@ class Features:
     ----------
     hidden
         For each chunk ``[1, tokens, hidden_size]``: input of the first trained layer,
-        for sink ++ chunk ++ query.
+        for sink ++ chunk ++ query; the last ``query_tokens`` rows are the query's.
     chunks
         For each chunk the rows in ``hidden`` that are its own.
-    query_tokens
-        How many rows at the end of ``hidden`` are the query's.
     target
         ``[chunk tokens]`` float32, all chunks one behind another; sums to one.
     """

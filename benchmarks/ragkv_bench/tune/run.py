@@ -28,13 +28,7 @@ class ExampleSet:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a tuning did.
-
-    Attributes
-    ----------
-    best_epoch
-        The weights that were kept; 0 are those before training.
-    """
+    """What a tuning did; ``best_epoch`` has the weights that were kept, 0 those before training."""
 
     primary: str
     auxiliary: str
@@ -98,12 +92,7 @@ def tune(
     data: str,
     show_progress: bool = False,
 ) -> Tuning:
-    """Train the auxiliary model, in place, towards the targets.
-
-    Parameters
-    ----------
-    primary, data
-        Names for the report.
+    """Train the auxiliary model, in place, towards the targets; ``primary``, ``data`` are names.
 
     Raises
     ------

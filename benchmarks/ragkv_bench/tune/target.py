@@ -25,20 +25,10 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """An example as the primary model reads it, cut as the engine cuts it.
+    """An example's whole prompt as the primary model reads it, cut as the engine cuts it.
 
-    Attributes
-    ----------
-    id
-        The example's.
-    tokens
-        The whole prompt.
-    spans
-        The chunks in it, in prompt order.
-    first
-        Index of the query's first token: the first behind the last chunk.
-    query
-        The text from there on; what the auxiliary model reads behind every chunk.
+    ``spans`` are its chunks, ``first`` is the index of the query's first token, behind the last
+    chunk, and ``query`` the text from there on, which the auxiliary model reads behind each chunk.
     """
 
     id: str
@@ -50,18 +40,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """The attention of a question's query to its chunks.
+    """The attention of a question's query to its chunks, for each chunk in its own arrays.
 
     Attributes
     ----------
-    question
-        The question.
     scores
-        For each chunk ``[tokens]`` float32, in the primary model's tokens: attention
-        weight from the query's tokens, mean over heads and query tokens.
+        ``[tokens]`` float32, in the primary model's tokens: attention weight from the query's
+        tokens, mean over heads and query tokens.
     offsets
-        For each chunk ``[tokens, 2]`` int32: characters of the chunk's text that each
-        token covers.
+        ``[tokens, 2]`` int32: characters of the chunk's text that each token covers.
     """
 
     question: Question

@@ -25,15 +25,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class TuningFigures:
-    """Means over examples.
-
-    Attributes
-    ----------
-    kl
-        KL(target || scores) in nats; both are normalised over an example's chunk tokens.
-    jaccard
-        Tokens that are in both top fifths, over those that are in either.
-    """
+    """Means over examples: KL(target || scores) in nats, and the overlap of the top fifths."""
 
     kl: float
     jaccard: float
@@ -42,13 +34,8 @@ class TuningFigures:
 def divergence(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return KL(target || scores) in nats: the loss (CacheClip, arXiv 2510.10129).
 
-    Parameters
-    ----------
-    scores
-        ``[chunk tokens]`` float32, not normalised: chunks are compared by their raw
-        scores, as the selection rule compares them.
-    target
-        ``[chunk tokens]`` float32, sums to one.
+    Both are ``[chunk tokens]`` float32. The scores are raw, as the selection rule compares them;
+    the target sums to one.
     """
     logs = scores.clamp_min(_LEAST).log()
     return functional.kl_div(logs - logs.logsumexp(0), target, reduction="sum")
@@ -62,39 +49,26 @@ def jaccard(scores: torch.Tensor, target: torch.Tensor, share: float = TOP) -> f
 
 
 @torch.no_grad()
-def figures(scores: torch.Tensor, target: torch.Tensor) -> TuningFigures:
-    """Return one example's figures."""
-    return TuningFigures(float(divergence(scores, target)), jaccard(scores, target))
+def measure(tail: Tail, examples: Sequence[Features]) -> TuningFigures:
+    """Return the means over some examples."""
+    return _mean([(tail.scores(example), example.target) for example in examples])
 
 
 @torch.no_grad()
-def measure(tail: Tail, examples: Sequence[Features]) -> TuningFigures:
-    """Return the means over some examples."""
-    return mean([figures(tail.scores(example), example.target) for example in examples])
-
-
-def mean(rows: Sequence[TuningFigures]) -> TuningFigures:
-    """Return the mean of each figure."""
-    return TuningFigures(fmean(row.kl for row in rows), fmean(row.jaccard for row in rows))
+def _mean(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TuningFigures:
+    return TuningFigures(
+        fmean(float(divergence(scores, target)) for scores, target in pairs),
+        fmean(jaccard(scores, target) for scores, target in pairs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """How the auxiliary model is trained.
+    """How the auxiliary model's last ``layers`` are trained.
 
-    Parameters
-    ----------
-    layers
-        Last layers that are trained; those below stay as they are.
-    epochs
-        Most passes over the training examples. Training stops earlier when the KL on the
-        held-out ones has not fallen for ``patience`` passes.
-    lr
-        Learning rate at the start; it falls to zero along a cosine.
-    holdout
-        Share of the examples that is not trained on.
-    seed
-        Of the split and of the order of the examples.
+    At most ``epochs`` passes, fewer when the KL on the held-out share of the examples has not
+    fallen for ``patience`` passes. The learning rate ``lr`` falls to zero along a cosine. ``seed``
+    draws the split and the order.
     """
 
     layers: int = 2
@@ -152,12 +126,8 @@ def train(
 ) -> list[Epoch]:
     """Train in place, one example a step, and keep the weights that are best on held-out ones.
 
-    Weights are not decayed: they shall stay near those of the language model.
-
-    Returns
-    -------
-    list of Epoch
-        The first, number 0, is before training; its weights are kept if no pass was better.
+    The first epoch returned, number 0, is before training; its weights are kept if no pass was
+    better. Weights are not decayed: they are to stay near those of the language model.
     """
     weights = tail.thaw(training[0])
     optimizer = AdamW(weights.values(), lr=settings.lr, weight_decay=0.0)
@@ -175,9 +145,9 @@ def train(
                 divergence(scores, example.target).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
-                seen.append(figures(scores, example.target))
+                seen.append((scores.detach(), example.target))
                 bar.update()
-            epochs.append(Epoch(len(epochs), mean(seen), measure(tail, heldout)))
+            epochs.append(Epoch(len(epochs), _mean(seen), measure(tail, heldout)))
             bar.set_postfix_str(f"held-out KL {epochs[-1].heldout.kl:.3f}")
             if epochs[-1].heldout.kl < best.heldout.kl:
                 best, kept = epochs[-1], _copy(weights)

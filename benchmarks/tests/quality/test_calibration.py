@@ -29,22 +29,16 @@ def _records(agreements, *, scores=None, full=None):
     """Records of one ratio, 0.2, and of full attention."""
     scores = scores if scores is not None else [1.0] * len(agreements)
     full = full if full is not None else [1.0] * len(agreements)
+    given = {"share_recomputed": 0.2, "ttft_s": 0.5}
     out = []
     for i, (agreement, score, of) in enumerate(zip(agreements, scores, full, strict=True)):
         out.append(make_record(str(i), "full", 1.0, score=of))
-        out.append(
-            make_record(
-                str(i), "m", agreement=agreement, score=score, share_recomputed=0.2, ttft_s=0.5
-            )
-        )
+        out.append(make_record(str(i), "m", agreement=agreement, score=score, **given))
     return out
 
 
 def _judge(records, target=0.95, **changes):
     return judge(records, 0.2, **{"measure": "agreement", "target": target, **changes})
-
-
-# ---- statistics, on records made by hand
 
 
 def test_the_bound_is_the_normal_one_for_many_examples():
@@ -114,9 +108,6 @@ def test_verdicts():
     assert (behind.share_recomputed, behind.speedup) == (pytest.approx(0.2), 4)
 
 
-# ---- the fixed sequence, on measurements made by hand
-
-
 def _calibrate(monkeypatch, kv, curve, **changes):
     """Calibrate where the ratio alone decides the agreement; return it and what was tried."""
     seen = []
@@ -175,9 +166,6 @@ def test_bad_questions_are_refused_before_anything_runs(make_engine, monkeypatch
             calibrate(kv, small_data(1), **changes)
 
 
-# ---- on a tiny model
-
-
 def test_a_calibration_is_made_of_resumable_measurements(make_engine, tmp_path, monkeypatch):
     kv, path = make_engine(), tmp_path / "r.jsonl"
     arguments = {"method": "epic", "target": 0.05, "ratios": [0.5, 0.2], "records": path}
@@ -196,9 +184,6 @@ def test_a_calibration_is_made_of_resumable_measurements(make_engine, tmp_path, 
         own = [line for line in lines if line["ratio"] == trial.ratio]
         assert trial.mean == pytest.approx(np.mean([line["agreement"] for line in own]))
         assert trial.examples == len(own) == 2
-
-
-# ---- profiles
 
 
 def _calibration(kv, verdict="holds", **reuse):
@@ -274,9 +259,6 @@ def test_the_table_fits_80_columns(make_engine, capsys):
     assert "…" not in shown
     assert "on mine, 80 examples query to keep agreement at 95.0%" in " ".join(shown.split())
     assert re.search(r"0\.3 +99\.0% +97\.0% +likely +- +30% +2\.0x", shown)
-
-
-# ---- the command
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import typer
 from evaluations import small_data
+from rich.console import Console
 from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from ragkv.errors import ConfigError
 from ragkv_bench.commands.evaluate import evaluate_command
 from ragkv_bench.data.examples import write_data
 from ragkv_bench.quality.records import records_path
-from ragkv_bench.quality.show import chart
+from ragkv_bench.quality.show import chart, table
 from ragkv_bench.quality.summary import Evaluation, SummaryRow
 from ragkv_bench.results import save_chart
 
@@ -62,15 +63,26 @@ def test_data_to_table_json_and_picture(tmp_path):
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--data", "d.jsonl", "--tokens", 512], "--tokens changes nothing without --needles"),
-        (["--data", "d.jsonl", "--resume"], "--resume changes nothing without --json"),
-        (["--chart", "e.json", "--json", "f.json"], "--json changes nothing with --chart"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(arguments, named):
+DATA, NEEDLES = ("--data", "d.jsonl"), ("--needles", "single")
+REFUSED = [
+    ((*DATA, "--tokens", 512), "--tokens changes nothing without --needles"),
+    ((*DATA, "--resume"), "--resume changes nothing without --json"),
+    (("--chart", "e.json", "--json", "f.json"), "--json changes nothing with --chart"),
+    ((), "give one of --data"),
+    ((*DATA, *NEEDLES), "give one of --data"),
+    ((*NEEDLES, "--json", "no/e.json"), "there is no folder"),
+    ((*NEEDLES, "--json", "."), "is a folder: name a file"),
+    ((*NEEDLES, "--plot", "p"), r"its ending must be one of .*png"),
+    ((*NEEDLES, "--plot", "p.docx"), r"its ending must be one of .*png"),
+    (("--needles", "triple"), "needle kind must be one of"),
+    (("--needles", ","), "takes single"),
+    ((*NEEDLES, "--tokens", 700, "--limit", 1, "--ratio", "a"), "--ratio takes numbers"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), REFUSED)
+def test_what_does_not_fit_together_is_refused(arguments, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=named):
         _run(*arguments)
 
@@ -113,26 +125,6 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
     result = _run("--data", path, "--json", tmp_path / "e.json")
     assert result.exit_code == 130
     assert "goes on from here" in result.output
-
-
-def test_what_does_not_fit_together_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="give one of --data"):
-        _run()
-    with pytest.raises(ConfigError, match="give one of --data"):
-        _run("--data", "d.jsonl", "--needles", "single")
-    with pytest.raises(ConfigError, match="there is no folder"):
-        _run("--needles", "single", "--json", tmp_path / "no" / "e.json")
-    with pytest.raises(ConfigError, match="is a folder: name a file"):
-        _run("--needles", "single", "--json", tmp_path)
-    for ending in ("p", "p.docx"):
-        with pytest.raises(ConfigError, match=r"its ending must be one of .*png"):
-            _run("--needles", "single", "--plot", tmp_path / ending)
-    with pytest.raises(ConfigError, match="needle kind must be one of"):
-        _run("--needles", "triple")
-    with pytest.raises(ConfigError, match="takes single"):
-        _run("--needles", ",")
-    with pytest.raises(ConfigError, match="--ratio takes numbers"):
-        _run("--needles", "single", "--tokens", 700, "--limit", 1, "--ratio", "a")
 
 
 def _evaluation():
@@ -195,8 +187,6 @@ def test_a_picture_of_nothing_and_bad_endings(tmp_path, monkeypatch):
 
 
 def test_ratios_0_and_1_are_named_beside_others():
-    from ragkv_bench.quality.show import table
-
     zero, part, one = (SummaryRow("query", r, 0, 0, 0, 0, 1, r, 1, 1) for r in (0.0, 0.2, 1.0))
     reuse = replace(zero, method="reuse")
     shown = table(Evaluation("m", "d", 1, (zero, part, one, reuse)))
@@ -204,10 +194,6 @@ def test_ratios_0_and_1_are_named_beside_others():
 
 
 def test_the_table_fits_80_columns(capsys):
-    from rich.console import Console
-
-    from ragkv_bench.quality.show import table
-
     console = Console(width=80, force_terminal=False)
     console.print(table(_evaluation()))
     shown = capsys.readouterr().out

@@ -16,7 +16,7 @@ from tiny import tiny_model, tiny_tokenizer
 import ragkv
 import ragkv_bench
 from ragkv import RagKV, ReuseConfig
-from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
+from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.select import Method, get_method
 from ragkv.select.method import Spread
 from ragkv_bench.data.examples import Chunk, DataSet, Example
@@ -30,19 +30,10 @@ from ragkv_bench.quality.subject import Subject
 from ragkv_bench.quality.summary import Evaluation, summarise
 from ragkv_bench.results import short_name
 
-FIELDS = {
-    "method",
-    "ratio",
-    "score",
-    "score_answerable",
-    "retention",
-    "kl",
-    "agreement",
-    "share_recomputed",
-    "ttft_s",
-    "speedup",
-    "ci95",
-}
+_FIELDS = """
+method ratio score score_answerable retention kl agreement share_recomputed ttft_s speedup ci95
+"""
+FIELDS = set(_FIELDS.split())
 
 
 def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_path):
@@ -141,7 +132,10 @@ def test_records_depend_on_everything_that_is_measured(make_engine):
         key(kv, replace(example, chunks=example.chunks[:2])),
         key(make_engine("qwen2"), example),
     }
-    assert len(others | {same}) == 6
+    with RagKV(tiny_model(seed=1), tiny_tokenizer(), store=":memory:") as other:
+        assert other.info.name == kv.info.name
+        others.add(key(other, example))
+    assert len(others | {same}) == 7
 
 
 def test_a_file_of_something_else_is_not_overwritten(tmp_path):
@@ -191,20 +185,32 @@ def test_a_prompt_that_is_too_long_stops_or_is_left_out(make_engine, monkeypatch
         evaluate(kv, only, methods=["reuse"], strict=False)
 
 
-def test_bad_settings_are_refused_before_anything_runs(make_engine):
-    kv = make_engine()
-    with pytest.raises(UnknownMethodError):
-        evaluate(kv, small_data(), methods=["reuse", "magic"])
-    with pytest.raises(ConfigError, match="recompute_ratio"):
-        evaluate(kv, small_data(), methods=["epic"], ratios=[1.5])
-    with pytest.raises(ConfigError, match="at least one method"):
-        evaluate(kv, small_data(), methods=[])
-    with pytest.raises(ConfigError, match="epic needs at least one ratio"):
-        grid(["epic"], [])
-    assert grid(["full", "reuse", "epic", "epic"], [0.1]) == [
+OTHER = replace(get_method("epic"), spread=Spread(0.1, 4.0))
+BAD = [
+    (["reuse", "magic"], [0.2], "no method 'magic'"),
+    (["epic"], [1.5], "recompute_ratio"),
+    ([], [0.2], "at least one method"),
+    (["epic"], [], "epic needs at least one ratio"),
+    (["epic"], ["auto"], "epic needs at least one ratio: it cannot choose"),
+    (["epic", OTHER], [0.2], "two methods are called epic"),
+    ([replace(OTHER, name="full")], [0.2], "two methods are called full"),
+]
+
+
+@pytest.mark.parametrize(("methods", "ratios", "words"), BAD)
+def test_bad_settings_are_refused_before_anything_runs(make_engine, methods, ratios, words):
+    with pytest.raises(ConfigError, match=words):
+        evaluate(make_engine(), small_data(), methods=methods, ratios=ratios)
+
+
+def test_each_setting_is_measured_once_and_auto_where_it_can_be_chosen():
+    found = grid(["full", "query", "epic", get_method("epic"), "reuse"], [0.1, "auto"])
+    assert [(get_method(method).name, ratio) for method, ratio in found] == [
         ("full", 1.0),
-        ("reuse", 0.0),
+        ("query", 0.1),
+        ("query", "auto"),
         ("epic", 0.1),
+        ("reuse", 0.0),
     ]
 
 
@@ -219,26 +225,8 @@ def test_examples_that_show_nothing_of_reuse_are_said(make_engine, caplog):
     assert "1 of 2 examples of mine have no chunk that is long enough to be reused" in caplog.text
 
 
-def test_two_methods_of_one_name_are_refused(make_engine):
-    other = replace(get_method("epic"), spread=Spread(0.1, 4.0))
-    with pytest.raises(ConfigError, match="two methods are called epic"):
-        evaluate(make_engine(), small_data(1), methods=["epic", other])
-    with pytest.raises(ConfigError, match="two methods are called full"):
-        evaluate(make_engine(), small_data(1), methods=[replace(other, name="full")])
-    assert len(grid(["epic", get_method("epic")], [0.2])) == 2
-
-
-def test_auto_is_a_ratio_of_methods_that_can_choose(make_engine, tmp_path):
+def test_auto_is_a_ratio_like_others(make_engine, tmp_path):
     kv, path = make_engine(), tmp_path / "r.jsonl"
-    assert grid(["query", "epic", "reuse"], [0.1, "auto"]) == [
-        ("full", 1.0),
-        ("query", 0.1),
-        ("query", "auto"),
-        ("epic", 0.1),
-        ("reuse", 0.0),
-    ]
-    with pytest.raises(ConfigError, match="epic needs at least one ratio: it cannot choose"):
-        grid(["epic"], ["auto"])
     found = evaluate(kv, small_data(1), methods=["query"], ratios=["auto", 1], records=path)
     assert [row.ratio for row in found.rows] == [1, "auto", 1]
     share = found.rows[1].share_recomputed
@@ -305,7 +293,7 @@ def test_a_base_model_is_given_the_bare_prompt(make_engine, monkeypatch):
 
 
 def test_a_method_of_ones_own_stands_beside_the_named_ones(make_engine):
-    own = replace(get_method("epic"), name="mine", spread=Spread(0.1, 4.0))
+    own = replace(OTHER, name="mine")
     kv, data = make_engine(), small_data()
     found = evaluate(kv, data, methods=["epic", own], ratios=[0.3])
     assert [row.method for row in found.rows] == ["full", "epic", "mine"]
@@ -374,16 +362,6 @@ def test_a_rule_without_a_file_is_the_same_in_another_process():
         exec(text, scope)  # noqa: S102
         told.append(code_of(Method("mine", score=scope["score"])))
     assert told[0] == told[1]
-
-
-def test_other_weights_under_the_same_name_are_measured_again(make_engine):
-    example = small_data(1).examples[0]
-    keys = set()
-    for seed in (0, 1):
-        with RagKV(tiny_model(seed=seed), tiny_tokenizer(), store=":memory:") as kv:
-            keys.add((kv.info.name, Subject(kv, example, ["epic"]).key("epic", 0.3)))
-    assert len({name for name, _ in keys}) == 1
-    assert len(keys) == 2
 
 
 def test_titles_name_a_folder_without_the_way_to_it():
