@@ -21,14 +21,13 @@ from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
-from ragkv_bench.speed.machine import device_name
+from ragkv_bench.speed.machine import device_name, setup_of
 from ragkv_bench.speed.peers.base import Opening, ask
 from ragkv_bench.speed.timing import (
     IN_MEMORY,
     AnswerTime,
     check_plan,
     ratio_of,
-    setup_of,
     synchronise,
     timed,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ragkv_bench.results import COLOURS, MARKERS, panels
+from ragkv_bench.results import COLOURS, MARKERS, legend_below, panels
 from ragkv_bench.speed.table import PERCENTS, Found, load_title, setting_name, title_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def answer_chart(found: Found) -> Figure:
     lengths = sorted({row["tokens"] for row in found["rows"]})
     size = (4.2 * len(lengths) + 1, 4.2)
     figure, all_axes = panels(title_of(found), size, len(lengths))
-    handles: dict[str, Any] = {}
     for tokens, axes in zip(lengths, all_axes, strict=True):
         lines: dict[str, dict[int, float]] = {}
         for row in (*found["rows"], *found["peers"]):
@@ -69,15 +68,12 @@ def answer_chart(found: Found) -> Figure:
                     full = lines.setdefault("transformers", {})
                     full[row["answer_tokens"]] = row["full_total_s"]
         for (name, points), style in zip(sorted(lines.items()), _styles(), strict=False):
-            drawn = axes.plot(*zip(*sorted(points.items()), strict=True), **style)
-            handles.setdefault(name, drawn[0])
+            axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **style)
         axes.set_title(f"prompt of {tokens:,} tokens")
         axes.set_xlabel("answer tokens")
         axes.set_ylim(bottom=0)
     all_axes[0].set_ylabel("seconds to the last token")
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False
-    )
+    legend_below(figure, all_axes[0])
     return figure
 
 
@@ -93,8 +89,7 @@ def load_chart(results: Sequence[Found]) -> Figure:
         axes.set_xticks(range(len(results)), [one["name"] for one in results])
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(PERCENTS), frameon=False)
+    legend_below(figure, all_axes[0])
     return figure
 
 

@@ -1,11 +1,30 @@
-"""What a model runs on, by name."""
+"""What figures are of: the device, the versions and the commit."""
 
 from __future__ import annotations
 
 import platform
+import subprocess
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+
+import ragkv
+from ragkv.model.architecture import backbone_of
+from ragkv.model.loaded import LoadedModel
+
+
+def setup_of(loaded: LoadedModel) -> dict[str, Any]:
+    """Return what figures depend on: dtype, threads, versions and the commit."""
+    return {
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "attention": backbone_of(loaded.model).config._attn_implementation,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers")},
+        "commit": _commit(),
+    }
 
 
 def device_name(device: torch.device) -> str:
@@ -21,3 +40,15 @@ def _processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """Return the commit of the repository whose folder ``ragkv/`` this package is, if any."""
+    command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
+    folder = Path(ragkv.__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    prefix, _, commit = done.stdout.strip().partition("\n")
+    return commit if prefix == "ragkv/" else None

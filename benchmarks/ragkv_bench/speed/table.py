@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from ragkv_bench.results import reading, short_name, table
+from ragkv_bench.results import cell, reading, short_name, table
 
 Found = dict[str, Any]
 """What a command writes as JSON, or one of its rows."""
@@ -76,7 +76,7 @@ def ttft_tables(found: Found) -> list[Table]:
                 f"{row['speedup']:.1f}x\n{_grey(row, '.1f')}",
                 f"{row['full_s'] / row['bound_s']:.1f}x",
                 f"{row['efficiency']:.0%}",
-                "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+                cell(row["peak_bytes"] and row["peak_bytes"] / 1e6, ".0f"),
             )
         )
         times = [1000 * row["steps"].get(step, 0.0) for step in names]
@@ -207,7 +207,7 @@ def _length(row: Found) -> tuple[int, int]:
 
 def _percentiles(row: Found, name: str, scale: int) -> str:
     values = (row[f"{name}_p{percent}_s"] for percent in PERCENTS)
-    return "\n".join("-" if value is None else f"{value * scale:.3g}" for value in values)
+    return "\n".join(cell(value and value * scale, ".3g") for value in values)
 
 
 def _grey(row: Found, form: str) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-import ragkv
 from ragkv import ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.model.architecture import backbone_of
-from ragkv.model.loaded import LoadedModel
 
 Found = TypeVar("Found")
 MIN_CHUNK_TOKENS = 16
@@ -69,27 +62,3 @@ def check_plan(plan: Any, *lists: str) -> None:
         raise ConfigError(f"chunk_tokens must be {MIN_CHUNK_TOKENS} or more")
     for ratio in plan.ratios:
         ReuseConfig(recompute_ratio=ratio)
-
-
-def setup_of(loaded: LoadedModel) -> dict[str, Any]:
-    """Return what figures depend on: dtype, threads, versions and the commit."""
-    return {
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-        "attention": backbone_of(loaded.model).config._attn_implementation,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """Return the commit of the repository whose folder ``ragkv/`` this package is, if any."""
-    command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
-    folder = Path(ragkv.__file__).parent
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    prefix, _, commit = done.stdout.strip().partition("\n")
-    return commit if prefix == "ragkv/" else None

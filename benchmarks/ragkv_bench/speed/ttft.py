@@ -29,10 +29,10 @@ from ragkv_bench.speed.bound import (
     read_rate,
     timed_prefill,
 )
-from ragkv_bench.speed.machine import device_name
+from ragkv_bench.speed.machine import device_name, setup_of
 from ragkv_bench.speed.memory import peak_growth
 from ragkv_bench.speed.peers.base import Opening, ask
-from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, setup_of, timed
+from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, timed
 from ragkv_bench.speed.traces import RequestTrace, make_traces
 
 Tier = Literal["memory", "disk"]

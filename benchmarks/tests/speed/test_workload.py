@@ -95,7 +95,7 @@ def test_saved_and_loaded(tmp_path):
         ("nonsense", ":1 is not by"),
         (
             '{"dialogue": {"documents": [], "chunks": "text", "questions": []}}',
-            "should be a valid tuple",
+            "wrong type",
         ),
         ('{"dialogue": {"chunks": []}}', ":1 is not by"),
         ('{"other": {}}', "other"),

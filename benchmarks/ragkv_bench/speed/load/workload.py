@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import chunk_texts
@@ -113,25 +111,30 @@ class Workload:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--trace {path} cannot be read: {error}") from error
-        kinds: dict[str, TypeAdapter[Any]] = {
-            "document": TypeAdapter(SourceDocument),
-            "dialogue": TypeAdapter(Dialogue),
-        }
+        kinds = {"document": SourceDocument, "dialogue": Dialogue}
         found: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 ((kind, row),) = json.loads(line).items()
-                found[kind].append(kinds[kind].validate_python(row))
+                found[kind].append(kinds[kind](**_tuples(row)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = " ".join(repr(error).split())
                 raise ConfigError(
-                    f"{path}:{number} is not by `ragkv bench serve --save-trace`: {why}"
+                    f"{path}:{number} is not by `ragkv bench serve --save-trace`: {error!r}"
                 ) from error
         if not found["dialogue"]:
             raise ConfigError(f"{path} has no conversation: write one by --save-trace")
         return cls(tuple(found["document"]), tuple(found["dialogue"]))
+
+
+def _tuples(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved row; JSON has no tuples, and a text is no list of texts."""
+    for name, value in row.items():
+        good = isinstance(value, str) if name == "name" else isinstance(value, list)
+        if not good or not all(isinstance(each, str) for each in value):
+            raise TypeError(f"{name} has the wrong type")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 @dataclass(frozen=True, slots=True)
