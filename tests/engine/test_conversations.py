@@ -371,7 +371,7 @@ def test_nothing_deleted_leaves_the_former_prompts(make_engine: Make) -> None:
 
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_budget_too_small_for_a_prompt(make_engine: Make, budget: int) -> None:
-    engine = make_engine(store=StoreConfig(":memory:", prefix_bytes=budget))
+    engine = make_engine(store=StoreConfig(":memory:", history_bytes=budget))
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=3))
     assert engine.generate(chat, max_new_tokens=3).report.conversation_tokens == 0
 
