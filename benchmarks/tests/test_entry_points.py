@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
-    "project"
-]
-COMMANDS = PROJECT["entry-points"]["ragkv.commands"]
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+COMMANDS = PROJECT["project"]["entry-points"]["ragkv.commands"]
 
 
 @pytest.mark.parametrize(
