@@ -80,7 +80,7 @@ class ChunkReuse(BaseModel):
                 "kv=RagKV(llm.pipeline.model, llm.pipeline.tokenizer) for a model that is loaded"
             )
         check_engine(values.get("kv"))
-        check_removed(values)
+        check_removed(values, known=cls.model_fields)
         others = [each.validation_alias for each in cls.model_fields.values()]
         aliases = [each for each in others if isinstance(each, str)]
         choices = [

@@ -15,7 +15,7 @@ from ragkv import ReuseConfig
 from ragkv.config import DECODE_SETTINGS, check_known, check_removed
 from ragkv.errors import ConfigError
 
-_SETTABLE_TO_NONE = ("timeout", "grouping", "auxiliary_model", "calibrated_for")
+_SETTABLE_TO_NONE = ("timeout", "auxiliary_model", "calibrated_for")
 """Settings whose None is a value; others are not given then."""
 
 _WITHOUT_EFFECT = ("stream", "ls_structured_output_format")
@@ -61,7 +61,7 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
         A keyword is unknown, or wrong.
     """
     given = {**given, **(given.get("extra_body") or {}), "extra_body": None}  # ChatOpenAI's
-    check_removed(given)
+    check_removed(given, known=_OF_CHATS)
     rest = {
         name: value
         for name, value in given.items()
@@ -88,7 +88,10 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
     return Keywords(tools, choice, parallel, parse), rest
 
 
-_OF_CHATS = ("max_tokens", "timeout", "stop_sequences", "chat_template_kwargs")
+_OF_CHATS = (
+    *("max_tokens", "timeout", "stop_sequences", "chat_template_kwargs"),
+    "prompt_lookup_num_tokens",
+)
 _ALSO = (
     *("tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"),
     *("max_completion_tokens", "top_logprobs"),

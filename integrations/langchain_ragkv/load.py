@@ -80,7 +80,9 @@ def decoding_fields(generation: dict[str, Any], own: Any = None) -> dict[str, An
     rest = dict(generation)
     rest.pop("return_full_text", None)  # answers are without the prompt
     sampling = rest.pop("do_sample", None)
-    names = {"max_new_tokens": "max_tokens"} | {name: name for name in _SAMPLING}
+    names = {"max_new_tokens": "max_tokens"} | {
+        name: name for name in (*_SAMPLING, "prompt_lookup_num_tokens")
+    }
     out = {field: rest.pop(name) for name, field in names.items() if name in rest}
     found, refused = engine_arguments({**rest, "do_sample": True}, None)
     if found.get("ignore_eos"):

@@ -46,7 +46,7 @@ class AnswerSettings(ChunkReuse):
     stop: str | list[str] | None = Field(default=None, alias="stop_sequences")
     """Texts at which an answer ends; it does not contain them."""
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
-    """Longest draft of prompt lookup decoding; None is ragkv's choice, 0 none."""
+    """0 switches ragkv's drafts off, by transformers' name for them."""
     generation: dict[str, Any] | None = None
     """More of transformers' settings, such as ``repetition_penalty``: see ragkv's DecodeConfig."""
     logprobs: bool | None = None
@@ -139,6 +139,8 @@ class AnswerSettings(ChunkReuse):
         limit = given.pop("max_tokens", self.max_tokens)
         names = ("temperature", "top_p", "top_k", "seed", "prompt_lookup_num_tokens")
         own = {name: given.pop(name, getattr(self, name)) for name in names}
+        if (lookup := own.pop("prompt_lookup_num_tokens")) is not None:
+            own["drafts"] = lookup > 0
         texts = (stop, given.pop("stop_sequences", None), self.stop)
         ends = next((each for each in texts if each is not None), ())
         variables = self._variables | checked_variables(given.pop("chat_template_kwargs", None))

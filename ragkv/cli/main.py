@@ -21,6 +21,7 @@ from ragkv.errors import RagKVError
 
 _REMOVED = {
     "bench speculate": "docs/log.md has what it found; RagKV.status().speculations counts them",
+    "--contextual-versions": "--method cachecraft keeps versions of chunks",
     "demo": "make demo runs it in a clone (examples/demo)",
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "eval --codec": "docs/log.md has what codecs lose; ragkv plan has their sizes",

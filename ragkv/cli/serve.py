@@ -93,9 +93,6 @@ def serve(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the store.")
     ] = False,
-    contextual_versions: Annotated[
-        bool, typer.Option("--contextual-versions", help="Keep chunks as they are behind others.")
-    ] = False,
 ) -> None:
     """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused.
 
@@ -123,7 +120,7 @@ def serve(
         reports=reports,
     )
     first, *others = sorted(settings.namespaces)
-    reuse = reuse_config(method, recompute_ratio).override(contextual_versions=contextual_versions)
+    reuse = reuse_config(method, recompute_ratio)
     shares = len(settings.namespaces)
     where = StoreConfig(
         store,

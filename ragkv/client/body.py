@@ -31,10 +31,8 @@ def body_of(
     ConfigError
         A setting is the server's to make, or a variable of the chat template is no JSON.
     """
-    if decode.prompt_lookup_num_tokens is not None:
-        raise ConfigError(
-            "prompt_lookup_num_tokens cannot be set for an answer of a server: omit it"
-        )
+    if not decode.drafts:
+        raise ConfigError("drafts cannot be switched off for an answer of a server: omit it")
     if isinstance(prompt, str):
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
         if decode.logprobs is not None:

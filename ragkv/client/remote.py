@@ -213,7 +213,7 @@ class RemoteRagKV:
         """Answer a prompt piece by piece: a text, or chat messages.
 
         ``settings`` are fields of :class:`ragkv.DecodeConfig`, without
-        ``prompt_lookup_num_tokens``, and of ``generation`` those that a server takes
+        ``drafts``, and of ``generation`` those that a server takes
         (``repetition_penalty``, ``min_p``; ``logprobs`` for chat messages alone), and of
         :class:`ragkv.ReuseConfig`. ``timeout`` takes the client's place. The report accounts for
         each of the ``retrieved`` chunks, and those that :meth:`prefetch` named.

@@ -9,7 +9,7 @@ from ragkv.config.generation import (
     engine_arguments,
     refuse_unsupported,
 )
-from ragkv.config.reuse import PROFILE_FORMAT, AutoRatio, Grouping, Named, ReuseConfig
+from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
 from ragkv.config.store import CODECS, HISTORY_BYTES, MEMORY, StoreConfig
 from ragkv.config.template import checked_variables
 
@@ -23,10 +23,8 @@ __all__ = [
     "MOST_LOGPROBS",
     "PASSED_ON",
     "PROFILE_FORMAT",
-    "AutoRatio",
     "BatchConfig",
     "DecodeConfig",
-    "Grouping",
     "Named",
     "ReuseConfig",
     "StoreConfig",

@@ -39,10 +39,9 @@ class DecodeConfig(Settings):
         Sample among this many most probable tokens; 0 is all.
     stop_token_ids
         Tokens that end the answer, in addition to the model's end-of-sequence tokens.
-    prompt_lookup_num_tokens
-        Longest draft of prompt lookup decoding, in tokens: what stood behind an earlier
-        occurrence of the last tokens is verified in the step that computes them. Drafts change
-        the speed of an answer, not its tokens. ``None`` is ragkv's choice, 0 none.
+    drafts
+        Prompt lookup decoding: what stood behind an earlier occurrence of the last tokens is
+        verified in the step that computes them. It changes an answer's speed, not its tokens.
     ignore_eos
         Whether the answer goes on past the model's end-of-sequence tokens.
     logprobs
@@ -71,7 +70,7 @@ class DecodeConfig(Settings):
     seed: int | None = None
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
-    prompt_lookup_num_tokens: int | None = None
+    drafts: bool = True
     ignore_eos: bool = False
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
@@ -97,8 +96,7 @@ class DecodeConfig(Settings):
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             check_whole("a stop token", token, 0, 2**31)
-        if self.prompt_lookup_num_tokens is not None:
-            check_whole("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens, 0, 2**31)
+        check_bool("drafts", self.drafts)
         check_bool("ignore_eos", self.ignore_eos)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)

@@ -154,9 +154,11 @@ def engine_arguments(
     for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 50)) if sampling else ():
         value = given.get(name, getattr(own, name, None))
         out[name] = usual if value is None else value
-    for name in ("max_new_tokens", "prompt_lookup_num_tokens"):
-        if name in given:
-            out[name] = given[name]
+    if "max_new_tokens" in given:
+        out["max_new_tokens"] = given["max_new_tokens"]
+    if "prompt_lookup_num_tokens" in given:
+        check_whole("prompt_lookup_num_tokens", given["prompt_lookup_num_tokens"], 0, 2**31)
+        out["drafts"] = given["prompt_lookup_num_tokens"] > 0
     passed = {name: given[name] for name in PASSED_ON if name in given}
     if "max_new_tokens" in given:
         passed.pop("max_length", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from ragkv.config.reuse import AutoRatio, Grouping, Named
+from ragkv.config.reuse import Named
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -18,7 +18,7 @@ class DecodeOptions(TypedDict, total=False):
     seed: int | None
     top_k: int
     stop_token_ids: Sequence[int]
-    prompt_lookup_num_tokens: int | None
+    drafts: bool
     ignore_eos: bool
     logprobs: int | None
     json_schema: Mapping[str, Any] | None
@@ -30,14 +30,11 @@ class ReuseOptions(TypedDict, total=False):
 
     method: str | Named
     recompute_ratio: float | Literal["auto"]
-    auto: AutoRatio
     sink: str
-    grouping: Grouping | None
     auxiliary_model: str | None
     on_miss: Literal["store", "skip"]
-    load: Literal["auto", "always"]
     repair_ahead: bool
-    contextual_versions: bool
+    history: bool
     calibrated_for: str | None
 
 

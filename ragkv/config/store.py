@@ -55,8 +55,8 @@ class StoreConfig(Settings):
     history_bytes
         Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
         answers, which a prompt that begins with the same tokens continues. As much again is the
-        budget of the chunks' contextual versions, where ``ReuseConfig.contextual_versions`` is
-        on. ``None`` is 1 GiB, 0 keeps nothing.
+        budget of the chunks' versions that ``cachecraft`` keeps. ``None`` is 1 GiB, 0 keeps
+        nothing.
     """
 
     path: str | Path | None = None

@@ -29,7 +29,7 @@ class Drafts:
     Parameters
     ----------
     longest
-        Most tokens of a draft; 0 drafts nothing, None is 15.
+        Most tokens of a draft; 0 drafts nothing.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class Drafts:
         Tokens drafted and accepted so far.
     """
 
-    def __init__(self, longest: int | None = None) -> None:
+    def __init__(self, longest: int = LONGEST) -> None:
         self.proposed = self.accepted = 0
-        self._longest = LONGEST if longest is None else longest
+        self._longest = longest
         self._taken = {match: _PRIOR_TOKENS * share for match, share in _SHARES.items()}
         self._tried = dict.fromkeys(_SHARES, float(_PRIOR_TOKENS))
         self._match = 1

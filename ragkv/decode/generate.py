@@ -27,7 +27,7 @@ from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
 from ragkv.config.generation import SAMPLING
 from ragkv.decode.constraint import SchemaConstraint
-from ragkv.decode.draft import Drafts
+from ragkv.decode.draft import LONGEST, Drafts
 from ragkv.decode.listener import Listener
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Steps
@@ -143,7 +143,7 @@ def draw(
     seeded = None
     if config.seed is not None and config.temperature > 0:
         seeded = SeededSampling(config.seed)
-    drafts = Drafts(config.prompt_lookup_num_tokens)
+    drafts = Drafts(LONGEST if config.drafts else 0)
     loop: Any = partial(_sample, listener, seeded) if seeded is not None else None
     if steps is not None:
         loop = Loop(steps, drafts, listener, seeded)

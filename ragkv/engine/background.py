@@ -96,10 +96,10 @@ class Background:
     def schedule_followups(self, request: Request, plan: Plan) -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
-        Where the configuration says so, versions of the prompt's chunks are computed.
+        Versions of the prompt's chunks are computed where the method uses them.
         """
         located, config = plan.located, request.config
-        if request.method.uses_prompts:
+        if request.uses_prompts:
             self._submit(self._conversations.settle)
         sink_of = partial(self._corpus.sink_for, config)
         if located.to_load:  # into memory, and to measure the speed again

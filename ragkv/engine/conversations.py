@@ -46,7 +46,7 @@ class Conversations:
 
     def find(self, request: Request, tokens: Tokens, sink: Sink) -> PrefixMatch | None:
         """Return the rows that the prompt continues, if they are more than the sink's."""
-        if self._tree is None or not request.method.uses_prompts:
+        if self._tree is None or not request.uses_prompts:
             return None
         beyond = self.is_beyond(tokens)
         terms = _terms_of(request, sink)
@@ -64,7 +64,7 @@ class Conversations:
         none: they may contain what was deleted.
         """
         sink = plan.located.sink
-        if self._tree is None or not request.method.uses_prompts or sink is None:
+        if self._tree is None or not request.uses_prompts or sink is None:
             return
         ids = np.concatenate([plan.ids, np.asarray(drawn.token_ids[:-1], dtype=plan.ids.dtype)])
         beyond = self.is_beyond(plan.located.tokens)
@@ -133,7 +133,6 @@ def _terms_of(request: Request, sink: Sink) -> RepairTerms:
     settings = (
         request.method,
         sink.ids.tobytes(),
-        config.contextual_versions,
         config.auxiliary_model,
         config.seed,
     )

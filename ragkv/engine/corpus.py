@@ -81,6 +81,7 @@ class Corpus:
         self.landmarks = Landmarks(self._finder.__contains__)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
+        self.loads_always = False  # True: loading itself is measured, or compared bit by bit
         """Tokens a second that the model computes, as measured."""
         """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
 
@@ -189,7 +190,7 @@ class Corpus:
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
         """Whether the chunk is stored, and loading it takes longer than computing it."""
-        compute = self.prefill_rate.seconds(tokens)
+        compute = None if self.loads_always else self.prefill_rate.seconds(tokens)
         if compute is None:
             return False
         nbytes = tokens * self.loaded.architecture.values_per_token * self.loaded.dtype.itemsize

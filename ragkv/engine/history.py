@@ -18,7 +18,7 @@ def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     Answers that are too short to be chunks are left aside.
     """
     located, prompt = plan.located, request.prompt
-    if isinstance(prompt, str) or not request.method.uses_prompts:
+    if isinstance(prompt, str) or not request.uses_prompts:
         return ()
     contents = [each["content"] for each in prompt if each["role"] == "assistant"]
     answers = [text.strip() for text in contents if isinstance(text, str)]

@@ -140,7 +140,7 @@ class Pipeline(FullPrefill):
             rivals = spans[: int(_has_rival(request, located))]
             spans = [span for span in spans if span.end > begin or span in rivals]
             slower = set[str]()
-            for span in spans if request.config.load == "auto" else ():
+            for span in spans:
                 first, end = np.searchsorted(prompt.tokens.offsets[:, 0], (span.start, span.end))
                 if self._corpus.is_slower(span.text, int(end - first), sink):
                     slower.add(span.text)

@@ -44,6 +44,16 @@ class Request:
     retrieved: tuple[str, ...] = ()
     named: tuple[NamedList, ...] = ()
 
+    @property
+    def uses_prompts(self) -> bool:
+        """Whether it may begin with a former prompt's rows, and leaves its own."""
+        return self.config.history and self.method.uses_prompts
+
+    @property
+    def uses_versions(self) -> bool:
+        """Whether its chunks may be placed from versions, and leave theirs."""
+        return self.config.history and self.method.uses_versions
+
 
 def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:
     """Refuse a ratio that was calibrated for another model.

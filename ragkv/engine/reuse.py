@@ -85,7 +85,8 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
-        self.versions.note_ingested(chunks, config)
+        if config.history and method.uses_versions:
+            self.versions.note_ingested(chunks)
         self._drop_former_after(reports[0].removed)
         return reports[0]
 

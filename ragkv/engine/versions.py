@@ -19,7 +19,6 @@ from itertools import takewhile
 import numpy as np
 
 from ragkv.chunk.kv import LayeredKV
-from ragkv.config import ReuseConfig
 from ragkv.engine.capture import compute_versions, joined_ids
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.idle import IdleWork
@@ -67,11 +66,10 @@ class Versions:
 
     # ---- the operator's chunks
 
-    def note_ingested(self, texts: Iterable[str], config: ReuseConfig) -> None:
+    def note_ingested(self, texts: Iterable[str]) -> None:
         """Note chunks that the operator gave: versions are of them, and behind them, alone."""
-        if config.contextual_versions:
-            with self._noting:
-                self._ingested.update(text.strip() for text in texts)
+        with self._noting:
+            self._ingested.update(text.strip() for text in texts)
 
     def drop_deleted(self) -> None:
         """Drop what depends on chunks that are not stored any more."""
@@ -231,8 +229,7 @@ class Versions:
     # ---- details
 
     def _serves(self, request: Request) -> bool:
-        on = request.config.contextual_versions and self.kept.budget > 0
-        return on and request.method.uses_versions
+        return request.uses_versions and self.kept.budget > 0
 
     def _up_to_missing(self, chain: list[str], sink: Sink) -> list[str]:
         """Return the chunks up to the last that has no version behind those before it."""

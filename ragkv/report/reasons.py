@@ -152,7 +152,7 @@ REASONS: dict[str, Reason] = {
     ),
     "slower": Reason(
         "would have taken longer to load than to compute",
-        'Nothing: it is being loaded into memory. `load="always"` loads in any case.',
+        "Nothing: it is being loaded into memory.",
         "info",
     ),
     "method": Reason(

@@ -4,6 +4,7 @@ from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
     CopyLookup,
     Focus,
+    Grouping,
     Method,
     Scene,
     Scored,
@@ -16,6 +17,7 @@ from ragkv.select.method import (
 __all__ = [
     "CopyLookup",
     "Focus",
+    "Grouping",
     "Method",
     "Scene",
     "Scored",

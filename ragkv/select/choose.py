@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.config import Grouping, ReuseConfig
-from ragkv.select.method import FloatArray, Method, Scene, Scored, Spread
+from ragkv.config import ReuseConfig
+from ragkv.select.method import FloatArray, Grouping, Method, Scene, Scored, Spread
 from ragkv.splice.buffer import BeforeWrite
 from ragkv.splice.layout import Layout
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.observe import Observer
 from ragkv.attend.sparse import Sparse
-from ragkv.config import Grouping, Named, ReuseConfig
+from ragkv.config import Named, ReuseConfig, check_whole
 from ragkv.config.checks import check_choice
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.model.loaded import ReusableModel
@@ -159,6 +159,29 @@ class Focus:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouping:
+    """Recompute whole windows instead of scattered tokens (CacheClip, arXiv 2510.10129v2).
+
+    Parameters
+    ----------
+    window
+        Length of a window in prompt tokens.
+    threshold
+        A window is recomputed whole if *more than* this many of its tokens were chosen, and
+        otherwise only as a part of others. Windows slide by one token within a chunk. The highest
+        scores are chosen, as many as their windows fit the recompute ratio: the share that is
+        recomputed is never above it.
+    """
+
+    window: int = 8
+    threshold: int = 5
+
+    def __post_init__(self) -> None:
+        check_whole("grouping window", self.window, 1, 4096)
+        check_whole("grouping threshold", self.threshold, 0, self.window - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A named way of reusing chunks, with its paper's defaults.
 
@@ -179,12 +202,11 @@ class Method:
     spread
         The share of neighbours' scores that is added to a token's, or None.
     reuse
-        What a prompt uses of what was computed before, each more than the one before:
-        ``none``, an ordinary prefill; ``prefix``, an exact prefix of the prompt; ``chunks``, the
-        entries of all known chunks; ``versions``, the chunks' contextual versions too
-        (:mod:`ragkv.store.versions`), where the configuration has them; ``prompts``, the rows of
-        former prompts too (:mod:`ragkv.store.prefixes`), and its own are kept for later ones.
-        Baselines stop at ``chunks``: their figures must not depend on earlier prompts.
+        What a prompt uses of what was computed before: ``none``, an ordinary prefill; ``prefix``,
+        an exact prefix of the prompt; ``chunks``, the entries of all known chunks. Of former
+        prompts too, unless ``ReuseConfig.history`` is off: ``versions``, the chunks as they are
+        behind other chunks (:mod:`ragkv.store.versions`), or ``prompts``, the rows of prompts that
+        begin with the same tokens (:mod:`ragkv.store.prefixes`).
     grouping
         Windows that are recomputed whole, or None.
     auxiliary
@@ -223,7 +245,7 @@ class Method:
     @property
     def uses_versions(self) -> bool:
         """Whether chunks may be placed from their contextual versions."""
-        return self.reuse in ("versions", "prompts")
+        return self.reuse == "versions"
 
     @property
     def uses_prompts(self) -> bool:

@@ -14,6 +14,11 @@ from ragkv.errors import ConfigError
     [
         (DecodeConfig, {"cache_implementation": "static"}, "ragkv's own cache: omit it"),
         (ReuseConfig, {"remember_turns": True}, "put new documents after the conversation"),
+        (ReuseConfig, {"auto": None}, "recompute_ratio='auto'"),
+        (ReuseConfig, {"grouping": None}, "a Method with the grouping"),
+        (ReuseConfig, {"load": "always"}, "omit it"),
+        (ReuseConfig, {"contextual_versions": True}, "method='cachecraft'"),
+        (DecodeConfig, {"prompt_lookup_num_tokens": 3}, "drafts=True or drafts=False"),
         (StoreConfig, {"encrypt": True}, "encrypt the disk below the store"),
         (StoreConfig, {"costs": None}, "FLOPs of computing them"),
         (StoreConfig, {"policy": "lru"}, "omit it"),

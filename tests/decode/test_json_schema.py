@@ -143,8 +143,8 @@ def test_drafts_change_nothing(make_engine):
     engine = make_engine()
     asked = ask([json.dumps({"name": "Tom", "age": 3, "kind": "cat"}), *CHUNKS])
     given = {"json_schema": PERSON, "max_new_tokens": 200}
-    alone = engine.generate(asked, prompt_lookup_num_tokens=0, **given)
-    drafted = engine.generate(asked, prompt_lookup_num_tokens=8, **given)
+    alone = engine.generate(asked, drafts=False, **given)
+    drafted = engine.generate(asked, **given)
     assert drafted.report.drafted_tokens > 0
     assert drafted.token_ids == alone.token_ids
 

@@ -86,12 +86,12 @@ def test_greedy_answers_are_those_without_drafts(
     engine = endless(make_engine(family))
     engine.precompute(CHUNKS, method=method)
     settings: dict[str, Any] = {"method": method, "max_new_tokens": ANSWER}
-    plain = engine.generate(PROMPT, prompt_lookup_num_tokens=0, **settings)
+    plain = engine.generate(PROMPT, drafts=False, **settings)
     with guessing(monkeypatch, plain.token_ids) as made:
         found = engine.generate(PROMPT, **settings)
     assert found.token_ids == plain.token_ids
     assert 0 < made[0].accepted < made[0].proposed
-    looked_up = engine.generate(PROMPT, prompt_lookup_num_tokens=4, **settings)
+    looked_up = engine.generate(PROMPT, **settings)
     assert looked_up.token_ids == plain.token_ids
 
 
@@ -105,7 +105,7 @@ def test_seeded_samples_are_those_without_drafts(
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"temperature": 0.8, "top_k": 5, "max_new_tokens": ANSWER}
     for seed in range(5):
-        plain = engine.generate(PROMPT, seed=seed, prompt_lookup_num_tokens=0, **settings)
+        plain = engine.generate(PROMPT, seed=seed, drafts=False, **settings)
         with guessing(monkeypatch, plain.token_ids) as made:
             found = engine.generate(PROMPT, seed=seed, **settings)
         assert found.token_ids == plain.token_ids
@@ -242,7 +242,7 @@ def test_no_step_crosses_the_position_where_the_rotary_table_changes(
         length = engine.prefill(prompt).report.prompt_tokens
         limit = 256
         assert length < limit < length + ANSWER
-        plain = engine.generate(prompt, max_new_tokens=ANSWER, prompt_lookup_num_tokens=0)
+        plain = engine.generate(prompt, max_new_tokens=ANSWER, drafts=False)
         with guessing(monkeypatch, plain.token_ids) as made:
             found = engine.generate(prompt, max_new_tokens=ANSWER)
         assert found.token_ids == plain.token_ids
@@ -253,8 +253,7 @@ def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     plain, found = (
-        engine.generate(PROMPT, max_new_tokens=80, prompt_lookup_num_tokens=count).report
-        for count in (0, None)
+        engine.generate(PROMPT, max_new_tokens=80, drafts=drafts).report for drafts in (False, True)
     )
     assert (plain.drafted_tokens, plain.accepted_tokens) == (0, 0)
     assert plain.tokens_per_step == 1.0
@@ -272,16 +271,15 @@ def test_a_streamed_answer_is_the_same(make_engine: Make) -> None:
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"max_new_tokens": 100}
-    expected: Completion = engine.generate(PROMPT, prompt_lookup_num_tokens=0, **settings)
+    expected: Completion = engine.generate(PROMPT, drafts=False, **settings)
     with engine.stream(PROMPT, **settings) as stream:
         assert "".join(stream) == expected.text
     assert stream.completion.token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, "4", True])
-def test_a_wrong_number_of_tokens_is_refused(make_engine: Make, wrong: object) -> None:
-    with pytest.raises(ConfigError, match="prompt_lookup_num_tokens"):
-        make_engine().generate(PROMPT, prompt_lookup_num_tokens=wrong)  # type: ignore[arg-type]
+def test_drafts_are_on_or_off(make_engine: Make) -> None:
+    with pytest.raises(ConfigError, match="drafts must be True or False, not 4"):
+        make_engine().generate(PROMPT, drafts=4)  # type: ignore[arg-type]
 
 
 # ---- how long drafts are

@@ -63,12 +63,12 @@ def main_has_ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(thread, "_shutdown", True)
 
 
-@pytest.mark.parametrize("method", ["query", "epic", "full"])
+@pytest.mark.parametrize("method", ["query", "cachecraft", "epic", "full"])
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_all_of_an_engine(
     make_engine: Make, main_has_ended: Callable[[], None], tmp_path: Path, place: str, method: str
 ) -> None:
-    reuse = ReuseConfig(method=method, contextual_versions=method == "query", repair_ahead=True)
+    reuse = ReuseConfig(method=method, repair_ahead=True)
     store = StoreConfig(":memory:" if place == "memory" else str(tmp_path / "store"))
     before, after = make_engine(reuse=reuse), make_engine(reuse=reuse, store=store)
     answers = []

@@ -29,7 +29,7 @@ def an_engine(path: Path | None = None) -> RagKV:
 def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Path) -> None:
     engine = an_engine(tmp_path if kept == "on disk" else None)
     engine.precompute(CHUNKS[:2])
-    settings = {"max_new_tokens": 40, "load": "always"}
+    settings = {"max_new_tokens": 40, "history": False}
     alone = engine.generate(PROMPT, **settings).token_ids
     engine.prefetch(CHUNKS)
     found: list[object] = []

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
-from ragkv.config import Grouping
 from ragkv.errors import (
     ConfigError,
     ModelNotFoundError,
@@ -26,7 +25,7 @@ from ragkv.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
-from ragkv.select import Method, Scene
+from ragkv.select import Grouping, Method, Scene
 from ragkv.select.method import FloatArray
 
 Make = Callable[..., RagKV]

@@ -19,7 +19,7 @@ from ragkv.engine.versions import MOST_WANTED
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
 A, B, C, D = CHUNKS
-ON = ReuseConfig(method=QUERY, contextual_versions=True)
+ON = ReuseConfig(method=QUERY)
 LAYERS = 4
 IDLE = "ragkv-idle"
 

@@ -17,7 +17,6 @@ from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
 from ragkv.engine.corpus import Sink
-from ragkv.errors import ConfigError
 from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.memory import MemoryBackend
@@ -145,8 +144,8 @@ def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
     engine._store.load_rate = {"fast": fast, "load unknown": Rate()}.get(why, slow)
     if why == "prefill unknown":
         engine._reuse.corpus.prefill_rate = Rate()
-    load = "always" if why == "always" else "auto"
-    report = engine.prefill(ask(some_chunks(3)), recompute_ratio=0.0, load=load).report
+    engine._reuse.corpus.loads_always = why == "always"
+    report = engine.prefill(ask(some_chunks(3)), recompute_ratio=0.0).report
     assert report.misses == ()
     assert report.reused_tokens > 100
 
@@ -168,14 +167,10 @@ def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> No
         engine.precompute(chunks)
         assert engine._reuse.corpus.prefill_rate._samples >= 1
     engine = make_engine(store=tmp_path)
+    engine._reuse.corpus.loads_always = True
     for count in range(1, 4):
-        engine.prefill(ask(chunks[: 2 * count]), load="always", recompute_ratio=1.0)
+        engine.prefill(ask(chunks[: 2 * count]), recompute_ratio=1.0)
     assert engine._reuse.corpus.prefill_rate.seconds(1) is not None
     store = engine._store
     assert isinstance(store, TieredStore)
     assert store.load_rate._samples == 6
-
-
-def test_load_is_auto_or_always(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match="auto, always"):
-        make_engine().prefill("a prompt", load="never")

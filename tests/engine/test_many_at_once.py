@@ -96,7 +96,7 @@ def test_every_answer_is_the_one_it_gets_alone(
     settings = [
         each,
         {**each, "recompute_ratio": 0.5},
-        {**each, "temperature": 0.8, "seed": 3, "prompt_lookup_num_tokens": 0},
+        {**each, "temperature": 0.8, "seed": 3, "drafts": False},
         {**each, "repair_ahead": True, "max_new_tokens": ANSWER // 2},
     ]
     alone = [kv.generate(PROMPTS[at], **settings[at]) for at in range(4)]
@@ -137,7 +137,7 @@ def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
 ) -> None:
     kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
     kv.precompute(CHUNKS)
-    settings = {"max_new_tokens": 200, "prompt_lookup_num_tokens": 0}
+    settings = {"max_new_tokens": 200, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
     for method in ("query", "full"):
         expected = kv.prefill(PROMPTS[1], method=method).logits
@@ -158,7 +158,7 @@ def test_steps_run_while_chunks_are_encoded(
 ) -> None:
     kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
     kv.precompute(CHUNKS)
-    settings = {"max_new_tokens": 200, "prompt_lookup_num_tokens": 0}
+    settings = {"max_new_tokens": 200, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
     new = some_chunks(12)[4:]
     with kv.stream(PROMPTS[0], **settings) as stream:
@@ -205,7 +205,7 @@ def test_a_failing_answer_leaves_the_others_alone(
 ) -> None:
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
-    settings = {"max_new_tokens": ANSWER, "prompt_lookup_num_tokens": 0}
+    settings = {"max_new_tokens": ANSWER, "drafts": False}
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     compute, found, errors = module.joint_forward, {}, []
     bad = len(kv.prefill(PROMPTS[1]).token_ids) + 5
@@ -237,7 +237,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(
 ) -> None:
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
-    settings = {"max_new_tokens": ANSWER, "prompt_lookup_num_tokens": 0}
+    settings = {"max_new_tokens": ANSWER, "drafts": False}
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     compute, found, interrupted = module.joint_forward, {}, []
 

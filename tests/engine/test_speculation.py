@@ -104,7 +104,7 @@ def test_an_answer_goes_on_from_its_prompt(make_engine: Make, settings: dict[str
     [
         {"temperature": 1.0, "seed": 3},
         {"logprobs": 2},
-        {"prompt_lookup_num_tokens": 0},
+        {"drafts": False},
         {"max_new_tokens": 400},
     ],
     ids=str,

@@ -21,7 +21,7 @@ from ragkv.store.versions.version import Version
 pytestmark = pytest.mark.usefixtures("without_syncs")
 Make = Callable[..., RagKV]
 A, B, C = (f"Part {text} End." for text in some_chunks(3))
-ON = ReuseConfig(method=QUERY, contextual_versions=True)
+ON = ReuseConfig(method=QUERY)
 USED = ["entry", "version", "version"]
 
 
@@ -109,10 +109,8 @@ def test_a_read_only_store_and_a_full_one_keep_versions_in_memory(
 
 
 def test_what_was_for_neighbours_is_refused(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"neighbours is no setting.*contextual_versions=True"):
+    with pytest.raises(ConfigError, match=r"neighbours is no setting.*method='cachecraft'"):
         make().precompute([A], neighbours={A: [B]})
-    with pytest.raises(ConfigError, match="contextual_versions must be True or False"):
-        ReuseConfig(contextual_versions="neighbours")
 
 
 def _fail(*_: object, **__: object) -> None:

@@ -20,13 +20,13 @@ from ragkv.engine.capture import compute_versions
 from ragkv.engine.stream import Prefilled
 from ragkv.model.calls import cache_argument
 from ragkv.model.rotary import rotate
-from ragkv.select import Scene
+from ragkv.select import Method, Scene
 from ragkv.splice.layout import Origin
 from ragkv.store.versions.version import Version
 
 Make = Callable[..., RagKV]
 A, B, C, D = (f"Part {text} End." for text in some_chunks(4))
-ON = ReuseConfig(method=QUERY, contextual_versions=True)
+ON = ReuseConfig(method=QUERY)
 
 
 @pytest.fixture
@@ -148,9 +148,9 @@ def test_the_whole_prefix_without_anything_between_is_exact(make: Make, family: 
     assert distance(engine, warm) < 1e-4 < distance(engine, cold)
 
 
-@pytest.mark.parametrize("method", ["query", "cachecraft"])
+@pytest.mark.parametrize("method", [QUERY, "cachecraft"], ids=["query", "cachecraft"])
 def test_versions_are_nearer_to_the_full_prefill_and_exact_at_ratio_1(
-    make: Make, method: str
+    make: Make, method: str | Method
 ) -> None:
     engine, prompt = make(), ask([A, B, C, D])
     engine.precompute([A, B, C, D])
@@ -297,7 +297,7 @@ def test_no_pass_is_computed_twice(make: Make, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("reuse", "store"),
     [
-        (ON.override(contextual_versions=False), MEMORY),
+        (ON.override(history=False), MEMORY),
         (ON, StoreConfig(MEMORY, history_bytes=0)),
         (ON.override(method="epic"), MEMORY),
     ],
@@ -316,7 +316,7 @@ def test_a_call_without_versions_uses_none(make: Make) -> None:
     engine = make()
     engine.precompute([A, B])
     cold = after(engine, ask([A, B]))
-    off = after(engine, ask([A, B]), contextual_versions=False)
+    off = after(engine, ask([A, B]), history=False)
     assert torch.equal(cold.logits, off.logits)
     assert sources(after(engine, ask([A, B]))) == ["entry", "version"]
 

@@ -83,8 +83,6 @@ def test_nothing_of_the_old_weights_is_used(make_engine: Make, part: str, method
     kv = make_engine()
     kv.precompute(CHUNKS)
     settings: dict[str, Any] = {"method": method, "max_new_tokens": 4}
-    if method == "query":
-        settings["contextual_versions"] = True
     for _ in range(2):
         kv.generate(PROMPT, **settings)
         kv.wait()

@@ -132,7 +132,7 @@ def test_answers_are_those_of_passes_made_by_hand(
     settings = {
         "recompute_ratio": RATIO,
         "method": looking(3, 8),
-        "prompt_lookup_num_tokens": 0,
+        "drafts": False,
     }
     answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
     assert answer.token_ids == expected

@@ -14,9 +14,8 @@ import pytest
 from tiny import some_chunks
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.config import Grouping
 from ragkv.errors import ConfigError, UnknownMethodError
-from ragkv.select import Method, Scene, get_method, method_names, method_of
+from ragkv.select import Grouping, Method, Scene, get_method, method_names, method_of
 from ragkv.select.auxiliary import map_scores
 from ragkv.select.choose import Choice, choose
 from ragkv.select.method import FloatArray, Spread

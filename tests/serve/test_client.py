@@ -332,7 +332,7 @@ def test_settings_are_refused_before_anything_is_sent(connect, stub):
         {"recompute_ration": 1},
         {"method": own},
         {"cache_implementation": "static"},
-        {"prompt_lookup_num_tokens": 3},
+        {"drafts": False},
         {"logprobs": 1},
     ):
         with pytest.raises(ConfigError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -112,7 +112,6 @@ class Calibration:
             "fingerprint": self.fingerprint,
             "method": self.reuse.method,
             "recompute_ratio": trial.ratio,
-            "grouping": asdict(self.reuse.grouping) if self.reuse.grouping else None,
             "auxiliary_model": self.reuse.auxiliary_model,
             "measure": self.measure,
             "target": self.target,

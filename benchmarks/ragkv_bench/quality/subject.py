@@ -150,10 +150,12 @@ class Subject:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))
 
     def _overrides(self, method: str | Method, ratio: Ratio) -> dict[str, Any]:
-        chosen = get_method(method)
-        if chosen.uses_prompts:  # no prompt begins with another one's rows
-            chosen = replace(chosen, reuse="versions")
-        return {"method": chosen, "recompute_ratio": ratio, "sink": self._sink}
+        return {
+            "method": method,
+            "recompute_ratio": ratio,
+            "sink": self._sink,
+            "history": False,  # figures do not depend on the prompts before
+        }
 
     def _share(self, method: str | Method, prefilled: Prefilled) -> float:
         """Share of chunk tokens computed; of all of them where a method caches only some.

@@ -101,7 +101,7 @@ def bench_answers(
     PeerError
         A peer does not start or gives no token.
     """
-    reuse = ReuseConfig(on_miss="skip", load="always", repair_ahead=plan.repair_ahead)
+    reuse = ReuseConfig(on_miss="skip", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv, _endless(kv):
         if data is None:
             traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
@@ -155,7 +155,7 @@ def _answer(
             method=setting[0],
             recompute_ratio=setting[1],
             sink=measured.trace.sink,
-            prompt_lookup_num_tokens=None if plan.lookup else 0,
+            drafts=plan.lookup,
         ).report
 
     total, report = timed(kv.loaded.device, generate)

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import ragkv.cli.main
 from ragkv import RagKV, ReuseConfig
-from ragkv.config import Grouping
 from ragkv.errors import ConfigError
 from ragkv.select import get_method
 from ragkv.select.method import Spread
@@ -196,12 +195,12 @@ def _calibration(kv, verdict="holds", **reuse):
 
 def test_a_profile_gives_back_what_was_measured_for_its_model_alone(make_engine, tmp_path):
     kv, path = make_engine(), tmp_path / "p.json"
-    reuse = {"method": "cacheclip", "auxiliary_model": "small", "grouping": Grouping(4, 2)}
+    reuse = {"method": "cacheclip", "auxiliary_model": "small"}
     found = _calibration(kv, **reuse)
     found.save(path)
     saved = json.loads(path.read_text())
     assert {k: saved[k] for k in ("format", "model", "method", "recompute_ratio", "target")} == {
-        "format": 1, "model": kv.info.name, "method": "cacheclip", "recompute_ratio": 0.3,
+        "format": 2, "model": kv.info.name, "method": "cacheclip", "recompute_ratio": 0.3,
         "target": 0.95,
     }  # fmt: skip
     assert (saved["shown"], saved["examples"], saved["data"]) == ([0.97, 0.99], 80, "mine")
@@ -236,10 +235,9 @@ def test_bad_profiles_are_named(make_engine, tmp_path):
     _calibration(make_engine()).save(path)
     good = json.loads(path.read_text())
     for changes, words in (
-        ({"format": 2}, "format 2, and this ragkv reads 1"),
+        ({"format": 1}, "format 1, and this ragkv reads 2"),
         ({"recompute_ratio": 1.5}, "between 0 and 1"),
         ({"fingerprint": None}, "fingerprint must be a string"),
-        ({"grouping": {"width": 3}}, "not a profile"),
     ):
         path.write_text(json.dumps(good | changes))
         with pytest.raises(ConfigError, match=rf"p\.json.*{words}"):

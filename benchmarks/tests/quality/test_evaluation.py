@@ -154,7 +154,7 @@ def test_ttft_is_taken_in_turn_or_once(make_engine, monkeypatch):
     prefill = kv.prefill
 
     def spy(text, **overrides):
-        calls.append(overrides["method"].name)
+        calls.append(overrides["method"])
         return prefill(text, **overrides)
 
     monkeypatch.setattr(kv, "prefill", spy)

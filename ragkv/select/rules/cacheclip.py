@@ -9,9 +9,8 @@ whole windows allow.
 
 import numpy as np
 
-from ragkv.config import Grouping
 from ragkv.select.auxiliary import map_scores
-from ragkv.select.method import FloatArray, Method, Scene
+from ragkv.select.method import FloatArray, Grouping, Method, Scene
 
 
 def score(scene: Scene) -> FloatArray:

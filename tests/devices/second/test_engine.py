@@ -69,7 +69,7 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
         engine = make_engine(
             family,
             device=device,
-            reuse=ReuseConfig(method=QUERY, contextual_versions=True),
+            reuse=ReuseConfig(method=QUERY),
         )
         engine.precompute(CHUNKS)
         engine.prefill(PROMPT)

@@ -33,12 +33,9 @@ NEW_TOKENS = 3
 _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
-# "always": how long things take must not decide what is compared
 _REUSE = ReuseConfig(
     method=QUERY,  # logits are compared bit by bit
-    load="always",
     on_miss="skip",
-    contextual_versions=True,
 )
 
 Known = frozenset[tuple[int, str]]
@@ -83,6 +80,7 @@ def loaded() -> LoadedModel:
 def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     kv = RagKV(loaded(), store=store, reuse=_REUSE)
+    kv._reuse.corpus.loads_always = True  # how long things take must not decide what is compared
     kv._reuse.versions.want = lambda *_: False  # what was asked before decides nothing
     return kv
 
