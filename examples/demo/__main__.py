@@ -20,7 +20,7 @@ from ragkv.cli.session import open_engine, reuse_config
 from ragkv.errors import RagKVError
 
 if TYPE_CHECKING:
-    from ragkv import PrecomputeReport, RagKV
+    from ragkv import RagKV
 
 app = typer.Typer(add_completion=False)
 
@@ -61,7 +61,7 @@ def demo(
         chunks = corpus_chunks(chosen, kv.tokenizer, chunk_tokens)
         asked = [question for topic, question in QUESTIONS if topic in chosen][:questions]
         err.print(f"{len(chunks)} chunks of {len(chosen)} topics of the Python language reference.")
-        precompute = _precompute(kv, chunks)
+        seconds = _precompute(kv, chunks)
         with err.status("Embedding chunks and questions with all-MiniLM-L6-v2 …"):
             embedder = Embedder()
             embedder.embed([*chunks, *asked])
@@ -81,14 +81,14 @@ def demo(
             "model": name,
             "chunks": len(chunks),
             "questions": len(asked),
-            "precompute_s": precompute.seconds,
+            "precompute_s": seconds,
             "frameworks": frameworks,
         }
         json_path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         err.print(f"Figures written to {json_path}.", highlight=False)
 
 
-def _precompute(kv: RagKV, chunks: Sequence[str]) -> PrecomputeReport:
+def _precompute(kv: RagKV, chunks: Sequence[str]) -> float:
     """Ingest with a progress bar; the frameworks' own ingestion then finds everything there."""
     sink = kv.sink_from([{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}])
     err.print("Precomputing: every chunk's cache, once.")
@@ -99,7 +99,7 @@ def _precompute(kv: RagKV, chunks: Sequence[str]) -> PrecomputeReport:
         if report.new
         else f"All {report.existing} chunks were there already: nothing to compute."
     )
-    return report
+    return report.seconds
 
 
 def _answer(name: str, kv: RagKV, ask: Callable[..., Any], questions: Sequence[str]) -> list[Pair]:
