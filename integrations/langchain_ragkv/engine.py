@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary
@@ -32,7 +31,6 @@ from ragkv.answer.engine import Engine, ModelInfo
 from ragkv.config import check_known, check_removed
 from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
-from ragkv.retrieve.following import afollow, follow
 from ragkv.select import method_of
 
 _MADE_FROM: WeakKeyDictionary[Engine, list[dict[str, Any]]] = WeakKeyDictionary()
@@ -221,34 +219,9 @@ class ChunkReuse(BaseModel):
         """Name the chunks of the next prompt: their loading starts at once."""
         self.kv.prefetch(texts, **self._overrides(overrides))
 
-    def follow(
-        self,
-        stages: Iterable[Sequence[Document]],
-        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
-        **overrides: Any,
-    ) -> list[Document]:
-        """Return a retrieval's result, as ragkv's ``follow``; the prompts are LangChain's."""
-        prompt = partial(self._prompt_of, prompt_of)
-        found: list[Document] = follow(self.kv, stages, prompt, **self._overrides(overrides))
-        return found
-
-    async def afollow(
-        self,
-        stages: Iterable[Sequence[Document]],
-        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
-        **overrides: Any,
-    ) -> list[Document]:
-        """Do the same in a thread."""
-        prompt = partial(self._prompt_of, prompt_of)
-        found: list[Document] = await afollow(self.kv, stages, prompt, **self._overrides(overrides))
-        return found
-
-    def _prompt_of(
-        self,
-        prompt_of: Callable[[Sequence[Document]], LanguageModelInput],
-        found: Sequence[Document],
-    ) -> str | Chat:
-        value = prompt_value(prompt_of(found))
+    def as_prompt(self, given: LanguageModelInput) -> str | Chat:
+        """Return what the engine is asked where this model is given a prompt of LangChain's."""
+        value = prompt_value(given)
         if not self._chat:
             return value.to_string()
         return Chat(convert_messages(value.to_messages()), chat_template_kwargs=self._variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Self
 
 from langchain_core.callbacks import (
@@ -19,6 +18,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from langchain_ragkv.engine import ChunkReuse, unwrapped
 from langchain_ragkv.texts import chunk_texts
+from ragkv import Chat
+from ragkv.retrieve.following import afollow, follow
 
 
 class RagKVStagedRetriever(BaseRetriever):
@@ -53,8 +54,8 @@ class RagKVStagedRetriever(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
     ) -> list[Document]:
         del run_manager
-        prompt = partial(self._prompt, query)
-        found = self.llm.follow(self._documents(query), prompt, **self.overrides)
+        asked = self._documents(query), self._prompt_of(query)
+        found: list[Document] = follow(self.llm.kv, *asked, **self._settings)
         self._name(found)
         return found
 
@@ -62,8 +63,8 @@ class RagKVStagedRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
         del run_manager
-        prompt = partial(self._prompt, query)
-        found = await self.llm.afollow(self._documents(query), prompt, **self.overrides)
+        asked = self._documents(query), self._prompt_of(query)
+        found: list[Document] = await afollow(self.llm.kv, *asked, **self._settings)
         await run_in_executor(None, self._name, found)
         return found
 
@@ -71,8 +72,12 @@ class RagKVStagedRetriever(BaseRetriever):
         for found in self.stages(query):
             yield [each[0] if isinstance(each, tuple) else each for each in found]
 
-    def _prompt(self, query: str, found: Sequence[Document]) -> LanguageModelInput:
-        return self.prompt(query, list(found))
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return self.llm._overrides(self.overrides)  # noqa: SLF001  a part of this package
+
+    def _prompt_of(self, query: str) -> Callable[[Sequence[Document]], str | Chat]:
+        return lambda found: self.llm.as_prompt(self.prompt(query, list(found)))
 
     def _name(self, found: list[Document]) -> None:
         """Have those that are not stored encoded after the answer."""

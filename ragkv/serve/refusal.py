@@ -18,6 +18,8 @@ from ragkv.errors import (
 from ragkv.serve.request_id import request_id
 
 _log = logging.getLogger(__name__)
+_ONCE = {"x-should-retry": "false"}
+"""Keeps openai's clients from sending again what has failed, or has taken too long."""
 
 
 class RefusedError(Exception):
@@ -49,7 +51,8 @@ class RefusedError(Exception):
         self.message = message
         self.param = param
         self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
-        self.headers = headers
+        once = {} if status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE else _ONCE
+        self.headers = {**once, **(headers or {})}
 
     def body(self) -> dict[str, Any]:
         """Return ``{"error": {"message", "type", "param", "code"}}``."""

@@ -1,14 +1,46 @@
-"""Which JSON values a schema lets through, byte by byte."""
+"""Classes whose schemas have it all, and which JSON values a schema lets through, byte by byte."""
 
 from __future__ import annotations
 
 import json
 from itertools import permutations
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel, ConfigDict, Field
 
 from ragkv.config.schema import resolved
+
+Letter = Literal["a", "b"]
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    ok: bool
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    letter: Letter
+
+
+class Node(BaseModel):
+    ok: bool
+    kids: list[Node] = Field([], max_length=1)
+
+
+class Pets(BaseModel):
+    pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]] = Field(
+        min_length=1, max_length=2
+    )
+    letters: dict[Letter, bool]
+    tree: Node
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    ok: bool
+
 
 _BYTES = LLTokenizer("byte")
 _MOST = 3

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, NotRequired, Optional, Required, TypedDict
+from typing import Annotated, Any, NotRequired, Optional, Required, TypedDict
 
 import pytest
 import typing_extensions
 from langchain_core.tools import tool
 from langchain_ragkv import ChatRagKV
 from langchain_ragkv.tools import definitions
-from pydantic import BaseModel, ConfigDict, Field, RootModel
-from schemas import lets_through
+from pydantic import BaseModel, Field, RootModel
+from schemas import Cat, Dog, Letter, Node, Open, Pets, lets_through
 
 from ragkv import Chat
 from ragkv.errors import ConfigError
-
-Letter = Literal["a", "b"]
-
-
-class Cat(BaseModel):
-    kind: Literal["cat"] = "cat"
-    ok: bool
-
-
-class Dog(BaseModel):
-    kind: Literal["dog"]
-    letter: Letter
-
-
-class Node(BaseModel):
-    ok: bool
-    kids: list[Node] = Field([], max_length=1)
 
 
 class Held(BaseModel):
@@ -43,11 +26,6 @@ class Held(BaseModel):
     maybe: dict[str, bool] | None = None
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
     tree: Node
-
-
-class Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    ok: bool
 
 
 class Inner(typing_extensions.TypedDict):
@@ -134,14 +112,6 @@ def test_typed_dicts(llm):
     assert lets_through(held, {"inner": None})
     assert not lets_through(held, {"inner": {"counts": {"a": "b"}, "next": None}})
     assert not lets_through(held, {"z": 1})
-
-
-class Pets(BaseModel):
-    pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]] = Field(
-        min_length=1, max_length=2
-    )
-    letters: dict[Letter, bool]
-    tree: Node
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

@@ -73,7 +73,7 @@ def test_a_chain_is_served_from_it(kind, asynchronous, make_engine, search):
         {"context": joined([hit.item for hit in last]), "input": QUESTION}
     )
     assert getattr(answer, "content", answer) == getattr(expected, "content", expected)
-    report = kv.speculations  # it is used, or had not begun yet
+    report = kv.status().speculations  # it is used, or had not begun yet
     assert report.used + report.cancelled == report.started >= 1
     assert kv._requests.nbytes == 0
 
@@ -88,7 +88,7 @@ def test_what_is_computed_in_time_is_used(make_engine, search):
     for thread in speculating_threads():
         thread.join(30)
     (PROMPT | llm).invoke({"context": joined(found), "input": QUESTION})
-    assert kv.speculations.used == 1
+    assert kv.status().speculations.used == 1
     assert llm.last_report.ahead_s > 0
 
 

@@ -8,7 +8,7 @@ import uuid
 from decimal import Decimal
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 from llama_index.core.prompts import PromptTemplate
@@ -19,51 +19,20 @@ from pydantic import (
     AnyUrl,
     Base64Bytes,
     BaseModel,
-    ConfigDict,
-    Field,
     IPvAnyAddress,
     SecretStr,
     create_model,
 )
-from schemas import lets_through
+from schemas import Cat, Letter, Node, Open, Pets, lets_through
 
 from ragkv import Chat
 
-Letter = Literal["a", "b"]
 ASK = PromptTemplate("Who?")
-
-
-class Cat(BaseModel):
-    kind: Literal["cat"] = "cat"
-    ok: bool
-
-
-class Dog(BaseModel):
-    kind: Literal["dog"]
-    letter: Letter
-
-
-class Node(BaseModel):
-    ok: bool
-    kids: list[Node] = Field([], max_length=1)
-
-
-class Pets(BaseModel):
-    pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]] = Field(
-        min_length=1, max_length=2
-    )
-    letters: dict[Letter, bool]
-    tree: Node
 
 
 class Place(BaseModel):
     letter: Letter
     inner: Cat
-
-
-class Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    ok: bool
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_query_engine_is_served_from_it(is_chat_model, template, make_engine, 
     for thread in speculating_threads():
         thread.join(30)
     answer = engine.synthesize(QUESTION, found)
-    assert kv.speculations.used == 1
+    assert kv.status().speculations.used == 1
     assert llm.last_report.ahead_s > 0
     cold = make_engine()
     plain = RagKVLLM(kv=cold, is_chat_model=is_chat_model, max_new_tokens=6, context_window=4000)
@@ -66,7 +66,7 @@ def test_the_whole_query(asynchronous, make_engine, search):
     _, engine = query_engine(search, llm)
     answer = asyncio.run(engine.aquery(QUESTION)) if asynchronous else engine.query(QUESTION)
     assert len(answer.source_nodes) == 3
-    report = kv.speculations
+    report = kv.status().speculations
     assert report.used + report.cancelled == report.started >= 1
     assert kv._requests.nbytes == 0
 
