@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ragkv.cli.console import out, say_json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ragkv.cli.console import err, out, say_json
 from ragkv.cli.options import (
     AnswerTokens,
     AsJson,
@@ -17,6 +22,7 @@ from ragkv.cli.options import (
     SinkFrom,
     StorePath,
     TopK,
+    check_folders,
 )
 from ragkv.cli.session import From, Question, messages, open_engine, retrieve, reuse_config
 
@@ -36,11 +42,21 @@ def ask(
     namespace: Namespace = "default",
     codec: Codec = "raw",
     sink_from: SinkFrom = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page that shows where every prompt token came from. Retrieved chunks are "
+            "stored first; a full prefill of the same prompt is timed afterwards.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Retrieve from PATH and answer; chunks that `precompute` stored are reused."""
     from ragkv.cli.texts import read_system_prompt, read_texts
+    from ragkv.errors import ConfigError
 
+    check_folders(page)
     reuse = reuse_config(method, recompute_ratio)
     texts, system_prompt = read_texts(path), read_system_prompt(sink_from)
     with open_engine(
@@ -54,16 +70,28 @@ def ask(
         system_prompt=system_prompt,
     ) as kv:
         found = retrieve(kv, question, texts, chunk_tokens=chunk_tokens, top_k=top_k)
-        kv.prefetch(found)
-        stream = kv.stream(messages(question, found, system_prompt), max_new_tokens=max_new_tokens)
+        (kv.precompute if page else kv.prefetch)(found)
+        prompt = messages(question, found, system_prompt)
+        stream = kv.stream(prompt, max_new_tokens=max_new_tokens)
         for piece in stream:
             if not as_json:
                 out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-    completion = stream.completion
+        completion = stream.completion
+        full = None
+        if page:
+            with err.status("Measuring a full prefill of the same prompt …"):
+                full = kv.prefill(prompt, method="full").report.ttft_s
+            about = {"question": question, "model": kv.info.name, "answer": completion.text}
+            drawn = completion.report.to_html(**about, full_prefill_s=full)
+            try:
+                page.write_text(drawn, encoding="utf-8", newline="")
+            except OSError as error:
+                raise ConfigError(f"the page cannot be written to {page}: {error}") from error
     if as_json:
         answer = {"question": question, "answer": completion.text, "chunks": found}
         say_json({**answer, "report": completion.report.to_dict()})
         return
-    out.print(
-        f"\n\n{completion.report}", style="dim", markup=False, highlight=False, soft_wrap=True
-    )
+    told = f"\n\n{completion.report}"
+    if page:
+        told += f"\nA full prefill of the same prompt: {full:.3f} s.\nWrote {page}."
+    out.print(told, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from ragkv.cli.ask import ask
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out, replace_unencodable
-from ragkv.cli.explain import explain
 from ragkv.cli.plan import plan_command
 from ragkv.cli.plugins import plugin_command, plugin_names
 from ragkv.cli.precompute import precompute
@@ -23,6 +22,7 @@ _REMOVED = {
     "bench speculate": "docs/log.md has what it found; RagKV.status().speculations counts them",
     "--contextual-versions": "--method cachecraft keeps versions of chunks",
     "demo": "make demo runs it in a clone (examples/demo)",
+    "explain": "ragkv ask --page FILE writes the page",
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "eval --codec": "docs/log.md has what codecs lose; ragkv plan has their sizes",
     "eval --recurring": "docs/log.md has what contextual versions save",
@@ -93,7 +93,6 @@ def _main(
 
 app.command()(precompute)
 app.command()(ask)
-app.command()(explain)
 app.command()(serve)
 app.command("plan")(plan_command)
 app.command()(check)

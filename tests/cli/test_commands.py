@@ -234,7 +234,7 @@ def test_a_file_that_is_no_text_is_refused_by_name_and_left_out_of_a_folder(text
         read_texts([texts / "only"])
 
 
-@pytest.mark.parametrize("command", ["precompute", "ask", "explain"])
+@pytest.mark.parametrize("command", ["precompute", "ask"])
 def test_what_there_is_to_read_is_found_out_before_a_model_is_loaded(command, tmp_path):
     scan = tmp_path / "scan.pdf"
     scan.write_bytes(b"%PDF\0")

@@ -41,7 +41,7 @@ def test_every_command_ends(encoding, model, run, tmp_path):
         ("precompute", text, *shared),
         ("ask", *asked),
         ("ask", *asked, "--json"),
-        ("explain", *asked, "--out", page),
+        ("ask", *asked, "--page", page),
         ("plan", "--model", model, "--prefill-tps", 100),
         ("store", "stats", "--store", tmp_path / "store"),
         ("check", "--model", model),

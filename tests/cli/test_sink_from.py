@@ -48,7 +48,7 @@ def test_precompute_and_ask_share_it(model, system, tmp_path):
     assert not ours["report"]["misses"]
     assert ours["report"]["sink_tokens"] > others["report"]["sink_tokens"]
     assert not others["report"]["reused_tokens"], "encoded behind another sink"
-    page = run("explain", *asked[1:-1], *behind, "--out", tmp_path / "page.html")
+    page = run(*asked[:-1], *behind, "--page", tmp_path / "page.html")
     assert page.exit_code == 0, page.output
 
 
@@ -95,7 +95,7 @@ def test_without_a_chat_template_it_is_the_text():
         assert sink_behind(kv, SYSTEM) == SYSTEM
 
 
-@pytest.mark.parametrize("command", ["serve", "precompute", "ask", "explain"])
+@pytest.mark.parametrize("command", ["serve", "precompute", "ask"])
 @pytest.mark.parametrize(
     ("written", "said"), [(None, "there is no file"), (b" \n", "no text"), (b"\xff\xfe", "UTF-8")]
 )

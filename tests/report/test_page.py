@@ -302,26 +302,27 @@ class _First:
         return texts[:k]
 
 
-def explain(*args: object):
-    return CliRunner().invoke(app, ["explain", "What is assigned?", *map(str, args)])
-
-
-def test_explain_writes_a_page(model, tmp_path, monkeypatch):
+def test_ask_writes_a_page(model, tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
+
+    def run(*args: object):
+        return CliRunner().invoke(app, ["ask", "What is assigned?", *map(str, args)])
+
     text = tmp_path / "text.md"
     text.write_text("\n\n".join(some_chunks(4)), encoding="utf-8")
     shared = ("--path", text, "--model", model, "--store", ":memory:", "--chunk-tokens", 80)
-    out = tmp_path / "page.html"
-    done = explain(*shared, "--top-k", 3, "--max-new-tokens", 2, "--out", out)
+    page = tmp_path / "page.html"
+    done = run(*shared, "--top-k", 3, "--max-new-tokens", 2, "--page", page)
     assert done.exit_code == 0, done.output
-    assert f"Wrote {out}." in done.stdout
+    assert f"Wrote {page}." in done.stdout
     assert "First token after" in done.stdout
     assert "A full prefill of the same prompt: " in done.stdout
-    read = Reader(out.read_text(encoding="utf-8"))
+    read = Reader(page.read_text(encoding="utf-8"))
     assert "What is assigned?" in read.words
     assert "Chunk 3" in read.words
+    assert "A full prefill of this prompt" in read.words
     assert read.marks("r") > read.marks("c") > 0
-    failed = explain(*shared, "--max-new-tokens", 1, "--out", tmp_path / "no" / "page.html")
+    failed = run(*shared, "--max-new-tokens", 1, "--page", tmp_path / "no" / "page.html")
     assert failed.exit_code == 2
     assert "there is no folder" in failed.stderr
     assert "First token after" not in failed.stdout
@@ -345,25 +346,3 @@ def test_the_first_chunk_is_said_to_be_exact(engine, answered):
         assert "Chunk 1 is exact" not in Reader(ascii_report(engine, **settings).to_html()).words
     behind = engine.prefill(f"Some other text first.\n\n{CHUNKS[0]}\n\nWhat?", sink="").report
     assert "Chunk 1 is exact" not in Reader(behind.to_html()).words
-
-
-def test_explain_prints_the_answer(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
-    text = tmp_path / "text.md"
-    text.write_text("\n\n".join(some_chunks(2)), encoding="utf-8")
-    answers = []
-    generate = RagKV.generate
-
-    def kept(*args: object, **settings: object) -> Completion:
-        answers.append(generate(*args, **settings))
-        return answers[-1]
-
-    monkeypatch.setattr(RagKV, "generate", kept)
-    done = explain(
-        *("--path", text, "--model", model, "--store", ":memory:", "--chunk-tokens", 80),
-        *("--max-new-tokens", 8, "--out", tmp_path / "page.html"),
-    )
-    assert done.exit_code == 0, done.output
-    assert answers[0].text.strip() in done.stdout
-    words = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).words
-    assert "A full prefill of this prompt" in words
