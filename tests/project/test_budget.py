@@ -16,7 +16,7 @@ from ragkv.cli.main import app
 ROOT = Path(__file__).parents[2]
 # Raising a figure is a commit of its own, whose message says which user gets what from it.
 LINES = {
-    "ragkv/answer": 700,
+    "ragkv/answer": 400,
     "ragkv/attend": 1400,
     "ragkv/chunk": 300,
     "ragkv/cli": 1500,
@@ -30,15 +30,15 @@ LINES = {
     "ragkv/report": 1200,
     "ragkv/retrieve": 400,
     "ragkv/select": 1000,
-    "ragkv/serve": 3700,
+    "ragkv/serve": 2600,
     "ragkv/splice": 800,
     "ragkv/store": 6100,
     "benchmarks/ragkv_bench": 6600,
     "benchmarks/tests": 3700,
     "examples": 1100,
-    "integrations": 4400,
+    "integrations": 4000,
     "kernels": 1900,
-    "tests": 34900,
+    "tests": 34100,
 }
 COUNTS = {"settings": 33, "commands": 10, "words of docs": 17_000}
 

@@ -13,13 +13,12 @@ from langchain_core.load import dumps
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_openai import ChatOpenAI
-from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVRetriever, RagKVTransformer
+from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
 from listening import listening
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import StoreConfig
-from ragkv.client import RemoteRagKV
 from ragkv.errors import ServerError
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -175,45 +174,6 @@ def test_a_key_opens_its_namespace_and_stays_secret(make_engine):
             with pytest.raises(ServerError, match="api_key"):
                 ChatRagKV(base_url=url, api_key=key)
         llm.kv.close()
-
-
-@pytest.mark.parametrize(
-    "local",
-    [
-        {"device": "cpu"},
-        {"dtype": "float32"},
-        {"store": ":memory:"},
-        {"prompt_lookup_num_tokens": 3},
-        {"on_unsupported": "full"},
-    ],
-)
-def test_what_a_model_here_would_need_is_refused_by_name(local):
-    with pytest.raises(ValidationError, match=next(iter(local))):
-        ChatRagKV(base_url="http://127.0.0.1:9", **local)
-
-
-def test_a_client_takes_an_engines_place(url, chat):
-    kv = RemoteRagKV(url)
-    llm = ChatRagKV(kv=kv, max_tokens=4)
-    assert llm.invoke(QUESTION).content
-    RagKVTransformer(kv=kv).transform_documents(DOCUMENTS)
-    retriever = RagKVRetriever(retriever=RunnableLambda(lambda _: DOCUMENTS), kv=kv)
-    assert len(retriever.invoke(QUESTION)) == 3
-    for wrong in ({"base_url": url}, {"model_id": "another"}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            ChatRagKV(kv=kv, **wrong)
-    assert RagKVLLM(kv=kv, max_tokens=4).invoke(QUESTION)
-    name = kv.info.name
-    assert chat(model_id=name).model_name == name
-    other = chat(model_id="another")
-    with pytest.raises(ServerError, match="another"):
-        other.invoke(QUESTION)
-    kv.close()
-
-
-def test_a_server_that_is_not_there():
-    with pytest.raises(ServerError, match=r"127\.0\.0\.1:9 cannot be reached"):
-        ChatRagKV(base_url="http://127.0.0.1:9", max_retries=0)
 
 
 def test_langchains_own_client_of_openai(kv, url):

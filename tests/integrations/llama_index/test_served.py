@@ -24,7 +24,6 @@ from llama_index.llms.ragkv import (
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import ReuseConfig, StoreConfig
-from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError, ServerError
 
 QUESTION = "What is a target list?"
@@ -194,48 +193,12 @@ def test_a_key_opens_its_namespace_and_stays_here(make_engine, monkeypatch):
             each.close()
 
 
-@pytest.mark.parametrize(
-    "local",
-    [
-        {"model": object()},
-        {"tokenizer": object()},
-        {"tokenizer_name": "another"},
-        {"device_map": "cpu"},
-        {"model_kwargs": {"dtype": "float32"}},
-        {"tokenizer_kwargs": {"use_fast": True}},
-        {"store": ":memory:"},
-        {"on_unsupported": "full"},
-    ],
-)
-def test_what_a_model_here_would_need_is_refused_by_name(local):
-    with pytest.raises(ConfigError, match=next(iter(local))):
-        RagKVLLM(api_base="http://127.0.0.1:9", **local)
-
-
 @pytest.mark.parametrize("remote", [{"api_key": "k"}, {"timeout": 3}, {"max_retries": 1}])
 def test_what_only_a_server_has_is_refused_by_name(make_engine, remote):
     with pytest.raises(ConfigError, match=next(iter(remote))):
         RagKVLLM(model_name="none", **remote)
     with pytest.raises(ConfigError, match=next(iter(remote))):
         RagKVLLM(kv=make_engine(), **remote)
-
-
-def test_a_client_takes_an_engines_place(url):
-    kv = RemoteRagKV(url)
-    llm = RagKVLLM(kv=kv, max_new_tokens=3)
-    assert llm.complete(PROMPT).text
-    assert llm.to_dict()["left_out"] == ["kv"]
-    with pytest.raises(ConfigError, match="api_base"):
-        RagKVLLM(kv=kv, api_base=url)
-    assert RagKVLLM(api_base=url, model_name=kv.info.name).model_name == kv.info.name
-    with pytest.raises(ServerError, match="another"):
-        RagKVLLM(api_base=url, model_name="another").complete(PROMPT)
-    kv.close()
-
-
-def test_a_server_that_is_not_there():
-    with pytest.raises(ServerError, match=r"127\.0\.0\.1:9 cannot be reached"):
-        RagKVLLM(api_base="http://127.0.0.1:9", max_retries=0)
 
 
 @pytest.mark.parametrize("is_chat_model", [False, True])
