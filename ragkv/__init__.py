@@ -11,19 +11,23 @@ if TYPE_CHECKING:
     from ragkv.engine.engine import RagKV
     from ragkv.engine.stream import CompletionStream, Prefilled
     from ragkv.prompt.chat import Chat
+    from ragkv.prompt.tools.calls import ToolCall
     from ragkv.report.account import PrecomputeReport, ReuseReport
+    from ragkv.select.method import Method
 
 _HOMES = {
     "Chat": "ragkv.prompt.chat",
     "Completion": "ragkv.answer.completion",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
+    "Method": "ragkv.select.method",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",
     "RagKV": "ragkv.engine.engine",
     "ReuseConfig": "ragkv.config.reuse",
     "ReuseReport": "ragkv.report.account",
     "StoreConfig": "ragkv.config.store",
+    "ToolCall": "ragkv.prompt.tools.calls",
 }
 
 __all__ = [
@@ -31,12 +35,14 @@ __all__ = [
     "Completion",
     "CompletionStream",
     "DecodeConfig",
+    "Method",
     "PrecomputeReport",
     "Prefilled",
     "RagKV",
     "ReuseConfig",
     "ReuseReport",
     "StoreConfig",
+    "ToolCall",
 ]
 
 

@@ -81,8 +81,10 @@ def ask(
         if page:
             with err.status("Measuring a full prefill of the same prompt …"):
                 full = kv.prefill(prompt, method="full").report.ttft_s
+            from ragkv.report.page.page import page as draw
+
             about = {"question": question, "model": kv.info.name, "answer": completion.text}
-            drawn = completion.report.to_html(**about, full_prefill_s=full)
+            drawn = draw(completion.report, **about, full_prefill_s=full)
             try:
                 page.write_text(drawn, encoding="utf-8", newline="")
             except OSError as error:

@@ -124,8 +124,8 @@ class ReuseReport:
         Chunks that were not reused, or not whole, each with its reason: those that the prompt
         has, and those that a retriever named.
     trace
-        The prompt's text and scores, for :meth:`to_html`; not in :meth:`to_dict`, and
-        without a part in equality.
+        The prompt's text and scores, for its :func:`~ragkv.report.page.page.page`; not in
+        :meth:`to_dict`, and without a part in equality.
     """
 
     method: str
@@ -210,41 +210,6 @@ class ReuseReport:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
-
-    def to_html(
-        self,
-        *,
-        question: str = "",
-        model: str = "",
-        answer: str = "",
-        full_prefill_s: float | None = None,
-    ) -> str:
-        """Return a page that shows the prompt, each token marked by where it came from.
-
-        One file without scripts that refers to nothing outside; write it as UTF-8.
-
-        Parameters
-        ----------
-        question, model, answer
-            A heading; omitted where empty.
-        full_prefill_s
-            Seconds that a full prefill of the prompt took on the same machine, such as
-            ``kv.prefill(prompt, method="full").report.ttft_s``; it stands beside the report's own.
-
-        Raises
-        ------
-        ConfigError
-            The report has no trace: it was not made by an engine.
-        """
-        if self.trace is None:
-            raise ConfigError(
-                "this report has no trace of its prompt: call to_html() on the report that the "
-                "engine returned, not on one made again from its dictionary"
-            )
-        from ragkv.report.page.page import page
-
-        about = {"question": question, "model": model, "answer": answer}
-        return page(self, self.trace, **about, full_prefill_s=full_prefill_s)
 
 
 @dataclass(frozen=True, slots=True)

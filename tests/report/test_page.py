@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
 from ragkv.report.account import Miss
+from ragkv.report.page.page import page as draw
 from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
 
@@ -41,8 +42,11 @@ def answered(engine) -> Completion:
 
 @pytest.fixture(scope="module")
 def page(answered) -> str:
-    return answered.report.to_html(
-        question='What & <i>why</i> "so"?', model="tiny/<model>", answer="Because <b>.\n\nYes."
+    return draw(
+        answered.report,
+        question='What & <i>why</i> "so"?',
+        model="tiny/<model>",
+        answer="Because <b>.\n\nYes.",
     )
 
 
@@ -85,7 +89,7 @@ def test_the_page_refers_to_nothing_outside(page):
 
 def test_there_is_a_mark_for_every_token(engine):
     report = ascii_report(engine, method="query")
-    read = Reader(report.to_html())
+    read = Reader(draw(report))
     counts = [read.marks(kind) for kind in "srcf"]
     assert counts == [
         report.sink_tokens,
@@ -98,13 +102,13 @@ def test_there_is_a_mark_for_every_token(engine):
 def test_tokens_of_a_former_prompt_are_marked(engine):
     chat = [{"role": "user", "content": "\n\n".join(some_chunks(4)) + "\n\nSo?"}]
     ascii_report(engine)
-    plain = Reader(engine.prefill(chat).report.to_html())
+    plain = Reader(draw(engine.prefill(chat).report))
     assert (plain.marks("v"), plain.marks("x")) == (0, 0)
     assert "kept from the former turns" not in plain.words
     first = engine.generate(chat, max_new_tokens=3)
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
     report = engine.prefill(chat).report
-    read = Reader(report.to_html())
+    read = Reader(draw(report))
     assert read.marks("v") == report.conversation_tokens > 400
     assert "from the conversation" in read.words
     assert "kept from the former turns" in read.words
@@ -136,14 +140,14 @@ def test_figures_on_the_page(page, answered):
 
 
 def test_scores_that_are_no_attention_are_called_scores(engine):
-    words = Reader(ascii_report(engine, method="epic").to_html()).words
+    words = Reader(draw(ascii_report(engine, method="epic"))).words
     assert "the score that epic gave it" in words
     assert "by score 4 of 4" in words
     assert "attention" not in words
 
 
 def test_without_scores_nothing_is_said_of_them(engine):
-    page = ascii_report(engine, recompute_ratio=1.0).to_html()
+    page = draw(ascii_report(engine, recompute_ratio=1.0))
     assert "The bar under" not in page
     assert not re.search(r'class="[srcf] l\d', page)
 
@@ -153,18 +157,18 @@ def test_notes_are_on_the_page(engine, answered):
         f"{CHUNKS[0]}\n\nSo?", max_new_tokens=1, method="query", recompute_ratio="auto"
     ).report
     report = replace(missed, warnings=("Beware of <this>.",), misses=())
-    words = Reader(report.to_html()).words
+    words = Reader(draw(report)).words
     assert f"Auto {report.choice}" in words
     assert "requested: auto" in words
     assert "Warning Beware of <this>." in words
     report = replace(answered.report, misses=(Miss("a <chunk>", "absent"),))
-    words = Reader(report.to_html()).words
+    words = Reader(draw(report)).words
     assert "Not reused (absent) \u201ca <chunk>\u201d" in words
 
 
 def test_a_prompt_prefilled_in_full_has_a_page(engine):
     report = ascii_report(engine, method="full")
-    read = Reader(report.to_html())
+    read = Reader(draw(report))
     assert read.marks("f") == report.prompt_tokens
     assert "Where the tokens came from" in read.words
 
@@ -185,7 +189,7 @@ def test_a_long_prompt_stays_small(answered):
         positions=report.positions * times,
         prompt_tokens=report.prompt_tokens * times,
     )
-    assert len(long.to_html().encode()) < 1_000_000
+    assert len(draw(long).encode()) < 1_000_000
 
 
 # ---- colours
@@ -333,16 +337,16 @@ def test_ask_writes_a_page(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("took", [0.5, 2.5, 1e-5])
 def test_a_full_prefill_stands_beside_the_own_time(answered, took):
-    words = Reader(answered.report.to_html(full_prefill_s=took)).words
+    words = Reader(draw(answered.report, full_prefill_s=took)).words
     assert f"A full prefill of this prompt: {seconds(took)}," in words
     assert f"{took / answered.report.ttft_s:.1f} times as long: measured once" in words
-    assert "A full prefill of" not in Reader(answered.report.to_html()).words
+    assert "A full prefill of" not in Reader(draw(answered.report)).words
 
 
 def test_the_first_chunk_is_said_to_be_exact(engine, answered):
-    assert "Chunk 1 is exact" in Reader(answered.report.to_html()).words
+    assert "Chunk 1 is exact" in Reader(draw(answered.report)).words
     assert answered.report.exact_tokens > 0
     for settings in ({"recompute_ratio": 1.0}, {"method": "full"}):
-        assert "Chunk 1 is exact" not in Reader(ascii_report(engine, **settings).to_html()).words
+        assert "Chunk 1 is exact" not in Reader(draw(ascii_report(engine, **settings))).words
     behind = engine.prefill(f"Some other text first.\n\n{CHUNKS[0]}\n\nWhat?", sink="").report
-    assert "Chunk 1 is exact" not in Reader(behind.to_html()).words
+    assert "Chunk 1 is exact" not in Reader(draw(behind)).words

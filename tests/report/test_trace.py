@@ -14,6 +14,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import Prefilled, RagKV
 from ragkv.errors import ConfigError
+from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
 from ragkv.report.page.words import percent, safe, seconds
 from ragkv.report.trace import Trace
@@ -75,12 +76,12 @@ def test_the_trace_is_no_part_of_the_figures(answered):
     assert "trace" not in repr(report)
     again = pickle.loads(pickle.dumps(report))
     assert again == report
-    assert again.to_html() == report.to_html()
+    assert draw(again) == draw(report)
 
 
 def test_a_report_without_a_trace_says_what_to_do(answered):
     with pytest.raises(ConfigError, match="the report that the engine returned"):
-        replace(answered.report, trace=None).to_html()
+        draw(replace(answered.report, trace=None))
 
 
 # ---- parts and ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from ragkv.errors import ConfigError
 from ragkv.report.page.parts import ORIGINS, SHOWN, TOPS
 from ragkv.report.page.prompt import CLASSES, prompt
 from ragkv.report.page.words import count, head, percent, safe, seconds
@@ -54,14 +55,34 @@ _SEEN, _LABELLED = 0.002, 0.15
 
 def page(
     report: ReuseReport,
-    trace: Trace,
     *,
-    question: str,
-    model: str,
-    answer: str,
+    question: str = "",
+    model: str = "",
+    answer: str = "",
     full_prefill_s: float | None = None,
 ) -> str:
-    """Return the page, see :meth:`ragkv.report.account.ReuseReport.to_html`."""
+    """Return a page that shows the prompt, each token marked by where it came from.
+
+    One file without scripts that refers to nothing outside; write it as UTF-8.
+
+    Parameters
+    ----------
+    question, model, answer
+        A heading; omitted where empty.
+    full_prefill_s
+        Seconds that a full prefill of the prompt took on the same machine, such as
+        ``kv.prefill(prompt, method="full").report.ttft_s``; it stands beside the report's own.
+
+    Raises
+    ------
+    ConfigError
+        The report has no trace: it was not made by an engine.
+    """
+    if (trace := report.trace) is None:
+        raise ConfigError(
+            "this report has no trace of its prompt: give the report that the engine returned, not "
+            "one made again from its dictionary"
+        )
     name = question or f"A prompt of {count(report.prompt_tokens, 'token')}"
     blocks = [
         _head(report, name, model, answer),

@@ -21,6 +21,7 @@ from ragkv import RagKV
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
+from ragkv.report.page.page import page
 from ragkv.select import method_names
 from ragkv.store.entry.codecs import CODECS, codec_of
 from ragkv.store.entry.codecs.grid import GridCodec
@@ -239,7 +240,7 @@ def test_what_users_do_with_an_engine_works_there(make_engine: Make) -> None:
         settings = {"max_new_tokens": 6, "recompute_ratio": "auto"}
         drawn = engine.generate(PROMPT, seed=3, temperature=1.2, **settings)
         assert "of the cached tokens" in drawn.report.choice
-        assert "recomputed" in drawn.report.to_html()
+        assert "recomputed" in page(drawn.report)
         answers.append((drawn.token_ids, "".join(engine.stream(PROMPT, **settings))))
     assert answers[0] == answers[1]
 
