@@ -15,6 +15,7 @@ from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt
+from ragkv.serve import limits
 from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of, text_of_ids
@@ -57,7 +58,7 @@ async def chat_completions(request: Request, engine: Engine) -> Response:
     if prompt.has_to_call:  # a call, which has its own schema
         schema = None
         await _check(service, "tools", prompt.forced_schema)
-    most = body.max_completion_tokens or body.max_tokens or service.settings.answer_tokens
+    most = body.max_completion_tokens or body.max_tokens or limits.ANSWER_TOKENS
     logprobs = body.top_logprobs if body.logprobs else None
     return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm(), schema))
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
+from ragkv.serve import limits
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.refusal import RefusedError
 
@@ -42,25 +43,25 @@ async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
     if kind != "application/json":  # pages in browsers may send others to any address
         raise RefusedError(415, "Send the header Content-Type: application/json.")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > settings.max_body_bytes:
-        raise _too_long(settings)
+    if length.isdecimal() and int(length[:20]) > limits.BODY_BYTES:
+        raise _too_long()
     body = bytearray()
     try:
         async with asyncio.timeout(settings.timeout):
             async for part in request.stream():
                 body += part
-                if len(body) > settings.max_body_bytes:
-                    raise _too_long(settings)
+                if len(body) > limits.BODY_BYTES:
+                    raise _too_long()
     except TimeoutError:
         message = "The request's body did not come in time."
         raise RefusedError(408, message, headers=_CLOSE) from None
     return _object_in(bytes(body))
 
 
-def _too_long(settings: ServeConfig) -> RefusedError:
+def _too_long() -> RefusedError:
     return RefusedError(
         413,
-        f"The body is longer than {settings.max_body_bytes} bytes.",
+        f"The body is longer than {limits.BODY_BYTES} bytes.",
         headers=_CLOSE,
     )
 

@@ -11,7 +11,7 @@ from ragkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Where a server listens, whom it serves and what it bounds.
+    """Where a server listens, whom it serves and how many at once.
 
     How chunks are reused unless a request says otherwise is each engine's own ``reuse``.
 
@@ -37,16 +37,6 @@ class ServeConfig:
         Answers that the engine generates at once.
     max_waiting
         Answers that may wait besides; a request beyond both is refused with 503.
-    max_choices
-        Most answers of one request: ``n`` times its prompts.
-    answer_tokens
-        Longest answer of a chat request that does not say.
-    max_body_bytes
-        Longest body of a request.
-    max_chunks, max_chunk_chars
-        Most texts of one request, and the longest of them in characters.
-    max_jobs
-        Precomputations that may wait or run at once.
     reports
         Whether clients may have the whole report of an answer.
 
@@ -66,12 +56,6 @@ class ServeConfig:
     drain_timeout: float = 60.0
     max_running: int = 16
     max_waiting: int = 64
-    max_choices: int = 16
-    answer_tokens: int = 1024
-    max_body_bytes: int = 8 << 20
-    max_chunks: int = 4096
-    max_chunk_chars: int = 100_000
-    max_jobs: int = 16
     reports: bool = True
 
     def __post_init__(self) -> None:
@@ -94,10 +78,7 @@ class ServeConfig:
         return frozenset(self.keys.values()) or frozenset({self.namespace})
 
 
-_POSITIVE = (
-    *("timeout", "drain_timeout", "max_running", "max_choices", "answer_tokens"),
-    *("max_body_bytes", "max_chunks", "max_chunk_chars", "max_jobs"),
-)
+_POSITIVE = ("timeout", "drain_timeout", "max_running")
 
 
 def _is_loopback(host: str) -> bool:

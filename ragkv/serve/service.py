@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt
+from ragkv.serve import limits
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.engine_calls import most_characters, public_name, warm_up
 from ragkv.serve.gate import Gate
@@ -58,7 +59,7 @@ class Service:
             lambda: (tier for engine in self.engines.values() for tier in engine.status().tiers),
         )
         self.gate = Gate(settings.max_running + settings.max_waiting)
-        self.ingestion = IngestionQueue(settings.max_jobs)
+        self.ingestion = IngestionQueue(limits.JOBS)
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
 
@@ -115,8 +116,8 @@ class Service:
 
     def check_answers(self, count: int) -> None:
         """Refuse more answers than one request may ask for."""
-        if count > self.settings.max_choices:
-            raise _too_large(f"At most {self.settings.max_choices} answers at once.", "n")
+        if count > limits.ANSWERS:
+            raise _too_large(f"At most {limits.ANSWERS} answers at once.", "n")
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuse a prompt that is too long by far, before it is tokenised."""
@@ -129,11 +130,10 @@ class Service:
 
     def check_chunks(self, texts: list[str], param: str) -> None:
         """Refuse too many or too long texts."""
-        settings = self.settings
-        if len(texts) > settings.max_chunks:
-            raise _too_large(f"At most {settings.max_chunks} texts at once.", param)
-        if any(len(text) > settings.max_chunk_chars for text in texts):
-            raise _too_large(f"A text has at most {settings.max_chunk_chars} characters.", param)
+        if len(texts) > limits.TEXTS:
+            raise _too_large(f"At most {limits.TEXTS} texts at once.", param)
+        if any(len(text) > limits.TEXT_CHARACTERS for text in texts):
+            raise _too_large(f"A text has at most {limits.TEXT_CHARACTERS} characters.", param)
 
 
 def _too_large(message: str, param: str) -> RefusedError:

@@ -11,7 +11,7 @@ from tiny import some_chunks
 
 from ragkv.errors import StoreFullError
 from ragkv.report.account import PrecomputeReport
-from ragkv.serve import ingestion
+from ragkv.serve import ingestion, limits
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
@@ -129,9 +129,10 @@ def test_a_full_store(client, kv, monkeypatch):
     assert client.get(f"/v1/chunks/{later}").json()["error"] == "The store is full."
 
 
-def test_bounds(kv):
-    settings = ServeConfig(max_chunks=2, max_chunk_chars=300, max_jobs=1)
-    with TestClient(make_app(settings, {"default": kv})) as client:
+def test_bounds(kv, monkeypatch):
+    for name, bound in (("TEXTS", 2), ("TEXT_CHARACTERS", 300), ("JOBS", 1)):
+        monkeypatch.setattr(limits, name, bound)
+    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
         for path in ("/v1/chunks", "/v1/chunks/prefetch"):
             for texts in (CHUNKS, ["x" * 301]):
                 refused(client.post(path, json={"texts": texts}), 400, code="too_large")

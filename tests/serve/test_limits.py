@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, TEXT, chat, events, model_held, refused, until
 
 from ragkv.config import BatchConfig
+from ragkv.serve import limits
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
@@ -51,16 +52,18 @@ def small(listen, make_engine):
     return listen(engine, max_running=1, max_waiting=1)
 
 
-def test_a_body_that_says_it_is_too_long_is_not_read(listen):
-    url = listen(max_body_bytes=1000).url
+def test_a_body_that_says_it_is_too_long_is_not_read(listen, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_BYTES", 1000)
+    url = listen().url
     head = f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\n"
     answer = exchange(url, f"{head}Content-Length: 1001\n")
     assert answer.startswith(b"HTTP/1.1 413")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
 
 
-def test_a_body_without_a_length_is_read_up_to_the_bound(listen):
-    url = listen(max_body_bytes=1000).url
+def test_a_body_without_a_length_is_read_up_to_the_bound(listen, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_BYTES", 1000)
+    url = listen().url
     head = f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\n"
     answer = exchange(url, f"{head}Transfer-Encoding: chunked\n", b"3e9\r\n" + b" " * 1001)
     assert answer.startswith(b"HTTP/1.1 413")
@@ -74,9 +77,10 @@ def test_a_body_that_does_not_come(listen):
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_lengths_at_the_bound(kv):
+def test_lengths_at_the_bound(kv, monkeypatch):
     body = json.dumps(chat()).encode()
-    with TestClient(make_app(ServeConfig(max_body_bytes=len(body)), {"default": kv})) as client:
+    monkeypatch.setattr(limits, "BODY_BYTES", len(body))
+    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
         assert client.post(CHAT, content=body, headers=HEADERS).status_code == 200
         refused(client.post(CHAT, content=body + b" ", headers=HEADERS), 413)
         streamed = client.post(CHAT, content=iter([body, b" "]), headers=HEADERS)
