@@ -56,8 +56,8 @@ class RagKVLLM(AnswerSettings, BaseLLM):
     def _text_call(self, stop: list[str] | None, given: dict[str, Any]) -> Call:
         if not given.pop("skip_prompt", True):
             raise ConfigError("skip_prompt=False: answers are without the prompt; put it before")
-        own = self._info.generation_config
-        given = {**decoding_fields(given.pop("pipeline_kwargs", None) or {}, own), **given}
+        if generation := given.pop("pipeline_kwargs", None):
+            given = {**decoding_fields(generation, self.kv.info.generation_config), **given}
         if most := given.pop("max_new_tokens", None):
             given["max_tokens"] = most
         call = self._call(stop, given)

@@ -221,7 +221,6 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             max_retries=max_retries,
         )
         self._source = source
-        self._info = info
         self._left_out = left_out(
             kv=kv,
             reuse=reuse,
@@ -341,7 +340,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             self.generate_kwargs,
             {**self.reuse_overrides, "stop_token_ids": self.stopping_ids, **kwargs},
             max_new_tokens=self.max_new_tokens,
-            generation_config=self._info.generation_config,
+            generation_config=self.kv.info.generation_config,
         )
 
     def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:

@@ -15,7 +15,7 @@ from ragkv import Chat
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ragkv.answer.engine import Engine, ModelInfo
+    from ragkv.answer.engine import Engine
 
 Prompt = str | Chat
 
@@ -27,7 +27,6 @@ class Prompting(LLM):
     is_chat_model: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    _info: ModelInfo = PrivateAttr()
     _usual_functions: tuple[Any, Any] = PrivateAttr(default=(None, None))
 
     if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Prompting(LLM):
 
     def _leaves_template_to_model(self) -> bool:
         own = self.messages_to_prompt or self._messages_to_prompt
-        return own == self._usual_functions[1] and self._info.has_chat_template
+        return own == self._usual_functions[1] and self.kv.info.has_chat_template
 
     def _messages_to_prompt(self, messages: Sequence[ChatMessage]) -> str:
         return render_messages(messages, self.kv, self.chat_template_kwargs)
