@@ -90,6 +90,14 @@ def serve(
     history_bytes: Annotated[
         int, typer.Option(min=0, help="Of former prompts in the host's memory.")
     ] = HISTORY_BYTES,
+    kv_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of the keys and values of all that runs at once.",
+            show_default="a quarter of the memory",
+        ),
+    ] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the store.")
     ] = False,
@@ -140,7 +148,7 @@ def serve(
             on_unsupported="full",
             device=device,
             dtype=dtype,
-            batch=BatchConfig(max_running=max_running),
+            batch=BatchConfig(max_running=max_running, kv_bytes=kv_bytes),
             system_prompt=system_prompt,
         )
         engines = {first: stack.enter_context(kv)}

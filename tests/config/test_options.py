@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from ragkv import DecodeConfig, ReuseConfig
+from ragkv import DecodeConfig, RagKV, ReuseConfig
 from ragkv.config.options import DecodeOptions, ReuseOptions
 
 
@@ -22,3 +22,7 @@ def test_options_are_the_settings_fields(options: Any, settings: Any, others: se
     known = get_type_hints(settings)
     mine = {each.name: known[each.name] for each in fields(settings) if each.name not in others}
     assert get_type_hints(options) == mine
+
+
+def test_an_engine_has_few_public_members() -> None:
+    assert len([name for name in dir(RagKV) if not name.startswith("_")]) <= 19
