@@ -31,7 +31,7 @@ def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: 
     cast = opened(AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, dtype="bfloat16")
     whole = opened(loaded, tokenizer)
     assert cast.model.dtype == torch.bfloat16
-    assert cast.fingerprint == whole.fingerprint
+    assert cast.info.fingerprint == whole.info.fingerprint
     prompt = "\n".join(some_chunks(3))
     logits = [engine.prefill(prompt, method="full").logits for engine in (cast, whole)]
     torch.testing.assert_close(*logits, rtol=0, atol=0)
