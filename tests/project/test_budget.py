@@ -24,7 +24,7 @@ LINES = {
     "ragkv/client": 900,
     "ragkv/config": 2100,
     "ragkv/decode": 1300,
-    "ragkv/engine": 4800,
+    "ragkv/engine": 4700,
     "ragkv/model": 2200,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 500,
