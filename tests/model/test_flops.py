@@ -33,11 +33,12 @@ def test_a_token_pays_for_the_layers_weights_once(family):
     assert (flops(0, 1) < 2 * weights) == is_mixture
 
 
-def test_the_tree_and_the_tiers_weigh_by_it(make_engine):
-    engine: RagKV = make_engine()
+def test_the_tree_the_tiers_and_eviction_weigh_by_it(make_engine, tmp_path):
+    engine: RagKV = make_engine(store=StoreConfig(tmp_path, disk_bytes=1 << 20))
     expected = prefill_flops_of(engine.loaded)(7, 5)
-    assert engine._store._costs(7, 5) == expected
-    assert engine._reuse.conversations._tree._costs(7, 5) == expected
+    store, tree = engine._store, engine._reuse.conversations._tree
+    assert store.tiers
+    assert {each._costs(7, 5) for each in (tree, store._eviction, *store.tiers)} == {expected}
 
 
 def test_costs_of_ones_own_are_no_setting():

@@ -243,9 +243,9 @@ def test_scores_move_over_character_offsets() -> None:
 def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, method: str) -> None:
     engine = make_engine("llama")
     chunks = some_chunks(3)
-    engine.precompute(chunks, method=method, auxiliary_model=engine.model_name)
+    engine.precompute(chunks, method=method, auxiliary_model=engine.info.name)
     prompt = [{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}]
-    given = {"method": method, "auxiliary_model": engine.model_name}
+    given = {"method": method, "auxiliary_model": engine.info.name}
     report = engine.prefill(prompt, recompute_ratio=0.9, **given).report
     assert report.chunks[0].recomputed == 0 < report.chunks[1].recomputed
     alone = [{"role": "user", "content": chunks[0] + "\n\nWhy?"}]
