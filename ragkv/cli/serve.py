@@ -23,7 +23,7 @@ from ragkv.cli.options import (
     StorePath,
 )
 from ragkv.cli.session import open_engine, reuse_config
-from ragkv.config import HISTORY_BYTES, BatchConfig, StoreConfig
+from ragkv.config import HISTORY_BYTES, StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
 
 if TYPE_CHECKING:
@@ -75,6 +75,17 @@ def serve(
     method: Method = None,
     codec: Codec = "raw",
     sink_from: SinkFrom = None,
+    auxiliary_model: Annotated[
+        str | None,
+        typer.Option(help="Scores tokens for cacheclip.", show_default="the embedded one"),
+    ] = None,
+    on_miss: Annotated[
+        str, typer.Option(help="Of chunks that a prompt names and lacks: store or skip.")
+    ] = "store",
+    repair_ahead: Annotated[
+        bool, typer.Option(help="Repair what the answer is about to copy.")
+    ] = False,
+    history: Annotated[bool, typer.Option(help="Use what former prompts left.")] = True,
     device: Device = None,
     dtype: DType = None,
     reports: Reports = True,
@@ -128,7 +139,12 @@ def serve(
         reports=reports,
     )
     first, *others = sorted(settings.namespaces)
-    reuse = reuse_config(method, recompute_ratio)
+    reuse = reuse_config(method, recompute_ratio).override(
+        auxiliary_model=auxiliary_model,
+        on_miss=on_miss,
+        repair_ahead=repair_ahead,
+        history=history,
+    )
     shares = len(settings.namespaces)
     where = StoreConfig(
         store,
@@ -148,7 +164,8 @@ def serve(
             on_unsupported="full",
             device=device,
             dtype=dtype,
-            batch=BatchConfig(max_running=max_running, kv_bytes=kv_bytes),
+            max_running=max_running,
+            kv_bytes=kv_bytes,
             system_prompt=system_prompt,
         )
         engines = {first: stack.enter_context(kv)}

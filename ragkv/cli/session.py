@@ -16,7 +16,6 @@ from ragkv.cli.console import err
 
 if TYPE_CHECKING:
     from ragkv import RagKV, ReuseConfig, StoreConfig
-    from ragkv.config import BatchConfig
 
 
 def _readable(text: str) -> str:
@@ -43,7 +42,8 @@ def open_engine(
     namespace: str,
     codec: str = "raw",
     reuse: ReuseConfig | None = None,
-    batch: BatchConfig | None = None,
+    max_running: int | None = None,
+    kv_bytes: int | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
     device: str | None = None,
     dtype: str | None = None,
@@ -77,7 +77,8 @@ def open_engine(
             on_unsupported=on_unsupported,
             device=device,
             dtype=dtype,
-            batch=batch,
+            max_running=max_running,
+            kv_bytes=kv_bytes,
         )
     if system_prompt is not None:
         kv.reuse = kv.reuse.override(sink=sink_behind(kv, system_prompt))

@@ -1,6 +1,5 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
-from ragkv.config.batch import BatchConfig
 from ragkv.config.checks import check_known, check_removed, check_whole
 from ragkv.config.decode import DECODE_SETTINGS, LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.generation import (
@@ -23,7 +22,6 @@ __all__ = [
     "MOST_LOGPROBS",
     "PASSED_ON",
     "PROFILE_FORMAT",
-    "BatchConfig",
     "DecodeConfig",
     "Named",
     "ReuseConfig",

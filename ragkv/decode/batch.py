@@ -26,6 +26,9 @@ from ragkv.model.lock import Claim, ModelLock, lock_of
 Advance = Callable[[torch.Tensor], SubsetPass | None]
 """Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
 
+MAX_WAIT_S = 0.2
+"""Seconds that the next step of answers waits for the layers of a prompt."""
+
 
 @dataclass(slots=True, eq=False)
 class _Answer:
@@ -41,16 +44,9 @@ class _Answer:
 
 
 class StepBatch(Claim):
-    """The answers of one model, whatever engine they belong to.
-
-    Attributes
-    ----------
-    max_wait_s
-        Seconds that the next step waits for the layers of a prompt.
-    """
+    """The answers of one model, whatever engine they belong to."""
 
     def __init__(self, lock: ModelLock) -> None:
-        self.max_wait_s = 0.2
         self._lock = lock
         self._mutex = threading.Lock()
         self._answers: list[_Answer] = []
@@ -148,7 +144,7 @@ class StepBatch(Claim):
         def run_steps() -> None:
             if self._steps or not self._answers:
                 return
-            if time.perf_counter() - self._last >= self.max_wait_s:
+            if time.perf_counter() - self._last >= MAX_WAIT_S:
                 self._step_all()
 
         with before_layers(loaded, run_steps):

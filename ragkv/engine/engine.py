@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion, TokenLogprobs
 from ragkv.answer.engine import ModelInfo
-from ragkv.config import DECODE_SETTINGS, BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener
@@ -66,9 +66,9 @@ class RagKV:
         Where and as what the model runs; None leaves it as it is.
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
-    batch
-        How many callers are served at once, and how. Engines over one model share it: None
-        leaves it as it is.
+    max_running, kv_bytes
+        Answers at once (16 unless set) and bytes of their keys and values (a quarter of the
+        device's memory): further requests wait. Engines over one model share them.
 
     Raises
     ------
@@ -86,9 +86,11 @@ class RagKV:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         on_unsupported: Literal["raise", "full"] = "raise",
-        batch: BatchConfig | None = None,
+        max_running: int | None = None,
+        kv_bytes: int | None = None,
     ) -> None:
-        settings = check_settings(reuse, store=store, namespace=namespace, batch=batch)
+        limits = {"max_running": max_running, "kv_bytes": kv_bytes}
+        settings = check_settings(reuse, store=store, namespace=namespace, **limits)
         self.reuse = reuse
         self.namespace = namespace
         loaded = load_model(
@@ -102,7 +104,7 @@ class RagKV:
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
-        self._requests.configure(batch)
+        self._requests.configure(**limits)
         self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
             self._reuse = Reuse.over(loaded, self._store, settings)

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ragkv.config import BatchConfig
-from ragkv.decode.batch import StepBatch
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock
 from ragkv.model.memory import total_bytes
 
 _MEMORY_SHARE = 4
 """Caches of running requests take up to one part in so many of the device's memory."""
+_MAX_OVERTAKEN = 2
+"""No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""
 _POLL_S = 0.05
 
 
@@ -99,17 +99,18 @@ class RequestQueue:
     def __init__(self, lock: ModelLock) -> None:
         self.lock = lock
         self._changed = threading.Condition()
-        self._config = BatchConfig()
+        self.max_running = 16
+        self.kv_bytes: int | None = None
         self._waiting: list[Turn] = []
         self._running: dict[Turn, None] = {}  # in the order of beginning
         self._prefilling: Turn | None = None
 
-    def configure(self, config: BatchConfig | None) -> None:
+    def configure(self, max_running: int | None = None, kv_bytes: int | None = None) -> None:
         """Take an engine's limits; None keeps those that hold."""
         with self._changed:
-            self._config = config or self._config
+            self.max_running = max_running or self.max_running
+            self.kv_bytes = kv_bytes or self.kv_bytes
             self._changed.notify_all()
-        self.lock.shared(StepBatch).max_wait_s = self._config.max_step_ms / 1e3
 
     @property
     def running(self) -> int:
@@ -220,17 +221,17 @@ class RequestQueue:
         if not running:  # alone, whatever its size
             return True
         fits = sum(each.nbytes for each in running) + turn.nbytes <= self._budget(loaded)
-        return turn.is_real and fits and len(running) < self._config.max_running
+        return turn.is_real and fits and len(running) < self.max_running
 
     def _first(self) -> Turn:
         """Return the next to begin: one that was overtaken too often, or the best cached."""
         for turn in self._waiting:
-            if turn.overtaken >= self._config.max_overtaken:
+            if turn.overtaken >= _MAX_OVERTAKEN:
                 return turn
         return max(self._waiting, key=lambda turn: (turn.is_real, turn.cached_share))
 
     def _budget(self, loaded: LoadedModel) -> int:
-        return self._config.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
+        return self.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
 
     def _make_room(self, nbytes: int, loaded: LoadedModel) -> None:
         """Drop kept speculations, the oldest first, until so much fits beside the others."""

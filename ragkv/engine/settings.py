@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ragkv.config import BatchConfig, DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.config.checks import check_text
+from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
+from ragkv.config.checks import check_number, check_text, check_whole
 from ragkv.errors import ConfigError
 from ragkv.model.load import check_device
 from ragkv.model.place import check_place
@@ -21,7 +21,8 @@ def check_settings(
     *,
     store: str | Path | StoreConfig | None = None,
     namespace: str = "default",
-    batch: BatchConfig | None = None,
+    max_running: int | None = None,
+    kv_bytes: int | None = None,
     decode: dict[str, Any] | None = None,
     model: object = None,
     device: str | torch.device | None = None,
@@ -45,8 +46,10 @@ def check_settings(
     reuse = ReuseConfig() if reuse is None else reuse
     if not isinstance(reuse, ReuseConfig):
         raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
-    if batch is not None and not isinstance(batch, BatchConfig):
-        raise ConfigError(f"batch must be a BatchConfig, not {batch!r}")
+    if max_running is not None:
+        check_whole("max_running", max_running, 1, 4096)
+    if kv_bytes is not None:
+        check_number("kv_bytes", kv_bytes, 1, 2**60)
     check_text("namespace", namespace)
     known = DecodeConfig.__dataclass_fields__
     given = {} if decode is None else decode

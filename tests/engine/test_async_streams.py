@@ -15,7 +15,6 @@ from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
 from ragkv import RagKV
-from ragkv.config import BatchConfig
 from ragkv.errors import ModelInUseError
 
 Make = Callable[..., RagKV]
@@ -105,7 +104,7 @@ def test_who_is_cancelled_lets_go_at_once(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Whoever runs ends with the next token; those who wait prepare nothing."""
-    engine = endless(make_engine(batch=BatchConfig(max_running=1)))
+    engine = endless(make_engine(max_running=1))
     call = calls(engine, 100_000)[way]
     prepare, prepared, begun = engine._pipeline._plan, [], threading.Event()
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ragkv import Completion, RagKV, StoreConfig
 from ragkv.attend.forward import SubsetPass
-from ragkv.config import MEMORY, BatchConfig
+from ragkv.config import MEMORY
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
 
@@ -135,7 +135,8 @@ def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine: Make) -
 def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0)
+    kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": 200, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
@@ -156,7 +157,8 @@ def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
 def test_steps_run_while_chunks_are_encoded(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv = endless(make_engine(batch=BatchConfig(max_step_ms=0)))
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0)
+    kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": 200, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids

@@ -11,7 +11,6 @@ import torch
 from tiny import ask, some_chunks, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.config import BatchConfig
 from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.lock import ModelLock
@@ -24,9 +23,9 @@ PROMPT = ask(CHUNKS)
 class Requests:
     """Requests in threads, whose prompts are computed and whose answers end when a test says so."""
 
-    def __init__(self, loaded: Any, config: BatchConfig) -> None:
+    def __init__(self, loaded: Any, limits: dict[str, Any]) -> None:
         self.requests = RequestQueue(ModelLock())
-        self.requests.configure(config)
+        self.requests.configure(**limits)
         self.begun: list[str] = []
         self.changed = threading.Condition()
         self._loaded = loaded
@@ -76,7 +75,7 @@ class Requests:
 @pytest.fixture
 def requests(make_engine: Make) -> Callable[..., Requests]:
     loaded = make_engine().loaded
-    return lambda **config: Requests(loaded, BatchConfig(**config))
+    return lambda **limits: Requests(loaded, limits)
 
 
 def test_one_prompt_is_computed_at_a_time(requests: Callable[..., Requests]) -> None:
@@ -125,7 +124,7 @@ def test_what_does_not_fit_waits_but_never_for_ever(
 def test_the_best_cached_goes_first_and_none_waits_for_ever(
     requests: Callable[..., Requests],
 ) -> None:
-    made = requests(max_overtaken=2)
+    made = requests()
     made.ask("first")
     made.ask("computed", cached_share=0.0)
     for at in range(4):
@@ -186,27 +185,20 @@ def test_a_cancelled_request_leaves_the_queue(
         {"max_running": 0},
         {"max_running": 1.5},
         {"kv_bytes": 0},
-        {"max_step_ms": -1},
-        {"max_overtaken": -1},
     ],
 )
-def test_wrong_limits_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_limits_are_refused(make_engine: Make, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        BatchConfig(**wrong)
-
-
-def test_batch_must_be_a_config(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match="BatchConfig"):
-        make_engine(batch=4)
+        make_engine(**wrong)
 
 
 def test_engines_over_one_model_share_the_queue(make_engine: Make) -> None:
-    kv = make_engine(batch=BatchConfig(max_running=3))
+    kv = make_engine(max_running=3)
     with RagKV(kv.loaded, store=":memory:", namespace="other") as other:
         assert other._requests is kv._requests
-        assert kv._requests._config.max_running == 3
-        with RagKV(kv.loaded, store=":memory:", batch=BatchConfig(max_running=1)):
-            assert kv._requests._config.max_running == 1
+        assert kv._requests.max_running == 3
+        with RagKV(kv.loaded, store=":memory:", max_running=1):
+            assert kv._requests.max_running == 1
 
 
 # ---- what answers say of their end, and of their tokens

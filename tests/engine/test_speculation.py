@@ -12,7 +12,7 @@ from pausing import Pause, speculating_threads
 from tiny import ask, some_chunks
 
 from ragkv import Completion, RagKV, StoreConfig
-from ragkv.config import MEMORY, BatchConfig
+from ragkv.config import MEMORY
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.speculation import Speculation
 from ragkv.engine.speculations import MOST_SPECULATIONS
@@ -424,7 +424,7 @@ def test_they_are_bounded_in_number(engine: RagKV) -> None:
 
 
 def test_kept_ones_make_room_for_a_request(make_engine: Make) -> None:
-    kv = make_engine(batch=BatchConfig(kv_bytes=1))
+    kv = make_engine(kv_bytes=1)
     kept = computed(kv.speculate(PROMPT))
     assert answer(kv, OTHERS["changed"]).report.ahead_s == 0
     assert kept.state == "cancelled"

@@ -258,7 +258,6 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
     homes = ("ragkv", "langchain_ragkv", "llama_index.llms.ragkv")
     public = {name for home in homes for name in importlib.import_module(home).__all__}
     assert {path.rpartition(".")[2] for path in classes} == public | {
-        "BatchConfig",
         "Grouping",
         "InvalidToolCall",
         "RemoteRagKV",

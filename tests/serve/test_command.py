@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from served import CHAT, CHUNKS, chat, until
 from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
+from ragkv import ReuseConfig, StoreConfig
 from ragkv.cli import serve as command
 from ragkv.cli.main import app
 
@@ -102,3 +104,59 @@ def test_a_missing_package(no_model, monkeypatch):
     result = run()
     assert result.exit_code == 2
     assert "[serve]'" in " ".join(result.stderr.split())
+
+
+class OpenedError(Exception):
+    """Raised instead of opening an engine."""
+
+
+SETTINGS = {
+    "reuse": {
+        "method": "cacheclip",
+        "recompute_ratio": 0.3,
+        "auxiliary_model": "small",
+        "on_miss": "skip",
+        "repair_ahead": True,
+        "history": False,
+    },
+    "store": {
+        "memory_bytes": 1,
+        "disk_bytes": 2,
+        "device_bytes": 3,
+        "history_bytes": 4,
+        "read_only": True,
+        "codec": "int8",
+    },
+    "limits": {"max_running": 5, "kv_bytes": 6},
+}
+
+
+def as_option(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    return [flag, str(value)]
+
+
+def test_settings_of_reuse_the_store_and_the_batch_are_options(monkeypatch):
+    opened = {}
+
+    def open_engine(model: object, **given: object) -> None:
+        opened.update(given)
+        raise OpenedError
+
+    monkeypatch.setattr(command, "open_engine", open_engine)
+    options = [as_option(*each) for group in SETTINGS.values() for each in group.items()]
+    result = run(*[word for option in options for word in option])
+    assert isinstance(result.exception, OpenedError), result.output
+    for config in ("reuse", "store"):
+        assert {name: getattr(opened[config], name) for name in SETTINGS[config]} == SETTINGS[
+            config
+        ]
+    assert {name: opened[name] for name in SETTINGS["limits"]} == SETTINGS["limits"]
+
+
+def test_only_settings_of_single_pipelines_are_no_options():
+    left = {field.name for field in (*fields(ReuseConfig), *fields(StoreConfig))}
+    left -= {*SETTINGS["reuse"], *SETTINGS["store"]}
+    assert left == {"path", "sink", "seed", "calibrated_for"}  # --store and --sink-from are two

@@ -13,7 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, TEXT, chat, events, model_held, refused, until
 
-from ragkv.config import BatchConfig
 from ragkv.serve import limits
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
@@ -47,7 +46,7 @@ def exchange(url: str, head: str, body: bytes = b"") -> bytes:
 @pytest.fixture
 def small(listen, make_engine):
     """A server of one answer at a time, and one that waits."""
-    engine = make_engine(batch=BatchConfig(max_running=1))
+    engine = make_engine(max_running=1)
     engine.contains("a text")  # computes the sink: requests wait for nothing but their turn
     return listen(engine, max_running=1, max_waiting=1)
 
