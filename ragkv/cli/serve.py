@@ -50,6 +50,9 @@ ServedName = Annotated[
     ),
 ]
 MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
+KVBytes = Annotated[
+    int | None, typer.Option(min=1, help="Of answers at once.", show_default="a quarter of memory")
+]
 MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that may wait besides.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Longest time of a request, in seconds.")]
 Drain = Annotated[
@@ -101,14 +104,7 @@ def serve(
     history_bytes: Annotated[
         int, typer.Option(min=0, help="Of former prompts in the host's memory.")
     ] = HISTORY_BYTES,
-    kv_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Of the keys and values of all that runs at once.",
-            show_default="a quarter of the memory",
-        ),
-    ] = None,
+    kv_bytes: KVBytes = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the store.")
     ] = False,

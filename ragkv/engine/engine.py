@@ -89,8 +89,8 @@ class RagKV:
         max_running: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
-        limits = {"max_running": max_running, "kv_bytes": kv_bytes}
-        settings = check_settings(reuse, store=store, namespace=namespace, **limits)
+        limits = (max_running, kv_bytes)
+        settings = check_settings(reuse, store=store, namespace=namespace, limits=limits)
         self.reuse = reuse
         self.namespace = namespace
         loaded = load_model(
@@ -104,7 +104,7 @@ class RagKV:
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
-        self._requests.configure(**limits)
+        self._requests.configure(max_running, kv_bytes)
         self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
             self._reuse = Reuse.over(loaded, self._store, settings)

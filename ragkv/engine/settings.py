@@ -21,8 +21,7 @@ def check_settings(
     *,
     store: str | Path | StoreConfig | None = None,
     namespace: str = "default",
-    max_running: int | None = None,
-    kv_bytes: int | None = None,
+    limits: tuple[int | None, int | None] = (None, None),
     decode: dict[str, Any] | None = None,
     model: object = None,
     device: str | torch.device | None = None,
@@ -33,6 +32,8 @@ def check_settings(
     ----------
     overrides
         Fields of ReuseConfig, on top of ``reuse``.
+    limits
+        ``max_running`` and ``kv_bytes``.
     decode
         Arguments of :meth:`ragkv.RagKV.generate`.
 
@@ -46,6 +47,7 @@ def check_settings(
     reuse = ReuseConfig() if reuse is None else reuse
     if not isinstance(reuse, ReuseConfig):
         raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
+    max_running, kv_bytes = limits
     if max_running is not None:
         check_whole("max_running", max_running, 1, 4096)
     if kv_bytes is not None:
