@@ -15,7 +15,9 @@ from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
 from ragkv import RagKV
+from ragkv.engine.request import Request
 from ragkv.errors import ModelInUseError
+from ragkv.prompt.render import render
 
 Make = Callable[..., RagKV]
 Call = Callable[[str], Coroutine[Any, Any, object]]
@@ -106,22 +108,24 @@ def test_who_is_cancelled_lets_go_at_once(
     """Whoever runs ends with the next token; those who wait prepare nothing."""
     engine = endless(make_engine(max_running=1))
     call = calls(engine, 100_000)[way]
+    prompts = [f"Question {number:02}: {some_chunks(1)[0]}" for number in range(READERS)]
     prepare, prepared, begun = engine._pipeline._plan, [], threading.Event()
 
-    def noted(*given: Any, **more: Any) -> Any:
-        prepared.append(1)
+    def noted(request: Request, *given: Any, **more: Any) -> Any:
+        prepared.append(render(request.prompt, engine.tokenizer).text)
         begun.set()
-        return prepare(*given, **more)
+        return prepare(request, *given, **more)
 
     monkeypatch.setattr(engine._pipeline, "_plan", noted)
 
     async def scenario() -> None:
-        tasks = [asyncio.create_task(call("\n".join(some_chunks(2)))) for _ in range(READERS)]
+        tasks = {prompt: asyncio.create_task(call(prompt)) for prompt in prompts}
         assert await asyncio.to_thread(begun.wait, 10)
-        for task in reversed(tasks):  # who runs comes last: its end lets the next one begin at once
-            task.cancel()
+        (runs,) = [prompt for prompt in prompts if prompt in prepared[0]]
+        for prompt in sorted(prompts, key=lambda each: each == runs):
+            tasks[prompt].cancel()  # who runs comes last: its end lets the next one begin at once
         began = time.monotonic()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
         assert time.monotonic() - began < 2
 
     asyncio.run(scenario())
