@@ -26,7 +26,7 @@ from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
-from ragkv.engine.settings import check_settings
+from ragkv.engine.settings import check_limits, check_settings
 from ragkv.engine.speculation import Speculation
 from ragkv.engine.speculations import Speculations
 from ragkv.engine.state import EngineStatus, info_of, status_of
@@ -89,8 +89,8 @@ class RagKV:
         max_running: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
-        limits = (max_running, kv_bytes)
-        settings = check_settings(reuse, store=store, namespace=namespace, limits=limits)
+        check_limits(max_running, kv_bytes)
+        settings = check_settings(reuse, store=store, namespace=namespace)
         self.reuse = reuse
         self.namespace = namespace
         loaded = load_model(

@@ -15,13 +15,20 @@ from ragkv.model.place import check_place
 from ragkv.select import method_of
 
 
+def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
+    """Raise ConfigError for limits of what runs at once that cannot be; None is no limit given."""
+    if max_running is not None:
+        check_whole("max_running", max_running, 1, 4096)
+    if kv_bytes is not None:
+        check_number("kv_bytes", kv_bytes, 1, 2**60)
+
+
 def check_settings(
     reuse: ReuseConfig | None = None,
     overrides: dict[str, Any] | None = None,
     *,
     store: str | Path | StoreConfig | None = None,
     namespace: str = "default",
-    limits: tuple[int | None, int | None] = (None, None),
     decode: dict[str, Any] | None = None,
     model: object = None,
     device: str | torch.device | None = None,
@@ -32,8 +39,6 @@ def check_settings(
     ----------
     overrides
         Fields of ReuseConfig, on top of ``reuse``.
-    limits
-        ``max_running`` and ``kv_bytes``.
     decode
         Arguments of :meth:`ragkv.RagKV.generate`.
 
@@ -47,11 +52,6 @@ def check_settings(
     reuse = ReuseConfig() if reuse is None else reuse
     if not isinstance(reuse, ReuseConfig):
         raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
-    max_running, kv_bytes = limits
-    if max_running is not None:
-        check_whole("max_running", max_running, 1, 4096)
-    if kv_bytes is not None:
-        check_number("kv_bytes", kv_bytes, 1, 2**60)
     check_text("namespace", namespace)
     known = DecodeConfig.__dataclass_fields__
     given = {} if decode is None else decode
