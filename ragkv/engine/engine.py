@@ -107,7 +107,7 @@ class RagKV:
         self._requests.configure(max_running, kv_bytes)
         self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
-            self._reuse = Reuse.over(loaded, self._store, settings)
+            self._reuse = Reuse.over(loaded, self._store, settings, costs)
             self._pipeline = self._reuse.pipeline(self._requests)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})

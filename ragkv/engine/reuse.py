@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -19,7 +19,6 @@ from ragkv.engine.request import Request, check_revision
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
-from ragkv.model.flops import prefill_flops_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.report.account import PrecomputeReport
@@ -42,12 +41,18 @@ class Reuse:
     teller: Teller = field(default_factory=Teller)
 
     @classmethod
-    def over(cls, loaded: ReusableModel, store: ChunkStore, settings: StoreConfig) -> Self:
-        """Make them over a store."""
+    def over(
+        cls,
+        loaded: ReusableModel,
+        store: ChunkStore,
+        settings: StoreConfig,
+        costs: Callable[[int, int], float] | None,
+    ) -> Self:
+        """Make them over a store; ``costs`` are those that the store weighs entries by."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
         budget = HISTORY_BYTES if settings.history_bytes is None else settings.history_bytes
-        tree = PrefixTree(budget, prefill_flops_of(loaded)) if budget else None
+        tree = PrefixTree(budget, costs) if budget else None
         conversations = Conversations(corpus, tree)
         writable = not settings.read_only
         requests = lock_of(loaded.model).shared(RequestQueue)
