@@ -56,10 +56,6 @@ class ClosedError(RagKVError, RuntimeError):
     """The engine was closed before the call."""
 
 
-class PeerError(RagKVError, RuntimeError):
-    """Another engine, measured beside ragkv, did not start or gave no token."""
-
-
 class ServerError(RagKVError, RuntimeError):
     """A server of ragkv cannot be reached, is busy, refuses the key, or fails.
 

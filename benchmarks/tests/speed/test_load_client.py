@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from stub_endpoint import DONE, Reply, end, piece, stub_endpoint, usage, whole
 
-from ragkv.errors import PeerError
 from ragkv.report.account import ReuseReport
+from ragkv_bench.errors import PeerError
 from ragkv_bench.speed.load.client import ask, open_client
 from ragkv_bench.speed.load.endpoint import Endpoint, precompute, probe
 from ragkv_bench.speed.load.workload import SourceDocument

@@ -11,7 +11,8 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError, PeerError
+from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError
+from ragkv_bench.errors import PeerError
 from ragkv_bench.speed.peers.llamacpp import LlamaCpp
 from ragkv_bench.speed.peers.vllm import Vllm
 from ragkv_bench.speed.ttft import Setting, TtftPlan, bench_ttft

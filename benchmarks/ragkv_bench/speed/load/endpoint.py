@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from ragkv.errors import PeerError
+from ragkv_bench.errors import PeerError
 from ragkv_bench.speed.load.client import ask
 from ragkv_bench.speed.load.workload import SourceDocument
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.errors import ConfigError, MissingDependencyError, PeerError
+from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv_bench.errors import PeerError
 
 _SPARE = 64
 _SILENT = 0

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.errors import ConfigError, MissingDependencyError, PeerError
+from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv_bench.errors import PeerError
 
 _HOST = "127.0.0.1"
 _SPARE = 64
