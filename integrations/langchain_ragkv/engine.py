@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import (
@@ -23,10 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_ragkv.prompts import convert_messages, prompt_head, prompt_value
+from langchain_ragkv.prompts import prompt_head
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
-from ragkv import Chat, PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
+from ragkv import PrecomputeReport, RagKV, ReuseConfig, ReuseReport, StoreConfig
 from ragkv.answer.engine import Engine, ModelInfo
 from ragkv.config import check_known, check_removed
 from ragkv.engine.settings import check_settings
@@ -215,16 +214,12 @@ class ChunkReuse(BaseModel):
             **self._overrides(overrides),
         )
 
-    def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
-        """Name the chunks of the next prompt: their loading starts at once."""
-        self.kv.prefetch(texts, **self._overrides(overrides))
-
-    def as_prompt(self, given: LanguageModelInput) -> str | Chat:
-        """Return what the engine is asked where this model is given a prompt of LangChain's."""
-        value = prompt_value(given)
-        if not self._chat:
-            return value.to_string()
-        return Chat(convert_messages(value.to_messages()), chat_template_kwargs=self._variables)
+    def prefetch(
+        self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
+    ) -> None:
+        """Name the chunks of the next prompt, as :meth:`ragkv.RagKV.prefetch`."""
+        given = self._overrides(overrides)
+        self.kv.prefetch(texts, for_next_answer=for_next_answer, **given)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

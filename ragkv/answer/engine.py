@@ -42,10 +42,7 @@ class ModelInfo:
 
 
 class Engine(Protocol):
-    """:class:`ragkv.RagKV`, or :class:`ragkv.client.RemoteRagKV`.
-
-    ``speculate`` needs a model in this process: of a server it raises ConfigError.
-    """
+    """:class:`ragkv.RagKV`, or :class:`ragkv.client.RemoteRagKV`."""
 
     reuse: ReuseConfig
 
@@ -72,10 +69,6 @@ class Engine(Protocol):
     @property
     def stream(self) -> Callable[..., TextStream]:
         """Answer a prompt piece by piece."""
-
-    @property
-    def speculate(self) -> Callable[..., Any]:
-        """Begin to compute a prompt that may be asked."""
 
     @property
     def contains(self) -> Callable[..., bool]:

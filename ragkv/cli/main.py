@@ -19,7 +19,7 @@ from ragkv.cli.store import store_app
 from ragkv.errors import RagKVError
 
 _REMOVED = {
-    "bench speculate": "docs/log.md has what it found; RagKV.status().speculations counts them",
+    "bench speculate": "docs/log.md has what it found; RagKV.prefetch loads what a stage has found",
     "--contextual-versions": "--method cachecraft keeps versions of chunks",
     "demo": "make demo runs it in a clone (examples/demo)",
     "explain": "ragkv ask --page FILE writes the page",

@@ -41,7 +41,6 @@ _LOCAL = {
     "render": "the server has the chat template: give generate(...) the messages themselves, or "
     "RagKVLLM a messages_to_prompt of your own",
     "prefill": "ask with generate(...), or load the model here with RagKV(...)",
-    "speculate": "name the chunks with prefetch(...), or load the model here with RagKV(...)",
     "turn": "the server orders its requests itself",
 }
 """What an engine in this process has, and what to do instead."""
@@ -80,7 +79,6 @@ class RemoteRagKV:
     """
 
     if TYPE_CHECKING:  # refused by name
-        speculate: Callable[..., Any]
         render: Callable[..., str]
 
     def __init__(
@@ -181,13 +179,19 @@ class RemoteRagKV:
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
         return int(self._connection.call("delete", _CHUNKS, body)["deleted"])
 
-    def prefetch(self, texts: Sequence[str], **overrides: Any) -> None:
-        """Name the chunks that were retrieved: the server starts loading them."""
+    def prefetch(
+        self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
+    ) -> None:
+        """Name the chunks that were retrieved: the server starts loading them.
+
+        The next answer's report accounts for each; not so without ``for_next_answer``.
+        """
         body: dict[str, Any] = {"texts": _checked(texts)}
         if reuse := reuse_fields(self.reuse, overrides):
             body["ragkv"] = reuse
         self._connection.call("post", f"{_CHUNKS}/prefetch", body)
-        self._named.add(text.strip() for text in texts)
+        if for_next_answer:
+            self._named.add(text.strip() for text in texts)
 
     def wait(self) -> None:
         """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +40,6 @@ class Conversations:
         self._hits = 0
         self._lock = threading.Lock()  # of when they were cleared
         self._cleared_at = -math.inf
-        self.when_cleared: Callable[[], object] = lambda: None
         self._limit = corpus.loaded.architecture.position_limit
 
     def find(self, request: Request, tokens: Tokens, sink: Sink) -> PrefixMatch | None:
@@ -90,15 +88,11 @@ class Conversations:
             self._tree.settle(self._corpus.fingerprint)
 
     def clear(self) -> None:
-        """Forget everything, and what the prompts that run now would leave.
-
-        ``when_cleared`` is called then.
-        """
+        """Forget everything, and what the prompts that run now would leave."""
         with self._lock:
             self._cleared_at = time.perf_counter()
             if self._tree is not None:
                 self._tree.clear()
-        self.when_cleared()
 
     def in_use(self) -> tuple[TierUse, ...]:
         """Return the bytes that are kept, and how many prompts continued them."""

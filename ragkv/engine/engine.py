@@ -27,8 +27,6 @@ from ragkv.engine.request import Request, check_calibration, check_document, che
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings
-from ragkv.engine.speculation import Speculation
-from ragkv.engine.speculations import Speculations
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
@@ -116,7 +114,6 @@ class RagKV:
             raise
         self._lifecycle = Lifecycle()
         self._named = NamedChunks()
-        self._speculations = Speculations(self._pipeline, self._lifecycle, self._reuse)
         self._lock.join()
 
     def precompute(
@@ -298,31 +295,6 @@ class RagKV:
         if self._reuse is not None:
             self._reuse.background.schedule_followups(request, plan)
 
-    def speculate(
-        self,
-        prompt: Prompt,
-        *,
-        instead_of: Speculation | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **overrides: Unpack[ReuseOptions],
-    ) -> Speculation:
-        """Begin to compute a prompt that may be asked soon, as when retrieval is not over yet.
-
-        It never delays a request by more than a layer. The :meth:`generate` or :meth:`stream` of
-        the same prompt and reuse settings goes on from it: the answer is the same, sooner.
-
-        Parameters
-        ----------
-        instead_of
-            The speculation on a former guess: it is kept, and returned, if its prompt is the same,
-            and cancelled otherwise.
-        chat_template_kwargs, **overrides
-            Those of the call to come: variables of its chat template, and fields of ReuseConfig.
-        """
-        asked = prompt_of(prompt, chat_template_kwargs)
-        request = Request(asked, *self._configured(overrides), Clock())
-        return self._speculations.start(request, instead_of)
-
     def turn(self) -> AbstractContextManager[object]:
         """Hold the model's lock in the block: calls of your own are slower without, not wrong."""
         with self._lifecycle:
@@ -349,8 +321,8 @@ class RagKV:
         return info_of(self._loaded, self._reuse)
 
     def status(self) -> EngineStatus:
-        """Return the requests under way, the use of each tier, and what speculations gave."""
-        return status_of(self._requests, self._reuse, self._speculations)
+        """Return the requests under way and the use of each tier."""
+        return status_of(self._requests, self._reuse)
 
     def tokenize(self, text: str) -> list[int]:
         """Return a text's tokens, without special tokens."""
@@ -385,7 +357,7 @@ class RagKV:
         if self._lifecycle.forked:
             return
         self._lock.refuse_reentry()
-        if self._lifecycle.close(self._speculations.clear):
+        if self._lifecycle.close():
             if self._reuse is not None:
                 self._reuse.background.close()
             with self._lock:

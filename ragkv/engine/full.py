@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig
-from ragkv.decode.batch import batch_of, before_layers
+from ragkv.decode.batch import batch_of
 from ragkv.decode.full import full_prefill
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
@@ -30,40 +28,12 @@ from ragkv.splice.buffer import SplicedCache, spare_rows
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """A computed prompt, from which an answer can go on.
-
-    Attributes
-    ----------
-    cache
-        All of the prompt's rows.
-    logits
-        ``[vocab]`` float32, after the prompt.
-    turn
-        Its place, to be dropped when it is not kept any more.
-    """
-
-    plan: Plan
-    cache: SplicedCache
-    logits: torch.Tensor
-    turn: Turn
-
-
-PreparedFor = Callable[[Request, Callable[[], bool] | None], Prepared | None]
-
-
 class FullPrefill:
-    """Runs prompts by full prefill, each in its turn.
-
-    ``prepared_for`` returns what :meth:`prepare` did for the same prompt and settings, and the
-    request goes on from that; None where it has to compute its prompt.
-    """
+    """Runs prompts by full prefill, each in its turn."""
 
     def __init__(self, loaded: LoadedModel, requests: RequestQueue) -> None:
         self.loaded = loaded
         self.requests = requests
-        self.prepared_for: PreparedFor = lambda *_: None
 
     def run(
         self,
@@ -107,44 +77,11 @@ class FullPrefill:
         def finish(plan: Plan, turn: Turn) -> tuple[Plan, Drawn]:
             return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
 
-        prepared = self.prepared_for(request, cancelled)
-        if prepared is None:
-            return self.run(request, finish, cancelled)
-        plan, cache, logits = prepared.plan, prepared.cache, prepared.logits
-        with self._turn(request, plan.located, cancelled, cached_share=math.inf) as turn:
-            steps = self._steps(plan, cache, lambda: logits, turn)
-            drawn = draw(self.loaded, plan.ids, steps, decode, listener=listener, cancelled=ends)
-            self._keep(request, plan, cache, drawn)
-            return plan, drawn
-
-    @torch.no_grad()
-    def prepare(self, request: Request, cancelled: Callable[[], bool]) -> Prepared:
-        """Compute the prompt and keep its turn, for a :meth:`generate` to come.
-
-        Raises
-        ------
-        Cancelled, GaveWay
-            The request's speculation is to end.
-        UnsupportedModelError
-            The model's caches cannot be reused.
-        """
-
-        def compute(plan: Plan, turn: Turn) -> Prepared:
-            cache, first = self._begun(request, plan, require_reusable(self.loaded))
-            prepared = Prepared(plan, cache, first(), turn)
-            turn.kept = True
-            return prepared
-
-        return self.run(request, compute, cancelled)
+        return self.run(request, finish, cancelled)
 
     @contextmanager
     def _turn(
-        self,
-        request: Request,
-        located: Located,
-        cancelled: Callable[[], bool] | None,
-        *,
-        cached_share: float | None = None,
+        self, request: Request, located: Located, cancelled: Callable[[], bool] | None
     ) -> Iterator[Turn]:
         """Wait until this request may use the model; others' steps run between its layers."""
         loaded, tokens = self.loaded, len(located.tokens)
@@ -154,18 +91,14 @@ class FullPrefill:
                 turn = stack.enter_context(
                     self.requests.turn(
                         loaded,
-                        cached_share=located.cached_share if cached_share is None else cached_share,
+                        cached_share=located.cached_share,
                         tokens=tokens + spare_rows(request.answer_tokens),
                         cancelled=cancelled,
-                        speculation=request.speculation,
                     )
                 )
             stack.enter_context(loaded.without_autocast())
             if isinstance(loaded, ReusableModel):
                 turn.until_prefilled(batch_of(loaded).between_layers(loaded))
-                if request.speculation is not None:
-                    request.speculation.check()
-                    turn.until_prefilled(before_layers(loaded, request.speculation.check))
             yield turn
 
     def _tokenize(self, request: Request) -> Located:

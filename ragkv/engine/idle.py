@@ -16,12 +16,7 @@ _PAUSE_S = 0.5
 
 
 class IdleWork:
-    """Passes of one thread, each begun anew until no request came between.
-
-    A :class:`ragkv.engine.requests.GivesWay` that nobody waits for.
-    """
-
-    is_wanted = False
+    """Passes of one thread, each begun anew until no request came between."""
 
     def __init__(self, loaded: ReusableModel, requests: RequestQueue) -> None:
         self._loaded, self._requests = loaded, requests
@@ -52,11 +47,11 @@ class IdleWork:
                         self._loaded,
                         tokens=tokens,
                         cancelled=self._closed.is_set,
-                        speculation=self,
+                        give_way=self._give_way,
                     ),
                     self._loaded.without_autocast(),
                     self._batch.between_layers(self._loaded),
-                    before_layers(self._loaded, self.check),
+                    before_layers(self._loaded, self._check),
                 ):
                     return compute()
             except GaveWay:
@@ -67,13 +62,11 @@ class IdleWork:
         """End what runs before its next layer."""
         self._closed.set()
 
-    # ---- for the queue of requests
-
-    def give_way(self) -> None:
+    def _give_way(self) -> None:
         """End the pass that runs before its next layer."""
         self._gives_way = True
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise Cancelled or GaveWay where the pass is to end."""
         if self._closed.is_set():
             raise Cancelled

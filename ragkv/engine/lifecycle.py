@@ -63,11 +63,9 @@ class Lifecycle:
             self.__exit__()
             raise
 
-    def close(self, end: Callable[[], object]) -> bool:
-        """Refuse new calls, ``end`` some, wait for those under way; return whether it was open."""
+    def close(self) -> bool:
+        """Refuse new calls, wait for those under way; return whether it was open."""
         with self._changed:
             was_open, self._closed = not self._closed, True
-        end()
-        with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         return was_open

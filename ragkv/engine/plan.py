@@ -101,15 +101,11 @@ class Spliced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What is recomputed, and how: all that the last step needs.
-
-    ``ahead_s``: seconds of it that a speculation had computed when the request came.
-    """
+    """What is recomputed, and how: all that the last step needs."""
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
-    ahead_s: float = 0.0
 
     @property
     def located(self) -> Located:
@@ -193,7 +189,6 @@ def report_of(
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
-        ahead_s=plan.ahead_s,
         exact_tokens=0 if plan.cache is None else plan.spliced.layout.exact,
         trace=Trace(
             plan.located.text,

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
-from ragkv.engine.requests import GivesWay
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
@@ -29,8 +28,6 @@ class Request:
         Started at the user's call.
     answer_tokens
         Tokens that may be generated after the prompt.
-    speculation
-        Gives way to real requests; None for a real one.
     retrieved, named
         The chunks that were retrieved for it: given with the call, and named before it.
     """
@@ -40,7 +37,6 @@ class Request:
     method: Method
     clock: Clock
     answer_tokens: int = 0
-    speculation: GivesWay | None = None
     retrieved: tuple[str, ...] = ()
     named: tuple[NamedList, ...] = ()
 

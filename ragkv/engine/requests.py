@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock
@@ -24,24 +23,7 @@ class Cancelled(Exception):  # noqa: N818  internal
 
 
 class GaveWay(Exception):  # noqa: N818  internal
-    """Raised in a speculation's thread when somebody else wants the model."""
-
-
-class GivesWay(Protocol):
-    """A request that nobody has asked yet: it begins and goes on while nothing else is to do."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a real request waits for it: then it is one itself."""
-        ...
-
-    def give_way(self) -> None:
-        """End between two layers, or drop what was computed; called by a real request's thread."""
-        ...
-
-    def check(self) -> None:
-        """Raise GaveWay or Cancelled where it is to end; called before every layer."""
-        ...
+    """Raised in idle work when a request wants the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,25 +38,22 @@ class Turn:
         Bytes of its keys and values.
     overtaken
         Requests that came later and began earlier.
-    speculation
-        Gives way to real requests; None for a real one.
-    kept
-        Whether its cache is kept when the turn ends, until :meth:`RequestQueue.drop`.
+    give_way
+        Called while a request waits for this idle work to end; None for a request.
     """
 
     requests: RequestQueue
     cached_share: float
     nbytes: int
     overtaken: int = 0
-    speculation: GivesWay | None = None
-    kept: bool = False
+    give_way: Callable[[], object] | None = None
     has_model: bool = False
     _prefill: ExitStack = field(default_factory=ExitStack)
 
     @property
-    def is_real(self) -> bool:
-        """Whether somebody waits for it."""
-        return self.speculation is None or self.speculation.is_wanted
+    def is_request(self) -> bool:
+        """Whether it is no idle work."""
+        return self.give_way is None
 
     def until_prefilled(self, context: AbstractContextManager[object]) -> None:
         """Enter a context that ends when the prompt is computed."""
@@ -92,8 +71,7 @@ class Turn:
 class RequestQueue:
     """The requests of one model: those that wait, the one whose prompt is computed, the others.
 
-    A speculation begins when no real request waits or runs, and gives way to the next one. What it
-    computed counts as running until it is used or dropped.
+    Idle work begins when no request waits or runs, and gives way to the next one.
     """
 
     def __init__(self, lock: ModelLock) -> None:
@@ -102,7 +80,7 @@ class RequestQueue:
         self.max_running = 16
         self.kv_bytes: int | None = None
         self._waiting: list[Turn] = []
-        self._running: dict[Turn, None] = {}  # in the order of beginning
+        self._running = set[Turn]()
         self._prefilling: Turn | None = None
 
     def configure(self, max_running: int | None = None, kv_bytes: int | None = None) -> None:
@@ -114,21 +92,15 @@ class RequestQueue:
 
     @property
     def running(self) -> int:
-        """Number of real requests that have begun and not ended."""
+        """Number of requests that have begun and not ended."""
         with self._changed:
-            return sum(turn.is_real for turn in self._running)
+            return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Number of real requests that have not begun."""
+        """Number of requests that have not begun."""
         with self._changed:
-            return sum(turn.is_real for turn in self._waiting)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values of all that runs, and of kept speculations."""
-        with self._changed:
-            return sum(turn.nbytes for turn in self._running)
+            return sum(turn.is_request for turn in self._waiting)
 
     @contextmanager
     def turn(
@@ -138,7 +110,7 @@ class RequestQueue:
         cached_share: float = 0.0,
         tokens: int = 0,
         cancelled: Callable[[], bool] | None = None,
-        speculation: GivesWay | None = None,
+        give_way: Callable[[], object] | None = None,
     ) -> Iterator[Turn]:
         """Wait for this request's turn; in the block it has the model, until it is prefilled.
 
@@ -150,7 +122,7 @@ class RequestQueue:
             Rows of its cache, those for the answer included.
         cancelled
             Asked now and then while waiting.
-        speculation
+        give_way
             As in :class:`Turn`.
 
         Raises
@@ -158,7 +130,7 @@ class RequestQueue:
         Cancelled
             ``cancelled`` returned True before the turn came.
         """
-        turn = Turn(self, cached_share, _bytes(loaded, tokens), speculation=speculation)
+        turn = Turn(self, cached_share, _bytes(loaded, tokens), give_way=give_way)
         self._enter(turn, loaded, cancelled)
         try:
             if not self.lock.acquire(cancelled):
@@ -169,14 +141,9 @@ class RequestQueue:
             yield turn
         finally:
             turn.prefilled()
-            if not turn.kept:
-                self.drop(turn)
-
-    def drop(self, turn: Turn) -> None:
-        """Forget a turn: its cache is not kept any more."""
-        with self._changed:
-            self._running.pop(turn, None)
-            self._changed.notify_all()
+            with self._changed:
+                self._running.discard(turn)
+                self._changed.notify_all()
 
     def end_prefill(self, turn: Turn) -> None:
         """Let the next request begin, while this one's answer goes on."""
@@ -188,7 +155,7 @@ class RequestQueue:
     def _enter(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
         with self._changed:
             if self.lock.is_mine:  # the others wait for this thread
-                self._running[turn] = None
+                self._running.add(turn)
                 return
             self._waiting.append(turn)
             try:
@@ -199,17 +166,17 @@ class RequestQueue:
                 raise
             place = self._waiting.index(turn)
             for earlier in self._waiting[:place]:
-                earlier.overtaken += earlier.is_real
+                earlier.overtaken += earlier.is_request
             del self._waiting[place]
-            self._make_room(turn.nbytes, loaded)
-            self._running[turn] = None
             self._prefilling = turn
+            if turn.is_request:
+                self._running.add(turn)
 
     def _wait(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
         while not self._may_begin(turn, loaded):
             first = self._prefilling
-            if turn.is_real and first is not None and first.speculation is not None:
-                first.speculation.give_way()
+            if turn.is_request and first is not None and first.give_way is not None:
+                first.give_way()
             self._changed.wait(None if cancelled is None else _POLL_S)
             if cancelled is not None and cancelled():
                 raise Cancelled
@@ -217,27 +184,18 @@ class RequestQueue:
     def _may_begin(self, turn: Turn, loaded: LoadedModel) -> bool:
         if self._prefilling is not None or self._first() is not turn:
             return False
-        running = [each for each in self._running if each.is_real]
-        if not running:  # alone, whatever its size
+        if not self._running:  # alone, whatever its size
             return True
-        fits = sum(each.nbytes for each in running) + turn.nbytes <= self._budget(loaded)
-        return turn.is_real and fits and len(running) < self.max_running
+        nbytes = sum(each.nbytes for each in (*self._running, turn))
+        room = nbytes <= (self.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE)
+        return turn.is_request and room and len(self._running) < self.max_running
 
     def _first(self) -> Turn:
         """Return the next to begin: one that was overtaken too often, or the best cached."""
         for turn in self._waiting:
             if turn.overtaken >= _MAX_OVERTAKEN:
                 return turn
-        return max(self._waiting, key=lambda turn: (turn.is_real, turn.cached_share))
-
-    def _budget(self, loaded: LoadedModel) -> int:
-        return self.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE
-
-    def _make_room(self, nbytes: int, loaded: LoadedModel) -> None:
-        """Drop kept speculations, the oldest first, until so much fits beside the others."""
-        for kept in [each for each in self._running if each.speculation is not None]:
-            if self.nbytes + nbytes > self._budget(loaded) and kept.speculation is not None:
-                kept.speculation.give_way()
+        return max(self._waiting, key=lambda turn: (turn.is_request, turn.cached_share))
 
 
 def _bytes(loaded: LoadedModel, tokens: int) -> int:

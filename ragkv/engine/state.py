@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from ragkv.answer.engine import ModelInfo
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
-from ragkv.engine.speculations import Speculations
 from ragkv.model.loaded import LoadedModel
-from ragkv.report.speculations import SpeculationReport
 from ragkv.store.base import TierUse
 
 
@@ -23,14 +21,11 @@ class EngineStatus:
         Requests over the model that have begun and not ended, and those that wait for their turn.
     tiers
         Bytes and hits of each tier, of former prompts and of versions.
-    speculations
-        What speculations gave and cost so far.
     """
 
     running: int
     waiting: int
     tiers: tuple[TierUse, ...]
-    speculations: SpeculationReport
 
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
@@ -41,9 +36,7 @@ def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
     return ModelInfo(*known, bool(loaded.tokenizer.chat_template), own)
 
 
-def status_of(
-    requests: RequestQueue, reuse: Reuse | None, speculations: Speculations
-) -> EngineStatus:
+def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
     tiers = () if reuse is None else reuse.tiers
-    return EngineStatus(requests.running, requests.waiting, tiers, speculations.report)
+    return EngineStatus(requests.running, requests.waiting, tiers)

@@ -112,8 +112,6 @@ class ReuseReport:
         First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
         rounds: the sink, the chunk right behind it, a former prompt's exact part. None of them
         is recomputed below a ratio of 1.
-    ahead_s
-        Seconds of computing the prompt that were over before the call, by a speculation.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         conversation, 5 prefix (bytes of length ``prompt_tokens``).
@@ -150,7 +148,6 @@ class ReuseReport:
     accepted_tokens: int = 0
     dtype: str = ""
     ahead_tokens: int = 0
-    ahead_s: float = 0.0
     choice: str = ""
     conversation_tokens: int = 0
     prefix_tokens: int = 0

@@ -31,7 +31,7 @@ def engine(make_engine: Make) -> Iterator[RagKV]:
     yield kv
     kv.close()
     assert not [each for each in threading.enumerate() if each.name.startswith(IDLE)]
-    assert (kv.status().running, kv.status().waiting, kv._requests.nbytes) == (0, 0, 0)
+    assert (kv.status().running, kv.status().waiting) == (0, 0)
 
 
 def texts_kept(kv: RagKV) -> set[tuple[str, ...]]:
@@ -40,7 +40,7 @@ def texts_kept(kv: RagKV) -> set[tuple[str, ...]]:
 
 
 def pausing(kv: RagKV) -> Pause:
-    return Pause(kv, thread=IDLE)
+    return Pause(kv, IDLE)
 
 
 def test_a_request_ends_a_capture_within_a_layer_and_it_begins_anew(engine: RagKV) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_ragkv import ChatRagKV, RagKVStagedRetriever
+from langchain_ragkv import ChatRagKV
 from listening import listening
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.ragkv import RagKVLLM
-from pausing import speculating_threads
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import Chat, RagKV, ReuseConfig
@@ -137,23 +135,6 @@ def test_sinks_have_them(kv):
 def test_a_sink_that_was_given_stays(make_engine):
     kv = make_engine(reuse=ReuseConfig(sink="My own sink.\n"))
     assert ChatRagKV(kv=kv, **HIGH)._overrides() == {}
-
-
-def test_a_prompt_computed_ahead_has_them(kv):
-    assert kv.speculate(MESSAGES, **HIGH).wait(30)
-    kv.generate(MESSAGES, max_new_tokens=2, **HIGH)
-    assert kv.status().speculations.used == 1
-    llm = ChatRagKV(kv=kv, max_tokens=2, **HIGH)
-    retriever = RagKVStagedRetriever(
-        stages=lambda _: [[Document("a")], [Document("a"), Document("b")]],
-        llm=llm,
-        prompt=lambda *_: f"{ASKED} And why?",
-    )
-    retriever.invoke("What?")
-    for thread in speculating_threads():
-        thread.join(30)
-    llm.invoke(f"{ASKED} And why?")
-    assert kv.status().speculations.used == 2
 
 
 def test_a_server_takes_json_alone(kv):

@@ -19,7 +19,7 @@ def load(path: Path):
 
 
 def test_all_are_there():
-    names = {"core", "langchain_rag", "llama_index_rag", "staged_retrieval"}
+    names = {"core", "langchain_rag", "llama_index_rag"}
     assert {path.stem for path in EXAMPLES} == names
 
 

@@ -1,9 +1,10 @@
-"""RagKVStagedRetriever: the chain's prompt is computed while retrieval goes on."""
+"""RagKVStagedRetriever: what each stage found is loading while the next one is searched."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 
 import faiss
 import numpy as np
@@ -13,104 +14,136 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVStagedRetriever
-from pausing import speculating_threads
+from listening import listening
 from tiny import some_chunks
 
-from ragkv.client import RemoteRagKV
-from ragkv.errors import ConfigError
-from ragkv.retrieve.following import follow
+from ragkv.engine.corpus import Corpus
 from ragkv.retrieve.staged import StagedSearch
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(8))]
+TEXTS = [each.page_content for each in DOCUMENTS]
 PROMPT = ChatPromptTemplate.from_messages([("system", "{context}"), ("human", "{input}")])
 TEXT = PromptTemplate.from_template("Read this.\n{context}\n{input}")
 EMBEDDINGS = DeterministicFakeEmbedding(size=16)
 QUESTION = "What is a target list?"
 
 
-@pytest.fixture(scope="module")
-def search():
-    vectors = np.array(EMBEDDINGS.embed_documents([each.page_content for each in DOCUMENTS]))
-    index = faiss.index_factory(16, "IVF2,Flat")
-    index.train(vectors.astype(np.float32))
-    index.add(vectors.astype(np.float32))
-    index.nprobe = 2
-    return StagedSearch(index, DOCUMENTS, EMBEDDINGS.embed_query, k=3, steps=2)
+@pytest.fixture
+def kv(make_engine):
+    return make_engine()
+
+
+@pytest.fixture(params=["here", "served"])
+def given(request, kv):
+    """Return the arguments that make a model of LangChain's over an engine."""
+    if request.param == "here":
+        yield {"kv": kv}
+        return
+    with listening(kv) as url:
+        yield {"base_url": url}
+
+
+@pytest.fixture
+def loaded(kv, monkeypatch):
+    """Return the lists of chunks that the engine has loaded so far."""
+    fetch, lists = Corpus.fetch, []
+
+    def record(corpus, texts, sink):
+        fetch(corpus, texts, sink)
+        lists.append((list(texts), sink.ids.tolist()))
+
+    monkeypatch.setattr(Corpus, "fetch", record)
+    return lists
+
+
+def retrieved(retriever, asynchronous):
+    if asynchronous:
+        return asyncio.run(retriever.ainvoke(QUESTION))
+    return retriever.invoke(QUESTION)
 
 
 def joined(documents):
     return "\n\n".join(each.page_content for each in documents)
 
 
-def prompt_with(template):
-    return lambda query, found: template.invoke({"context": joined(found), "input": query})
-
-
-def chain(retriever, template, llm):
-    return {"context": retriever | joined, "input": RunnablePassthrough()} | template | llm
-
-
-def made(kind, kv, max_tokens=6):
-    if kind == "text":
-        return RagKVLLM(kv=kv, max_tokens=max_tokens), TEXT
-    llm = ChatRagKV(kv=kv, max_tokens=max_tokens, sink_from=PROMPT)
-    return (llm.bind(recompute_ratio=0.5) if kind == "bound" else llm), PROMPT
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", [ChatRagKV, RagKVLLM])
+def test_a_chain_over_an_index(kind, asynchronous, given):
+    vectors = np.array(EMBEDDINGS.embed_documents(TEXTS), dtype=np.float32)
+    index = faiss.index_factory(16, "IVF2,Flat")
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = 2
+    search = StagedSearch(index, DOCUMENTS, EMBEDDINGS.embed_query, k=3, steps=2)
+    template = PROMPT if kind is ChatRagKV else TEXT
+    llm = kind(**given, max_tokens=2, sink_from=template)
+    llm.precompute(DOCUMENTS)
+    retriever = RagKVStagedRetriever(stages=search, llm=llm)
+    chain = {"context": retriever | joined, "input": RunnablePassthrough()} | template | llm
+    asyncio.run(chain.ainvoke(QUESTION)) if asynchronous else chain.invoke(QUESTION)
+    *_, last = search(QUESTION)
+    used = [chunk.text for chunk in llm.last_report.chunks]
+    assert used == [hit.item.page_content for hit in last]
+    assert not llm.last_report.misses
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", ["chat", "bound", "text"])
-def test_a_chain_is_served_from_it(kind, asynchronous, make_engine, search):
-    kv, cold = make_engine(), make_engine()
-    for each in (kv, cold):
-        made("text" if kind == "text" else "chat", each)[0].precompute(DOCUMENTS)
-    llm, template = made(kind, kv)
-    retriever = RagKVStagedRetriever(stages=search, llm=llm, prompt=prompt_with(template))
-    asked = chain(retriever, template, llm)
-    answer = asyncio.run(asked.ainvoke(QUESTION)) if asynchronous else asked.invoke(QUESTION)
-    *_, last = search(QUESTION)
-    plain, _ = made(kind, cold)
-    expected = (template | plain).invoke(
-        {"context": joined([hit.item for hit in last]), "input": QUESTION}
-    )
-    assert getattr(answer, "content", answer) == getattr(expected, "content", expected)
-    report = kv.status().speculations  # it is used, or had not begun yet
-    assert report.used + report.cancelled == report.started >= 1
-    assert kv._requests.nbytes == 0
-
-
-def test_what_is_computed_in_time_is_used(make_engine, search):
-    kv = make_engine()
-    llm, _ = made("chat", kv)
-    retriever = RagKVStagedRetriever(stages=search, llm=llm, prompt=prompt_with(PROMPT))
-    found = retriever.invoke(QUESTION)
-    *_, last = search(QUESTION)
-    assert found == [hit.item for hit in last]
-    for thread in speculating_threads():
-        thread.join(30)
-    (PROMPT | llm).invoke({"context": joined(found), "input": QUESTION})
-    assert kv.status().speculations.used == 1
-    assert llm.last_report.ahead_s > 0
-
-
-def test_documents_without_scores_and_names(make_engine):
-    kv = make_engine()
-    llm, _ = made("chat", kv)
+def test_a_stage_is_loaded_while_the_next_is_searched(asynchronous, given, kv, loaded):
+    sink = "A sink of its own.\n"
+    llm = ChatRagKV(**given, max_tokens=2).bind(sink=sink)
 
     def reranked(query):
+        assert query == QUESTION
         yield DOCUMENTS[:3]
+        kv.wait()
+        assert [texts for texts, _ in loaded] == [TEXTS[:3]]
+        yield [(each, 0.5) for each in DOCUMENTS[2:4]]
+
+    retriever = RagKVStagedRetriever(stages=reranked, llm=llm)
+    assert retrieved(retriever, asynchronous) == DOCUMENTS[2:4]
+    kv.wait()
+    assert [texts for texts, _ in loaded] == [TEXTS[:3], TEXTS[2:4], TEXTS[2:4]]
+    behind = kv._reuse.corpus.sink_for(kv.reuse.override(sink=sink))
+    assert all(ids == behind.ids.tolist() for _, ids in loaded)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_next_answer_accounts_for_the_last_stage_alone(asynchronous, given):
+    llm = ChatRagKV(**given, max_tokens=2)
+    llm.precompute(DOCUMENTS)
+    stages = [DOCUMENTS[:3], DOCUMENTS[2:4]]
+    retrieved(RagKVStagedRetriever(stages=lambda _: stages, llm=llm), asynchronous)
+    llm.invoke(TEXTS[2])
+    assert [miss.chunk for miss in llm.last_report.misses] == [TEXTS[3][:80]]
+
+
+def test_a_cancelled_retrieval_names_nothing(kv):
+    llm, searching, go = ChatRagKV(kv=kv, max_tokens=2), threading.Event(), threading.Event()
+
+    def stages(_):
+        yield DOCUMENTS[:2]
+        searching.set()
+        assert go.wait(30)
         yield DOCUMENTS[2:4]
 
-    retriever = RagKVStagedRetriever(stages=reranked, llm=llm, prompt=prompt_with(PROMPT))
-    assert retriever.invoke(QUESTION) == DOCUMENTS[2:4]
+    async def leave():
+        retriever = RagKVStagedRetriever(stages=stages, llm=llm)
+        asking = asyncio.create_task(retriever.ainvoke(QUESTION))
+        await asyncio.to_thread(searching.wait, 30)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        go.set()
+
+    asyncio.run(leave())
+    llm.invoke("Another question.")
+    assert not llm.last_report.misses
+
+
+def test_no_stage_at_all_and_a_copy(kv):
+    llm = ChatRagKV(kv=kv)
+    retriever = RagKVStagedRetriever(stages=lambda _: [], llm=llm)
+    assert retrieved(retriever, False) == retrieved(retriever, True) == []
     assert copy.deepcopy(retriever).llm is llm
-    kv.wait()
-    named = {text.strip() for text in kv._reuse.background.named}
-    assert named == {each.page_content for each in DOCUMENTS[2:4]}
-
-
-def test_a_model_in_this_process_is_needed(search):
-    remote = RemoteRagKV("http://127.0.0.1:9")
-    with remote, pytest.raises(ConfigError, match="prefetch"):
-        follow(remote, [], str)
     with pytest.raises(ValueError, match="must be the ChatRagKV"):
-        RagKVStagedRetriever(stages=search, llm=None, prompt=prompt_with(PROMPT))
+        RagKVStagedRetriever(stages=lambda _: [], llm=None)

@@ -1,4 +1,4 @@
-"""RagKVStagedRetriever: the query engine's prompt is computed while retrieval goes on."""
+"""RagKVStagedRetriever: what each stage found is loading while the next one is searched."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import asyncio
 import faiss
 import numpy as np
 import pytest
-from llama_index.core.prompts import PromptTemplate
+from listening import listening
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper, RagKVStagedRetriever
-from pausing import speculating_threads
 from tiny import some_chunks
 
 from ragkv.retrieve.staged import StagedSearch
@@ -20,61 +19,62 @@ from ragkv.retrieve.staged import StagedSearch
 NODES = [TextNode(text=text, metadata={"page": i}) for i, text in enumerate(some_chunks(8))]
 VECTORS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 QUESTION = "What is a target list?"
-OWN = PromptTemplate("Read this.\n{context_str}\nThen say: {query_str}")
 
 
-@pytest.fixture(scope="module")
-def search():
-    index = faiss.index_factory(16, "HNSW4", faiss.METRIC_INNER_PRODUCT)
-    index.add(VECTORS)
-    index.hnsw.efSearch = 32
-    return StagedSearch(index, NODES, lambda _: VECTORS[0] + VECTORS[1], k=3, steps=3)
+@pytest.fixture
+def kv(make_engine):
+    return make_engine()
 
 
-def query_engine(search, llm, template=None):
-    retriever = RagKVStagedRetriever(search, llm, text_qa_template=template)
-    helper = RagKVPromptHelper.from_llm(llm)
-    synthesizer = get_response_synthesizer(llm=llm, prompt_helper=helper, text_qa_template=template)
-    return retriever, RetrieverQueryEngine(retriever, synthesizer)
+@pytest.fixture(params=["here", "served"])
+def llm(request, kv):
+    settings = {"max_new_tokens": 2, "context_window": 4000}
+    if request.param == "here":
+        yield RagKVLLM(kv=kv, **settings)
+        return
+    with listening(kv) as url:
+        yield RagKVLLM(api_base=url, **settings)
 
 
-@pytest.mark.parametrize("template", [None, OWN], ids=["default", "own"])
-@pytest.mark.parametrize("is_chat_model", [False, True])
-def test_a_query_engine_is_served_from_it(is_chat_model, template, make_engine, search):
-    kv = make_engine()
-    llm = RagKVLLM(kv=kv, is_chat_model=is_chat_model, max_new_tokens=6, context_window=4000)
-    retriever, engine = query_engine(search, llm, template)
-    found = retriever.retrieve(QUESTION)
-    *_, last = search(QUESTION)
-    assert [each.node for each in found] == [hit.item for hit in last]
-    assert [each.score for each in found] == [hit.score for hit in last]
-    for thread in speculating_threads():
-        thread.join(30)
-    answer = engine.synthesize(QUESTION, found)
-    assert kv.status().speculations.used == 1
-    assert llm.last_report.ahead_s > 0
-    cold = make_engine()
-    plain = RagKVLLM(kv=cold, is_chat_model=is_chat_model, max_new_tokens=6, context_window=4000)
-    _, expected = query_engine(search, plain, template)
-    assert str(answer) == str(expected.synthesize(QUESTION, found))
+def retrieved(retriever, asynchronous):
+    return (
+        asyncio.run(retriever.aretrieve(QUESTION)) if asynchronous else retriever.retrieve(QUESTION)
+    )
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_whole_query(asynchronous, make_engine, search):
-    kv = make_engine()
-    llm = RagKVLLM(kv=kv, max_new_tokens=6, context_window=4000)
-    _, engine = query_engine(search, llm)
-    answer = asyncio.run(engine.aquery(QUESTION)) if asynchronous else engine.query(QUESTION)
-    assert len(answer.source_nodes) == 3
-    report = kv.status().speculations
-    assert report.used + report.cancelled == report.started >= 1
-    assert kv._requests.nbytes == 0
+def test_a_query_engine_over_an_index(asynchronous, llm, kv):
+    index = faiss.index_factory(16, "HNSW4", faiss.METRIC_INNER_PRODUCT)
+    index.add(VECTORS)
+    index.hnsw.efSearch = 32
+    search = StagedSearch(index, NODES, lambda _: VECTORS[0] + VECTORS[1], k=3, steps=3)
+    helper = RagKVPromptHelper.from_llm(llm)
+    synthesizer = get_response_synthesizer(llm=llm, prompt_helper=helper)
+    engine = RetrieverQueryEngine(RagKVStagedRetriever(search, llm), synthesizer)
+    *_, last = search(QUESTION)
+    for _ in range(2):
+        answer = asyncio.run(engine.aquery(QUESTION)) if asynchronous else engine.query(QUESTION)
+        assert [each.node for each in answer.source_nodes] == [hit.item for hit in last]
+        assert [each.score for each in answer.source_nodes] == [hit.score for hit in last]
+        kv.wait()
+    assert len(llm.last_report.chunks) == 3
+    assert not llm.last_report.misses
 
 
-def test_nodes_with_scores_and_names(make_engine):
-    kv = make_engine()
-    found = [NodeWithScore(node=node, score=1.0) for node in NODES[:2]]
-    retriever = RagKVStagedRetriever(lambda _: [found], RagKVLLM(kv=kv))
-    assert retriever.retrieve(QUESTION) == found
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_next_answer_accounts_for_the_last_stage_alone(asynchronous, llm, kv):
+    found = [NodeWithScore(node=node, score=1.0) for node in NODES[1:3]]
+    named = kv._reuse.background
+
+    def stages(query):
+        assert query == QUESTION
+        yield [(NODES[0], 0.5)]
+        kv.wait()
+        assert len(named.named) == 1
+        yield found
+
+    assert retrieved(RagKVStagedRetriever(stages, llm), asynchronous) == found
     kv.wait()
-    assert len(kv._reuse.background.named) == 2
+    assert len(named.named) == 3
+    llm.complete("Another question.")
+    assert [miss.reason for miss in llm.last_report.misses] == ["left_out"] * 2

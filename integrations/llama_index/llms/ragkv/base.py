@@ -266,9 +266,9 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         """The specification that worker processes make the engine from."""
         return self._source
 
-    def prefetch(self, texts: Sequence[str]) -> None:
+    def prefetch(self, texts: Sequence[str], *, for_next_answer: bool = True) -> None:
         """Name chunks that were retrieved: they start loading, and what is missing is stored."""
-        self.kv.prefetch(texts, **self.reuse_overrides)
+        self.kv.prefetch(texts, for_next_answer=for_next_answer, **self.reuse_overrides)
 
     @property
     def reuse_overrides(self) -> dict[str, Any]:
