@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,8 @@ from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
+_MOST_PRELOADED = 4
+"""Waiting requests whose entries are read before their turn; the others' are read in it."""
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
@@ -81,6 +84,7 @@ class Pipeline(FullPrefill):
         self._versions = versions
         self._model = corpus.loaded
         self._auxiliary = auxiliary
+        self._preloads = threading.Semaphore(_MOST_PRELOADED)
         self._warned = False
 
     # ---- the story
@@ -98,15 +102,23 @@ class Pipeline(FullPrefill):
         """
         corrupt: dict[str, str] = {}
         located = self._find_and_load(request, corrupt)
-        with self._turn(request, located, cancelled) as turn:
-            while True:
-                try:
-                    with self._reading(located):
+        with ExitStack() as reading, ExitStack() as waiting:
+            ahead = self._read_ahead(located, reading)
+            if self._preloads.acquire(blocking=False):
+                waiting.callback(self._preloads.release)
+                ahead.start()
+            with self._turn(request, located, cancelled) as turn:
+                waiting.close()
+                while True:
+                    try:
+                        ahead.start()
                         plan = self._with_room(partial(self._plan, request, located))
                         return recompute(plan, turn)
-                except CorruptEntryError as error:
-                    corrupt |= {**dict(located.missed), error.text: error.reason}
-                    located = self._find_and_load(request, corrupt)
+                    except CorruptEntryError as error:
+                        reading.close()
+                        corrupt |= {**dict(located.missed), error.text: error.reason}
+                        located = self._find_and_load(request, corrupt)
+                        ahead = self._read_ahead(located, reading)
 
     def _plan(self, request: Request, located: Located) -> Plan:
         spliced = self._splice(request, located)
@@ -171,15 +183,12 @@ class Pipeline(FullPrefill):
             located = self._versions.place(request, located)
         return located
 
-    @contextmanager
-    def _reading(self, located: Located) -> Iterator[None]:
-        """Read lazy entries ahead in the block, in a thread."""
+    def _read_ahead(self, located: Located, reading: ExitStack) -> ReadAhead:
+        """Return the thread that reads the lazy entries; it ends with ``reading``."""
         lazy = [entry for entry, _, _ in located.entries if isinstance(entry, LazyKV)]
-        with ExitStack() as reading:
-            if lazy:
-                decoded = self._model.device.type == "cpu"
-                reading.callback(ReadAhead(lazy, decoded=decoded).stop)
-            yield
+        ahead = ReadAhead(lazy, decoded=self._model.device.type == "cpu")
+        reading.callback(ahead.stop)
+        return ahead
 
     def _splice(self, request: Request, located: Located) -> Spliced:
         """Lay out the prompt and place the entries' rows in its cache."""

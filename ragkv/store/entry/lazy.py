@@ -236,7 +236,7 @@ def _staging(source: LayerSource) -> torch.Tensor:
 
 
 class ReadAhead:
-    """A thread that loads entries of one model, the first layer of each first.
+    """A thread that loads entries of one model, the first layer of each first, once it is started.
 
     Parameters
     ----------
@@ -248,13 +248,19 @@ class ReadAhead:
         self._entries = entries
         self._decoded = decoded
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has begun or there is nothing to load."""
+        if self._thread is None and self._entries:
+            self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop after the current layer; return when the thread has ended."""
         self._stopped = True
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         for layer in range(self._entries[0].depth):
