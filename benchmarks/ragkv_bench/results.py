@@ -98,11 +98,13 @@ def cell(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def show(tables: Iterable[Table], plot: Path | None, draw: Callable[[], Figure]) -> None:
+def show(
+    tables: Iterable[Table], plot: Path | None = None, draw: Callable[[], Figure] | None = None
+) -> None:
     """Print tables, and write the picture where one is wanted."""
     for each in tables:
         out.print(each)
-    if plot is not None:
+    if plot is not None and draw is not None:
         save_chart(draw(), plot)
         out.print(f"Picture: {plot}", markup=False, highlight=False, soft_wrap=True)
 

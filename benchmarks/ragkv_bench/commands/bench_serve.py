@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import check_picture, show, write
+from ragkv_bench.results import show, write
 from ragkv_bench.speed.chart import load_chart
 from ragkv_bench.speed.table import Found, load_table, read
 
@@ -85,8 +85,7 @@ def bench_serve_command(
     ] = None,
 ) -> None:
     """Measure an OpenAI-compatible server under load: latencies, tokens a second, reuse."""
-    options.check_folders(json_path, plot, save_trace)
-    check_picture(plot)
+    options.check_places(json_path, save_trace, plot=plot)
     if chart:
         _show([read(path, "ragkv bench serve", "turns") for path in chart], plot)
         return

@@ -48,13 +48,13 @@ def calibrate_command(
     dtype: options.DType = None,
 ) -> None:
     """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
-    options.check_folders(out)
+    options.check_places(out)
 
     from ragkv_bench.quality.calibration import calibrate
 
     examples = options.read_examples(data, strict=strict).pick(limit, seed)
     with (
-        options.engine(model, auxiliary_model, seed, device, dtype) as kv,
+        options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv,
         options.interruptible(out),
     ):
         found = calibrate(

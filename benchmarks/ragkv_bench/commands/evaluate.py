@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -9,16 +10,20 @@ import typer
 
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import check_picture, show
+from ragkv_bench.results import show, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ragkv import RagKV
+    from ragkv.select import Method
     from ragkv_bench.data.examples import DataSet
+    from ragkv_bench.quality.records import Ratio
     from ragkv_bench.quality.summary import Evaluation
 
 DEFAULT_METHODS = "query,cacheclip,epic,reuse"
 _OF_NEEDLES = ("tokens", "haystack", "needle_values")
+_NOT_OF_HISTORY = ("needles", "chart", "plot", "resume", "time_in_turn")
 _MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "strict", "resume")
 
 
@@ -30,8 +35,12 @@ def evaluate_command(
     ] = None,
     model: options.Model = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated: ragkv's methods, prophetkv, agentkvshift.")
-    ] = DEFAULT_METHODS,
+        str | None,
+        typer.Option(
+            help="Comma-separated: ragkv's methods, prophetkv, agentkvshift.",
+            show_default=DEFAULT_METHODS,
+        ),
+    ] = None,
     ratio: Annotated[
         str, typer.Option(help="Comma-separated shares to recompute, or auto.")
     ] = "0.2",
@@ -56,6 +65,12 @@ def evaluate_command(
     needle_values: Annotated[
         str, typer.Option(help="Needles: numbers, words or uuids are hidden.")
     ] = "numbers",
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history", help="Instead: so many requests (200) over recurring chunks, in a row."
+        ),
+    ] = False,
     strict: options.Strict = True,
     resume: options.Resume = None,
     time_in_turn: Annotated[
@@ -80,10 +95,10 @@ def evaluate_command(
             "without --needles": () if needles is not None else _OF_NEEDLES,
             "with --chart": () if chart is None else (*_MEASURING, "time_in_turn"),
             "without --json": () if json_path is not None else ("resume",),
+            "with --history": _NOT_OF_HISTORY if history else (),
         },
     )
-    options.check_folders(json_path, plot)
-    check_picture(plot)
+    options.check_places(json_path, plot=plot)
     if chart is not None:
         _show(Evaluation.load(chart), plot)
         return
@@ -93,7 +108,13 @@ def evaluate_command(
     from ragkv_bench.quality.run import evaluate
 
     examples = None if data is None else options.read_examples(data, strict=strict)
-    with options.engine(model, auxiliary_model, seed, device, dtype) as kv:
+    chosen = [named(name) for name in options.parts_of(methods or DEFAULT_METHODS)]
+    ratios = options.ratios_of(ratio)
+    with options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv:
+        if history and examples is not None:
+            asked = chosen if methods is not None else chosen[:1]
+            _history(kv, examples, asked, ratios, limit or 200, seed, json_path)
+            return
         if examples is not None:
             examples = examples.pick(limit, seed)
         else:
@@ -103,8 +124,8 @@ def evaluate_command(
             evaluation = evaluate(
                 kv,
                 examples,
-                methods=[named(name) for name in options.parts_of(methods)],
-                ratios=options.ratios_of(ratio),
+                methods=chosen,
+                ratios=ratios,
                 seed=seed,
                 records=records_path(json_path) if json_path else None,
                 resume=resume,
@@ -115,6 +136,29 @@ def evaluate_command(
     if json_path is not None:
         evaluation.save(json_path)
     _show(evaluation, plot)
+
+
+def _history(
+    kv: RagKV,
+    data: DataSet,
+    methods: Sequence[str | Method],
+    ratios: Sequence[Ratio],
+    requests: int,
+    seed: int,
+    json_path: Path | None,
+) -> None:
+    from ragkv_bench.quality.history import HistoryPlan, evaluate_history, table
+
+    if len(methods) != 1 or len(ratios) != 1:
+        raise ConfigError("--history takes one method and one ratio")
+    plan = HistoryPlan(requests=requests, seed=seed)
+    with options.interruptible(None):
+        found = evaluate_history(
+            kv, data, plan, method=methods[0], ratio=ratios[0], show_progress=True
+        )
+    if json_path is not None:
+        write(json_path, found)
+    show([table(found)])
 
 
 def _build(

@@ -13,13 +13,14 @@ from ragkv.cli.console import err, out
 from ragkv.cli.options import Device, DType, check_folders
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv_bench.results import check_picture
 
 if TYPE_CHECKING:
     from ragkv import RagKV
     from ragkv_bench.data.examples import DataSet
     from ragkv_bench.quality.records import Ratio
 
-__all__ = ["DType", "Device", "check_folders"]
+__all__ = ["DType", "Device"]
 
 Data = Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")]
 Model = Annotated[str | None, typer.Option(help="Hub name or folder; default: the embedded model.")]
@@ -40,6 +41,12 @@ Chart = Annotated[Path | None, typer.Option(help="Measure nothing: show and draw
 AuxiliaryModel = Annotated[
     str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
 ]
+
+
+def check_places(*files: Path | None, plot: Path | None = None) -> None:
+    """Raise ConfigError before the work where a result has no place to go to."""
+    check_folders(*files, plot)
+    check_picture(plot)
 
 
 def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None:
@@ -76,7 +83,12 @@ def read_examples(path: Path, *, strict: bool) -> DataSet:
 
 
 def engine(
-    model: str | None, auxiliary_model: str | None, seed: int, device: str | None, dtype: str | None
+    model: str | None,
+    auxiliary_model: str | None = None,
+    seed: int = 0,
+    *,
+    device: str | None,
+    dtype: str | None,
 ) -> RagKV:
     """Return an engine whose chunks are in memory alone."""
     from ragkv import RagKV, ReuseConfig

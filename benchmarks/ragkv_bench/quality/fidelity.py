@@ -30,12 +30,17 @@ FIDELITY_TOKENS = 16
 class Reference:
     """The first tokens of full attention's greedy answer, an end-of-text token included.
 
-    ``log_probs``, ``[tokens, vocab]`` float64 on the CPU, are the distributions that they were
-    drawn from; of :func:`followed` those of a method in their place.
+    ``logits``, ``[tokens, vocab]`` float32 on the CPU, are those that they were drawn from; of
+    :func:`followed` those of a method in their place.
     """
 
     token_ids: tuple[int, ...]
-    log_probs: torch.Tensor
+    logits: torch.Tensor
+
+    @property
+    def log_probs(self) -> torch.Tensor:
+        """The distributions, ``[tokens, vocab]`` float64."""
+        return torch.log_softmax(self.logits.double(), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
         raise ConfigError(
             f"full attention's logits are not numbers in {kv.loaded.dtype}: choose another dtype"
         )
-    return Reference(tuple(token_ids), _log_probs(found))
+    return Reference(tuple(token_ids), found.cpu())
 
 
 def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
@@ -99,17 +104,15 @@ def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
     rows = [prefilled.logits.float()]
     history = TokenHistory(np.asarray(prefilled.token_ids, dtype=np.int32))
     rows += [_step(kv, prefilled, history, token) for token in against.token_ids[:-1]]
-    return Reference(against.token_ids, _log_probs(torch.stack(rows)))
+    return Reference(against.token_ids, torch.stack(rows).cpu())
 
 
 def compared(found: Reference, against: Reference) -> Fidelity:
     """Compare distributions over the same tokens; ``kl`` is NaN where logits were."""
-    terms = torch.nn.functional.kl_div(
-        found.log_probs, against.log_probs, reduction="none", log_target=True
-    )
-    kl = terms.masked_fill(against.log_probs.isneginf(), 0.0).sum(-1)
-    wanted = torch.tensor(against.token_ids, device=found.log_probs.device)
-    agreement = (found.log_probs.argmax(-1) == wanted).double().mean()
+    own, full = found.log_probs, against.log_probs
+    terms = torch.nn.functional.kl_div(own, full, reduction="none", log_target=True)
+    kl = terms.masked_fill(full.isneginf(), 0.0).sum(-1)
+    agreement = (own.argmax(-1) == torch.tensor(against.token_ids)).double().mean()
     return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
 
 
@@ -127,7 +130,3 @@ def _step(kv: RagKV, prefilled: Prefilled, history: TokenHistory, token: int) ->
     given = cache_argument(kv.model, prefilled.cache)
     out = kv.model(input_ids=ids, position_ids=positions, use_cache=True, **given)
     return out.logits[0, -1].float()  # type: ignore[no-any-return]
-
-
-def _log_probs(logits: torch.Tensor) -> torch.Tensor:
-    return torch.log_softmax(logits.cpu().double(), dim=-1)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import ragkv
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import draw
 from ragkv.decode.steps import Steps
@@ -20,7 +24,6 @@ from ragkv.select import Method, get_method
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import TASKS, chunk_texts, prompt, template
-from ragkv_bench.quality.code import code_of
 from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv_bench.quality.records import EvalRecord, Ratio
 from ragkv_bench.quality.scores import score
@@ -28,6 +31,7 @@ from ragkv_bench.quality.scores import score
 if TYPE_CHECKING:
     from ragkv import Prefilled, RagKV
 
+_PACKAGES = (Path(ragkv.__file__).parent, Path(__file__).parents[1])
 FULL = "full"
 Setting = tuple[str | Method, Ratio]
 """A method, or its name, and its ratio."""
@@ -64,13 +68,16 @@ class Subject:
         self._tokens = 0
 
     def key(self, method: str | Method, ratio: Ratio) -> str:
-        """Return a hash of everything that a measurement depends on."""
+        """Return a hash of everything that a measurement depends on.
+
+        What a rule of one's own does is not known: it is measured again each time.
+        """
         chosen, kv = get_method(method), self._kv
         overrides = self._overrides(method, ratio)
         overrides["method"] = repr(replace(chosen, score=None))
         reuse = kv.reuse.override(calibrated_for=None, **overrides)
         model = [kv.info.name, kv.info.fingerprint or "", str(kv.loaded.dtype)]
-        parts = [*model, asdict(reuse), *code_of(chosen), asdict(self._example), self._prompt]
+        parts = [*model, asdict(reuse), _code_of(chosen), asdict(self._example), self._prompt]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
@@ -171,3 +178,20 @@ class Subject:
         texts = chunk_texts(self._example)
         tokens = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)
         return min(1.0, max(0.0, 1.0 - report.reused_tokens / tokens))
+
+
+def _code_of(method: Method) -> str:
+    rule = method.score
+    package = getattr(rule, "__module__", "").partition(".")[0]
+    own = rule is None or package in {"ragkv", "ragkv_bench"}
+    return _digest() if own else uuid.uuid4().hex
+
+
+@cache
+def _digest() -> str:
+    """Return a digest of both packages' files."""
+    state = hashlib.blake2b(digest_size=16)
+    for package in _PACKAGES:
+        for file in sorted(package.rglob("*.py")):
+            state.update(file.read_bytes())
+    return state.hexdigest()

@@ -22,7 +22,7 @@ from ragkv.select import get_method
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
 from ragkv_bench.speed.machine import device_name, setup_of
-from ragkv_bench.speed.peers.base import Opening, ask
+from ragkv_bench.speed.peers.base import Startable, ask
 from ragkv_bench.speed.timing import (
     IN_MEMORY,
     AnswerTime,
@@ -86,7 +86,7 @@ def bench_answers(
     plan: AnswerPlan,
     *,
     data: DataSet | None = None,
-    peers: Sequence[Opening] = (),
+    peers: Sequence[Startable] = (),
     show_progress: bool = False,
 ) -> dict[str, Any]:
     """Measure whole answers; all have exactly the planned number of tokens.
@@ -206,10 +206,10 @@ def _row(measured: Measured, setting: Setting) -> dict[str, Any]:
 
 
 def _compare(
-    opening: Opening, measured: Sequence[Measured], against: Setting
+    startable: Startable, measured: Sequence[Measured], against: Setting
 ) -> Iterator[dict[str, Any]]:
     """Give a peer the same prompts, and close it; ``speedup_total`` is ragkv's over its."""
-    with opening() as peer:
+    with startable as peer:
         for one in measured:
             found = ask(peer, one.trace.ids, one.answer_tokens)
             yield {

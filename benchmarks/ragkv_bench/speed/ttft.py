@@ -31,7 +31,7 @@ from ragkv_bench.speed.bound import (
 )
 from ragkv_bench.speed.machine import device_name, setup_of
 from ragkv_bench.speed.memory import peak_growth
-from ragkv_bench.speed.peers.base import Opening, ask
+from ragkv_bench.speed.peers.base import Startable, ask
 from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, timed
 from ragkv_bench.speed.traces import RequestTrace, make_traces
 
@@ -119,7 +119,7 @@ def bench_ttft(
     plan: TtftPlan,
     *,
     auxiliary_model: str | None = None,
-    peers: Sequence[Opening] = (),
+    peers: Sequence[Startable] = (),
     show_progress: bool = False,
 ) -> dict[str, Any]:
     """Measure times to first token against full prefill, the bound and peers.
@@ -280,13 +280,13 @@ def _row(
 
 
 def _compare(
-    opening: Opening, measured: Sequence[Measured], against: Setting
+    startable: Startable, measured: Sequence[Measured], against: Setting
 ) -> Iterator[dict[str, Any]]:
     """Give a peer the prompts that ragkv had, in the same order, and close it.
 
     ``speedup`` is its time over ragkv's with the setting ``against``.
     """
-    with opening() as peer:
+    with startable as peer:
         for one in measured:
             found = [each.ttft_s for each in ask(peer, one.trace.ids, 1)]
             own = [sample.ragkv_s for sample in one.samples[against]]

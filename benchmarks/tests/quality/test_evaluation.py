@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +19,11 @@ from ragkv.select import Method, get_method
 from ragkv.select.method import Spread
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
-from ragkv_bench.quality import code
+from ragkv_bench.methods import named
 from ragkv_bench.quality.calibration import calibrate
-from ragkv_bench.quality.code import code_of
 from ragkv_bench.quality.records import RecordFile
 from ragkv_bench.quality.run import evaluate, grid
-from ragkv_bench.quality.subject import Subject
+from ragkv_bench.quality.subject import _PACKAGES, Subject
 from ragkv_bench.quality.summary import Evaluation, summarise
 from ragkv_bench.results import short_name
 
@@ -302,66 +299,17 @@ def test_a_method_of_ones_own_stands_beside_the_named_ones(make_engine):
     assert subject.key(own, 0.3) != subject.key(replace(own, spread=Spread(0.1, 2.0)), 0.3)
 
 
-def test_what_another_rule_or_version_measured_is_measured_again(
-    make_engine, tmp_path, monkeypatch
+def test_what_another_version_or_a_rule_of_ones_own_measured_is_measured_again(
+    make_engine, monkeypatch
 ):
-    kv, data = make_engine(), small_data()
-    subject = Subject(kv, data.examples[0], ["epic"])
-    file = tmp_path / "my_rule.py"
-    monkeypatch.syspath_prepend(tmp_path)
-    keys = {subject.key("epic", 0.3)}
-    for weight in (1, 2):
-        file.write_text(f"def score(scene):\n    return {weight} * scene.layout.cached\n")
-        monkeypatch.delitem(sys.modules, "my_rule", raising=False)
-        rule = importlib.import_module("my_rule").score
-        keys |= {subject.key(Method("mine", score=rule), 0.3) for _ in range(2)}
-    for weight in (1, 2):
-        scope = {"__name__": "nowhere"}
-        exec(f"score = lambda scene: {weight} * scene.layout.cached", scope)  # noqa: S102
-        keys.add(subject.key(Method("mine", score=scope["score"]), 0.3))
-    assert len(keys) == 5
-    file.unlink()  # what is no longer there cannot be read
-    keys.add(subject.key(Method("mine", score=rule), 0.3))
-    assert len(keys) == 6
-    monkeypatch.setattr("ragkv_bench.quality.code._own", lambda: "another version")
-    assert subject.key("epic", 0.3) not in keys
-
-
-def test_a_record_depends_on_all_of_ragkvs_files():
-    packages = (ragkv, ragkv_bench)
-    assert tuple(Path(package.__file__).parent for package in packages) == code._PACKAGES
-
-
-def test_what_a_rule_was_given_is_part_of_it(make_engine):
-    def score(scene, weight=1):
-        return weight * scene.layout.cached
-
-    def made(weight):
-        return lambda scene: score(scene, weight)
-
-    @dataclass
-    class Weighed:
-        weight: int
-
-        def __call__(self, scene):
-            return score(scene, self.weight)
-
     subject = Subject(make_engine(), small_data(1).examples[0], ["epic"])
-    rules = [partial(score, weight=2), partial(score, weight=3), made(2), made(3), Weighed(2)]
-    rules += [Weighed(3), Weighed(3).__call__]
-    keys = [subject.key(Method("mine", score=rule), 0.3) for rule in rules]
-    assert len(set(keys)) == len(rules)
-    assert subject.key(Method("mine", score=made(2)), 0.3) == keys[2]
-
-
-def test_a_rule_without_a_file_is_the_same_in_another_process():
-    text = "def score(scene):\n    return sum(map(lambda x: 2 * x, scene))"
-    told = []
-    for _ in range(2):
-        scope = {"__name__": "nowhere"}
-        exec(text, scope)  # noqa: S102
-        told.append(code_of(Method("mine", score=scope["score"])))
-    assert told[0] == told[1]
+    known = {subject.key(name, 0.3) for name in ("epic", "query", named("prophetkv")) * 2}
+    assert len(known) == 3
+    own = Method("mine", score=lambda scene: scene.layout.cached)
+    assert subject.key(own, 0.3) != subject.key(own, 0.3)
+    assert tuple(Path(each.__file__).parent for each in (ragkv, ragkv_bench)) == _PACKAGES
+    monkeypatch.setattr("ragkv_bench.quality.subject._digest", lambda: "another version")
+    assert subject.key("epic", 0.3) not in known
 
 
 def test_titles_name_a_folder_without_the_way_to_it():

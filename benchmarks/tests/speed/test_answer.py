@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import nullcontext
 
 import pytest
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.errors import ConfigError, MissingDependencyError
+from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.results import write
 from ragkv_bench.speed.answer import AnswerPlan, bench_answers
 from ragkv_bench.speed.chart import answer_chart
-from ragkv_bench.speed.models import quantised_model
 from ragkv_bench.speed.table import answer_tables, read
 
 PLAN = AnswerPlan(tokens=(300, 400), answer_tokens=(4, 12), chunk_tokens=100, rounds=2)
@@ -44,7 +42,7 @@ class Peer:
 def measured(kv):
     peer = Peer()
     before = kv.model.generation_config.eos_token_id
-    found = bench_answers(kv.loaded, PLAN, peers=[lambda: nullcontext(peer)])
+    found = bench_answers(kv.loaded, PLAN, peers=[nullcontext(peer)])
     assert kv.model.generation_config.eos_token_id == before
     return found, peer
 
@@ -120,9 +118,3 @@ def test_questions_of_a_file_are_asked(kv):
 def test_plans_that_cannot_be_measured_are_refused(wrong):
     with pytest.raises(ConfigError):
         AnswerPlan(**wrong)
-
-
-def test_quantised_weights_without_torchao(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(MissingDependencyError, match="pip install torchao"):
-        quantised_model(None, "int8", dtype=None, device=None)

@@ -185,7 +185,7 @@ def test_peers_get_the_prompts_that_ragkv_had():
 
     plan = TtftPlan(tokens=(300, 500), chunk_tokens=100, ratios=(0.0, 0.2), rounds=2)
     with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
-        found = bench_ttft(kv.loaded, plan, peers=[opening])
+        found = bench_ttft(kv.loaded, plan, peers=[opening()])
     assert (seen[0], seen[-1], len(seen)) == ("opened", "closed", 2 + 2 * 3)
     assert len({tuple(ids) for ids in seen[4:-1]}) == 3  # orders of their own
     assert [(peer["name"], peer["tokens"], peer["ttft_s"]) for peer in found["peers"]] == [

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import ragkv
@@ -27,7 +26,6 @@ from ragkv_bench.speed.bound import (
 )
 from ragkv_bench.speed.chart import ttft_chart
 from ragkv_bench.speed.memory import peak_growth
-from ragkv_bench.speed.models import SHAPES, random_model
 from ragkv_bench.speed.table import read, ttft_tables
 from ragkv_bench.speed.traces import Text, make_traces, tokens_of
 from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
@@ -251,44 +249,6 @@ def test_plans_that_cannot_be_measured(changes, message):
         TtftPlan(methods=("nothing",))
 
 
-# ---- random weights
-
-
-def test_random_weights_need_a_shape_and_a_tokenizer(tmp_path):
-    tiny_model().config.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    for shape in (tmp_path, tmp_path / "config.json"):
-        model, tokenizer = random_model(str(shape), dtype=torch.bfloat16)
-        assert model.dtype == torch.bfloat16
-        assert len(tokenizer) == len(tiny_tokenizer())
-        assert model.config.name_or_path == f"{tmp_path.name} (random weights)"
-    done = run("--random-weights", tmp_path, "--tokens", 300, "--chunk-tokens", 100,
-               "--ratio", 0, "--rounds", 1)  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "(random weights)" in done.output
-    tiny_model().config.__class__(vocab_size=100).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has 100 words"):
-        random_model(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no shape 'qwen99'.*llama-3-8b"):
-        random_model("qwen99")
-
-
-@pytest.mark.parametrize(
-    ("shape", "billions"),
-    [
-        ("qwen2.5-0.5b", 0.494),
-        ("qwen2.5-7b", 7.616),
-        ("qwen2.5-14b", 14.770),
-        ("llama-3-8b", 8.030),
-        ("llama-3.1-8b", 8.030),
-    ],
-)
-def test_the_shapes_have_the_published_number_of_parameters(shape: str, billions: float):
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
-    assert model.num_parameters() / 1e9 == pytest.approx(billions, abs=1e-3)
-
-
 # ---- the command, its table and its picture
 
 
@@ -322,10 +282,8 @@ def test_from_options_to_table_json_and_picture(tmp_path, monkeypatch):
         (["--tier", "tape"], "tiers are memory and disk"),
         (["--json", "no-such-folder/b.json"], "there is no folder"),
         (["--chart", "no-such-file.json"], "cannot be read"),
-        (["--model", "a", "--random-weights", "b"], "give one of"),
         (["--peer", "vllm"], "needs --vllm-python PATH"),
         (["--peer", "llama.cpp", "--model", "a"], "give --gguf FILE"),
-        (["--peer", "llama.cpp", "--random-weights", "qwen2.5-7b"], "a peer needs real weights"),
     ],
 )
 def test_options_that_are_refused(arguments, message):

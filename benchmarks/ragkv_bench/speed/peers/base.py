@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -23,8 +23,8 @@ class Peer(Protocol):
         ...
 
 
-Opening = Callable[[], AbstractContextManager[Peer]]
-"""Makes a peer that runs inside a ``with`` block."""
+Startable = AbstractContextManager[Peer]
+"""A peer that runs inside a ``with`` block."""
 
 
 def ask(peer: Peer, prompts: Sequence[Sequence[int]], tokens: int) -> list[AnswerTime]:

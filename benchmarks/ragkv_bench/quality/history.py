@@ -1,0 +1,228 @@
+"""What an engine gains from former prompts: requests over recurring chunks, one after another."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+from tqdm.auto import tqdm
+
+from ragkv import RagKV, StoreConfig
+from ragkv.config import MEMORY
+from ragkv.errors import ConfigError
+from ragkv.select import Method, get_method
+from ragkv_bench import results
+from ragkv_bench.data.examples import DataSet, Example
+from ragkv_bench.data.tasks import chunk_texts, prompt, template
+from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
+from ragkv_bench.quality.intervals import interval
+from ragkv_bench.quality.records import Ratio
+from ragkv_bench.quality.run import check_chunks
+
+if TYPE_CHECKING:
+    from ragkv.report.account import ReuseReport
+
+FULL = "full"
+SETTINGS = ("no history", "history", "history, idle")
+"""The three engines; the last one has time to finish its work between two requests."""
+
+_STORE = StoreConfig(MEMORY, memory_bytes=1 << 50)
+_CAPTION = (
+    "half: of the requests. computed: tokens a prompt, fresh and recomputed. share: of the known"
+    " tokens, recomputed. KL, agree: to full attention. TTFT: median seconds."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPlan:
+    """Which requests are made.
+
+    A topic is an example of the data: its chunks in their order, as they were retrieved for its
+    question. Topics are drawn with the probability ``1 / rank ** alpha``, in an order of ranks that
+    ``seed`` draws. A share ``mixed`` of the requests has the chunks of two topics, half of each, in
+    random order; the others have a topic's chunks as they are. Questions are drawn from all of the
+    data without replacement, and again when all were asked: a topic is asked about in other words.
+    """
+
+    requests: int = 200
+    alpha: float = 1.0
+    mixed: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.requests < 2:
+            raise ConfigError(f"history needs 2 requests or more, not {self.requests}")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request under one setting; ``share_recomputed`` is of the tokens whose KV was known."""
+
+    setting: str
+    number: int
+    kl: float
+    agreement: float
+    prompt_tokens: int
+    computed_tokens: int
+    share_recomputed: float
+    ttft_s: float
+
+
+def draw_requests(data: DataSet, plan: HistoryPlan) -> list[Example]:
+    """Return the requests in their order, as examples of one task.
+
+    Raises ConfigError where the data has more than one task.
+    """
+    if len({example.task for example in data.examples}) > 1:
+        raise ConfigError(f"{data.name} has examples of more than one task: history needs one")
+    draw = random.Random(plan.seed)  # noqa: S311  seeded, not secret
+    topics = draw.sample(data.examples, len(data.examples))
+    weights = [rank**-plan.alpha for rank in range(1, len(topics) + 1)]
+    questions = _shuffled(data.examples, draw)
+    made: list[Example] = []
+    while len(made) < plan.requests:
+        first, second = draw.choices(topics, weights, k=2)
+        chunks = list(first.chunks)
+        if draw.random() < plan.mixed:
+            half = len(chunks) // 2
+            both = draw.sample(chunks, len(chunks) - half)
+            both += draw.sample(second.chunks, min(half, len(second.chunks)))
+            chunks = list({chunk.text: chunk for chunk in both}.values())
+            draw.shuffle(chunks)
+        made.append(replace(next(questions), chunks=tuple(chunks)))
+    return made
+
+
+def _shuffled(examples: Sequence[Example], draw: random.Random) -> Iterator[Example]:
+    while True:
+        yield from draw.sample(examples, len(examples))
+
+
+def evaluate_history(
+    kv: RagKV,
+    data: DataSet,
+    plan: HistoryPlan,
+    *,
+    method: str | Method = "query",
+    ratio: Ratio = 0.2,
+    show_progress: bool = False,
+) -> dict[str, Any]:
+    """Ask an engine with history, one with idle time besides, and one without, the same requests.
+
+    Each is a new engine over the model of ``kv``, with its other reuse settings, whose chunks are
+    all in memory before the first request. Every request is compared with full attention as in
+    :func:`ragkv_bench.quality.run.evaluate`; where there is history a token is drawn then, too,
+    since a prefill alone leaves nothing behind. Returns model, data and plan; ``rows``, one a
+    setting and half of the requests; ``requests``, one a setting and request.
+
+    Raises
+    ------
+    ConfigError
+        The data has several tasks, or no chunk that is long enough to be reused.
+    PromptTooLongError
+        A prompt exceeds the model's positions.
+    """
+    check_chunks(data)
+    requests, chat = draw_requests(data, plan), bool(kv.tokenizer.chat_template)
+    sink = kv.sink_from(template(requests[0].task, chat=chat))
+    reuse = kv.reuse.override(method=method, recompute_ratio=ratio, sink=sink)
+    texts = dict.fromkeys(text for each in requests for text in chunk_texts(each))
+    prompts = [prompt(each, chat=chat) for each in requests]
+    visits: list[Visit] = []
+    against: list[Reference] = []
+    bar = tqdm(total=len(requests) * (1 + len(SETTINGS)), disable=not show_progress, desc=FULL)
+    with bar:
+        for number, asked in enumerate(prompts):
+            full = kv.prefill(asked, method=FULL, history=False)
+            visits.append(_visit(FULL, number, full.report, Fidelity(kl=0.0, agreement=1.0)))
+            against.append(reference(kv, full))
+            bar.update()
+        for setting in SETTINGS:
+            bar.set_description(setting)
+            keeps = reuse.override(history=setting != "no history")
+            with RagKV(kv.loaded, store=_STORE, reuse=keeps) as engine:
+                engine.precompute(texts)
+                for number, asked in enumerate(prompts):
+                    prefilled = engine.prefill(asked)
+                    with engine.turn():  # comparing is no idle time
+                        near = fidelity(engine, prefilled, against[number])
+                    visits.append(_visit(setting, number, prefilled.report, near))
+                    if keeps.history:
+                        engine.generate(asked, max_new_tokens=1)
+                    if setting == "history, idle":
+                        engine.wait()
+                    bar.update()
+    return {
+        "model": kv.info.name,
+        "data": data.name,
+        "plan": asdict(plan),
+        "method": get_method(method).name,
+        "recompute_ratio": ratio,
+        "rows": [
+            _row(setting, half, visits, plan)
+            for setting in (FULL, *SETTINGS)
+            for half in ("first", "second")
+        ],
+        "requests": [asdict(visit) for visit in visits],
+    }
+
+
+def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> Visit:
+    known = report.prompt_tokens - report.sink_tokens - report.fresh_tokens
+    return Visit(
+        setting=setting,
+        number=number,
+        kl=near.kl,
+        agreement=near.agreement,
+        prompt_tokens=report.prompt_tokens,
+        computed_tokens=report.recomputed_tokens + report.fresh_tokens,
+        share_recomputed=report.recomputed_tokens / known if known else 1.0,
+        ttft_s=report.ttft_s,
+    )
+
+
+def _row(setting: str, half: str, visits: Sequence[Visit], plan: HistoryPlan) -> dict[str, Any]:
+    """Return means over the requests of a half, and the median time."""
+    first = plan.requests // 2
+    found = [
+        visit
+        for visit in visits
+        if visit.setting == setting and (visit.number < first) == (half == "first")
+    ]
+
+    def column(name: str) -> list[float]:
+        return [getattr(visit, name) for visit in found]
+
+    means = ("kl", "agreement", "prompt_tokens", "computed_tokens", "share_recomputed")
+    return {
+        "setting": setting,
+        "half": half,
+        "requests": len(found),
+        **{name: statistics.fmean(column(name)) for name in means},
+        "kl_ci95": interval(np.mean, np.array(column("kl")), seed=plan.seed),
+        "ttft_s": statistics.median(column("ttft_s")),
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Return a rich table: one row a setting and half."""
+    title = (
+        f"{results.short_name(found['model'])} on {found['data']},"
+        f" {found['plan']['requests']} requests, {found['method']} {found['recompute_ratio']}"
+    )
+    columns = {
+        "setting": lambda row: row["setting"],
+        "half": lambda row: row["half"],
+        "tokens": lambda row: f"{row['prompt_tokens']:,.0f}",
+        "computed": lambda row: f"{row['computed_tokens']:,.0f}",
+        "share": lambda row: f"{row['share_recomputed']:.1%}",
+        "KL": lambda row: f"{row['kl']:.4f}",
+        "agree": lambda row: f"{row['agreement']:.1%}",
+        "TTFT": lambda row: f"{row['ttft_s']:.3g}",
+    }
+    return results.table(title, _CAPTION, found["rows"], columns, words=2)
