@@ -185,7 +185,7 @@ def draw(
         drafts.proposed,
         drafts.accepted,
         ended[0] if ended else "length",
-        tuple(listener.logprobs),
+        tuple(listener.progress.logprobs),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from transformers import LogitsProcessor
@@ -12,17 +13,26 @@ from transformers.generation.streamers import BaseStreamer
 from ragkv.answer.completion import TokenLogprobs
 
 
+@dataclass(slots=True, eq=False)
+class Progress:
+    """An answer under way: tokens of its prompt, tokens drawn, and their log-probabilities."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
 class Listener(BaseStreamer):
-    """Times the tokens, records their log-probabilities, and forwards them.
+    """Times and counts the tokens, records their log-probabilities, and forwards them.
 
     Parameters
     ----------
     on_token
         Called with every new token id as it is drawn.
-    logprobs
-        Where log-probabilities are appended, before ``on_token``; None records none.
+    progress
+        What is counted and recorded, before ``on_token``.
     top
-        How many of the most probable tokens are recorded with each.
+        How many of the most probable tokens are recorded with each; None records none.
     ends
         Called after every token; True ends the answer.
     """
@@ -31,13 +41,13 @@ class Listener(BaseStreamer):
         self,
         on_token: Callable[[int], None] | None = None,
         *,
-        logprobs: list[TokenLogprobs] | None = None,
+        progress: Progress | None = None,
         top: int | None = None,
         ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self.first_at = self.last_at = 0.0
         self.scores = None if top is None else LastScores()
-        self.logprobs: list[TokenLogprobs] = [] if logprobs is None else logprobs
+        self.progress = Progress() if progress is None else progress
         self._top = top or 0
         self._prompt_seen = False
         self._on_token = on_token
@@ -47,12 +57,14 @@ class Listener(BaseStreamer):
         """Receive the prompt once, then token by token."""
         if not self._prompt_seen:
             self._prompt_seen = True
+            self.progress.prompt_tokens = value.numel()
             return
         token = int(value.reshape(-1)[0])
         self.last_at = time.perf_counter()
         self.first_at = self.first_at or self.last_at
+        self.progress.tokens += 1
         if self.scores is not None:
-            self.logprobs.append(self.scores.logprobs_of(token, self._top))
+            self.progress.logprobs.append(self.scores.logprobs_of(token, self._top))
         if self._on_token is not None:
             self._on_token(token)
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, Self, Unpack
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragkv.answer.completion import Completion, TokenLogprobs
+from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
-from ragkv.decode.listener import Listener
+from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
 from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
@@ -264,12 +264,12 @@ class RagKV:
         decode: DecodeConfig,
         on_text: OnText = lambda _: None,
         cancelled: Callable[[], bool] | None = None,
-        logprobs: list[TokenLogprobs] | None = None,
+        progress: Progress | None = None,
     ) -> Completion:
         answer = AnswerText(self.tokenizer, stops_of(self._loaded, decode), request.prompt)
         listener = Listener(
             lambda token: on_text(answer.feed(token)),
-            logprobs=logprobs,
+            progress=progress,
             top=decode.logprobs,
             ends=lambda: answer.is_complete,
         )

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from ragkv.answer.completion import Completion, TokenLogprobs
 from ragkv.answer.stream import Pieces, TextStream
+from ragkv.decode.listener import Progress
 from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
 from ragkv.recompute.copy_repair import CopyRepair
@@ -47,7 +48,7 @@ _DEADLOCK = (
     "This thread holds the model, for which the stream waits: read it outside of `with kv.turn():`."
 )
 OnText = Callable[[str], None]
-Run = Callable[[OnText, Callable[[], bool], list[TokenLogprobs]], Completion]
+Run = Callable[[OnText, Callable[[], bool], Progress], Completion]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +56,12 @@ class _Running(Pieces):
     """State shared by a stream and its thread, which does not keep the stream alive."""
 
     cancelled: threading.Event = field(default_factory=threading.Event)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
     completion: Completion | None = None
 
     def work(self, run: Run) -> None:
         try:
-            self.completion = run(self.put, self.cancelled.is_set, self.logprobs)
+            self.completion = run(self.put, self.cancelled.is_set, self.progress)
             self.put(None)
         except Cancelled:
             self.put(None)
@@ -76,7 +77,7 @@ class CompletionStream(TextStream):
     run
         Generates, in a thread of its own. Takes a callback for text pieces, one that returns
         whether to end, which it calls now and then while it waits for the model and after every
-        token, and a list to append log-probabilities to.
+        token, and what it counts and records.
     holds_model
         Returns whether the calling thread holds the model, for which ``run`` waits.
     """
@@ -131,7 +132,12 @@ class CompletionStream(TextStream):
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities of the tokens so far, where they were asked for."""
-        return tuple(self._running.logprobs)
+        return tuple(self._running.progress.logprobs)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """How many tokens the prompt has, and the answer so far."""
+        return self._running.progress.prompt_tokens, self._running.progress.tokens
 
     def close(self, *, wait: bool = True) -> None:
         """End the generation after the current token.

@@ -19,6 +19,8 @@ class AnswerPart:
     ----------
     logprobs
         Of the tokens since the last piece; empty unless asked for.
+    tokens
+        Of the prompt, and of the answer so far.
     completion
         The whole answer, with its last piece.
     """
@@ -26,6 +28,7 @@ class AnswerPart:
     index: int
     text: str
     logprobs: Sequence[TokenLogprobs] = ()
+    tokens: tuple[int, int] = (0, 0)
     completion: Completion | None = None
 
 
@@ -62,10 +65,10 @@ class Answers:
                 new = stream.logprobs[seen:]
                 seen += len(new)
                 if text or new:
-                    self._parts.put_nowait(AnswerPart(index, text, new))
+                    self._parts.put_nowait(AnswerPart(index, text, new, stream.tokens))
             completion = stream.completion
             rest = completion.logprobs[seen:]
-            self._parts.put_nowait(AnswerPart(index, "", rest, completion))
+            self._parts.put_nowait(AnswerPart(index, "", rest, stream.tokens, completion))
         except Exception as error:  # noqa: BLE001  raised where the parts are read
             self._parts.put_nowait(error)
 

@@ -93,6 +93,7 @@ class StreamOptions(Fields):
     """``"stream_options"``."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False  # random padding, which nothing here needs
 
 

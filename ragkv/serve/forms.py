@@ -140,9 +140,14 @@ def usage(prompts: Iterable[ReuseReport], answers: Iterable[ReuseReport]) -> dic
     prompts = list(prompts)
     read = sum(report.prompt_tokens for report in prompts)
     written = sum(report.completion_tokens for report in answers)
+    cached = sum(map(cached_tokens, prompts))
+    return {**counted(read, written), "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def counted(read: int, written: int) -> dict[str, Any]:
+    """Return the counts of a prompt's and an answer's tokens."""
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sum(map(cached_tokens, prompts))},
     }

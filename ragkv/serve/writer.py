@@ -11,7 +11,7 @@ from ragkv.engine.engine import RagKV
 from ragkv.serve.answers import AnswerPart
 from ragkv.serve.engine_calls import text_of
 from ragkv.serve.fields import AnswerFields
-from ragkv.serve.forms import Form, TextOf, envelope, usage
+from ragkv.serve.forms import Form, TextOf, counted, envelope, usage
 from ragkv.serve.service import Service
 
 
@@ -81,7 +81,8 @@ class AnswerWriter:
             choice["token_ids"] = list(ended.token_ids)
         chunk = {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
         if self.with_usage:
-            return {**chunk, "usage": None}
+            so_far = self._fields.stream_options.continuous_usage_stats
+            return {**chunk, "usage": counted(*part.tokens) if so_far else None}
         return chunk if self.unfinished or not ended else {**chunk, **self._report()}
 
     @property

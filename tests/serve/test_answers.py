@@ -75,6 +75,26 @@ def test_a_chat_stream_is_the_answer_in_pieces(warm):
     assert all("usage" not in piece for piece in plain)
 
 
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, chat()), (TEXT, {"prompt": CHUNKS[0]})])
+def test_every_piece_may_have_the_usage_so_far(warm, path, asked):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**asked, "n": 2, "temperature": 1, "stream": True, "stream_options": options}
+    *pieces, last = events(warm.post(path, json=body).text)
+    assert last["choices"] == []
+    written = [0, 0]
+    for piece in pieces:
+        at, usage = piece["choices"][0]["index"], piece["usage"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert max(written[at], 1) <= usage["completion_tokens"]
+        written[at] = usage["completion_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + written[at]
+    assert sum(written) == last["usage"]["completion_tokens"]
+    body["stream_options"] = {
+        "continuous_usage_stats": True
+    }  # as vLLM: without include_usage, none
+    assert not any("usage" in piece for piece in events(warm.post(path, json=body).text))
+
+
 def test_a_text_completion(warm, kv):
     prompt = "\n\n".join([kv.sink_from("{context}") + CHUNKS[0], "So"])
     alone = kv.generate(prompt, max_new_tokens=5)

@@ -66,7 +66,7 @@ def test_every_field_of_openais_api_is_known_by_name():
     [
         ({"guided_json": {}}, "guided_json"),
         ({"ragkv": {"auxiliary_model": "/etc/passwd"}}, "ragkv.auxiliary_model"),
-        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."),
+        ({"stream_options": {"usage": True}}, "stream_options."),
         ({"messages": [{"role": "user", "content": "Hi", "weight": 2}]}, "messages.0.weight"),
     ],
 )
