@@ -280,9 +280,7 @@ class ChatFields(AnswerFields):
     @field_validator("messages", mode="before")
     @classmethod
     def _plain(cls, messages: object) -> object:
-        return (
-            [plain_message(each) for each in messages] if isinstance(messages, list) else messages
-        )
+        return list(map(plain_message, messages)) if isinstance(messages, list) else messages
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
