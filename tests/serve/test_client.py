@@ -406,7 +406,7 @@ def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
     stub.answers |= {
         "GET /v1/chunks": [{"text_known": True}],
         "DELETE /v1/chunks": [{"deleted": 1}, {"deleted": 4}],
-        "POST /v1/chunks/prefetch": [{"prefetching": 1}],
+        "POST /v1/chunks/prefetch": [{"prefetching": 1}, {"prefetching": 2}],
         "POST /v1/sink": [{"sink": "Read:"}],
     }
     kv = connect(reuse=ReuseConfig(sink="Read:"))
@@ -414,9 +414,12 @@ def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
     assert stub.requests[-1].url.params.multi_items() == [("text", "a & b"), ("sink", "Read:")]
     assert (kv.forget("a"), kv.forget(document="d")) == (1, 4)
     kv.prefetch(["a"], method="epic")
+    kv.prefetch(["c", "b"], for_next_answer=False)
     assert stub.bodies("/v1/chunks/prefetch") == [
-        {"texts": ["a"], "ragkv": {"method": "epic", "sink": "Read:"}}
+        {"texts": ["a"], "ragkv": {"method": "epic", "sink": "Read:"}},
+        {"texts": ["c", "b"], "ragkv": {"sink": "Read:"}},
     ]
+    assert [named.texts for named in kv._named.take()] == [["a"]]
     assert kv.sink_from([{"role": "system", "content": "Read: {context}"}]) == "Read:"
     kv.wait()
 
