@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragkv.cli.console import err, out
-from ragkv.cli.options import Codec, ModelName
+from ragkv.cli.console import err
+from ragkv.cli.options import ModelName
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import show, write
-from ragkv_bench.speed.chart import answer_chart, ttft_chart
-from ragkv_bench.speed.table import answer_tables, ingest_table, read, ttft_tables
 
 if TYPE_CHECKING:
     from ragkv_bench.speed.peers.base import Startable
@@ -39,7 +36,6 @@ Gguf = Annotated[
 VllmPython = Annotated[
     Path | None, typer.Option(help="The interpreter of the environment that has vLLM.")
 ]
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 PromptTokens = Annotated[str, typer.Option(help="Comma-separated lengths of prompts, in tokens.")]
 ChunkTokens = Annotated[int, typer.Option(help="Tokens of a chunk.")]
 Ratios = Annotated[
@@ -62,9 +58,7 @@ def ttft(
     method: Annotated[str, typer.Option(help="Comma-separated methods.")] = "query",
     tier: Annotated[str, typer.Option(help="memory, disk or both, comma-separated.")] = "memory",
     rounds: Rounds = 5,
-    json_path: JsonPath = None,
-    plot: options.Plot = None,
-    chart: options.Chart = None,
+    json_path: options.JsonPath = None,
     peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
@@ -74,29 +68,24 @@ def ttft(
     seed: Seed = 0,
 ) -> None:
     """Measure time to first token against full prefill, the arithmetic bound and other engines."""
-    options.check_places(json_path, plot=plot)
-    if chart is None:
-        from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
+    options.check_folders(json_path)
+    from ragkv_bench.speed.ttft import TtftPlan, bench_ttft, tables
 
-        plan = TtftPlan(
-            tokens=_numbers("--tokens", tokens, int),
-            chunk_tokens=chunk_tokens,
-            ratios=_numbers("--ratio", ratio, float),
-            methods=tuple(options.parts_of(method)),
-            tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
-            rounds=rounds,
-            seed=seed,
+    plan = TtftPlan(
+        tokens=_numbers("--tokens", tokens, int),
+        chunk_tokens=chunk_tokens,
+        ratios=_numbers("--ratio", ratio, float),
+        methods=tuple(options.parts_of(method)),
+        tiers=tuple(options.parts_of(tier)),  # type: ignore[arg-type]
+        rounds=rounds,
+        seed=seed,
+    )
+    peers = _peers(peer, model, dtype, max(plan.tokens), gguf, vllm_python)
+    with options.engine(model, device=device, dtype=dtype) as kv:
+        found = bench_ttft(
+            kv.loaded, plan, auxiliary_model=auxiliary_model, peers=peers, show_progress=True
         )
-        peers = _peers(peer, model, dtype, max(plan.tokens), gguf, vllm_python)
-        with options.engine(model, device=device, dtype=dtype) as kv:
-            found = bench_ttft(
-                kv.loaded, plan, auxiliary_model=auxiliary_model, peers=peers, show_progress=True
-            )
-        if json_path is not None:
-            write(json_path, found)
-    else:
-        found = read(chart, "ragkv bench ttft", "bound_s")
-    show(ttft_tables(found), plot, lambda: ttft_chart(found))
+    options.finish(found, tables(found), json_path)
 
 
 @bench.command()
@@ -113,20 +102,11 @@ def answer(
         str,
         typer.Option(help="Comma-separated methods; full: ragkv's decoding after a full prefill."),
     ] = "query,full",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Ask this file's questions instead: JSONL, see docs/evaluation.md."),
-    ] = None,
     rounds: Rounds = 3,
-    lookup: Annotated[
-        bool, typer.Option("--lookup/--no-lookup", help="Draft tokens by prompt lookup.")
-    ] = True,
     repair_ahead: Annotated[
         bool, typer.Option(help="Recompute what the answer is about to copy.")
     ] = False,
-    json_path: JsonPath = None,
-    plot: options.Plot = None,
-    chart: options.Chart = None,
+    json_path: options.JsonPath = None,
     peer: Peers = None,
     gguf: Gguf = None,
     vllm_python: VllmPython = None,
@@ -135,32 +115,24 @@ def answer(
     seed: Seed = 0,
 ) -> None:
     """Measure whole answers against transformers' own generate and other engines."""
-    options.check_places(json_path, plot=plot)
-    if chart is None:
-        from ragkv_bench.data.examples import read_data
-        from ragkv_bench.speed.answer import AnswerPlan, bench_answers
+    options.check_folders(json_path)
+    from ragkv_bench.speed.answer import AnswerPlan, bench_answers, tables
 
-        plan = AnswerPlan(
-            tokens=_numbers("--tokens", tokens, int),
-            answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
-            chunk_tokens=chunk_tokens,
-            ratios=_numbers("--ratio", ratio, float),
-            methods=tuple(options.parts_of(method)),
-            rounds=rounds,
-            lookup=lookup,
-            repair_ahead=repair_ahead,
-            seed=seed,
-        )
-        questions = None if data is None else read_data(data)
-        longest = max(plan.tokens) + max(plan.answer_tokens)
-        peers = _peers(peer, model, dtype, longest, gguf, vllm_python)
-        with options.engine(model, device=device, dtype=dtype) as kv:
-            found = bench_answers(kv.loaded, plan, data=questions, peers=peers, show_progress=True)
-        if json_path is not None:
-            write(json_path, found)
-    else:
-        found = read(chart, "ragkv bench answer", "full_total_s")
-    show(answer_tables(found), plot, lambda: answer_chart(found))
+    plan = AnswerPlan(
+        tokens=_numbers("--tokens", tokens, int),
+        answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
+        chunk_tokens=chunk_tokens,
+        ratios=_numbers("--ratio", ratio, float),
+        methods=tuple(options.parts_of(method)),
+        rounds=rounds,
+        repair_ahead=repair_ahead,
+        seed=seed,
+    )
+    longest = max(plan.tokens) + max(plan.answer_tokens)
+    peers = _peers(peer, model, dtype, longest, gguf, vllm_python)
+    with options.engine(model, device=device, dtype=dtype) as kv:
+        found = bench_answers(kv.loaded, plan, peers=peers, show_progress=True)
+    options.finish(found, tables(found), json_path)
 
 
 @bench.command()
@@ -170,31 +142,17 @@ def ingest(
     chunks: Annotated[int, typer.Option(help="Chunks of each round.")] = 32,
     chunk_tokens: ChunkTokens = 512,
     rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 5,
-    codec: Codec = "raw",
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="The store is made in it.", show_default="where temporary files go"),
-    ] = None,
-    json_path: JsonPath = None,
+    json_path: options.JsonPath = None,
     device: options.Device = None,
     dtype: options.DType = None,
 ) -> None:
     """Measure tokens a second from texts to a store, against the model's plain prefill."""
-    options.check_places(json_path)
-    from ragkv_bench.speed.ingest import bench_ingest
+    options.check_folders(json_path)
+    from ragkv_bench.speed.ingest import bench_ingest, tables
 
     with options.engine(model, device=device, dtype=dtype) as kv, err.status("Ingesting …"):
-        found = bench_ingest(
-            kv.loaded,
-            chunks=chunks,
-            chunk_tokens=chunk_tokens,
-            rounds=rounds,
-            codec=codec,
-            folder=folder,
-        )
-    if json_path is not None:
-        write(json_path, found)
-    out.print(ingest_table(found))
+        found = bench_ingest(kv.loaded, chunks=chunks, chunk_tokens=chunk_tokens, rounds=rounds)
+    options.finish(found, tables(found), json_path)
 
 
 def _peers(
@@ -205,7 +163,7 @@ def _peers(
     gguf: Path | None,
     vllm_python: Path | None,
 ) -> list[Startable]:
-    """Return openers of peers; raises for a missing package before anything is measured."""
+    """Return the peers; raises for a missing package before anything is measured."""
     import torch
 
     from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
@@ -232,13 +190,7 @@ def _peers(
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
-    """Return an option's comma-separated numbers.
-
-    Raises
-    ------
-    ConfigError
-        There is something else in it.
-    """
+    """Return an option's comma-separated numbers; ConfigError for something else in it."""
     try:
         return tuple(kind(part) for part in options.parts_of(text))
     except ValueError as error:

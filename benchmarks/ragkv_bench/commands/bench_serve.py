@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from ragkv.cli.console import err, out
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import show, write
-from ragkv_bench.speed.chart import load_chart
-from ragkv_bench.speed.table import Found, load_table, read
+from ragkv_bench.results import Found
 
 if TYPE_CHECKING:
     from ragkv_bench.speed.load.workload import Workload, WorkloadPlan
@@ -38,24 +36,19 @@ def bench_serve_command(
             show_default="Python's language reference",
         ),
     ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Closed loop: so many, each asking when it was answered.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Open loop: so many requests a second, Poisson.")
-    ] = None,
+    clients: Annotated[int, typer.Option(help="So many, each asking when it was answered.")] = 8,
     requests: Annotated[int, typer.Option(help="Requests, warm-up included.")] = 100,
     documents: Annotated[int, typer.Option(help="Documents that prompts draw from.")] = 50,
     chunks_per_prompt: Annotated[int, typer.Option(help="Chunks of a prompt, shuffled.")] = 6,
     chunk_tokens: Annotated[
         int, typer.Option(help="Longest chunk, at 4 characters a token.")
     ] = 320,
-    answer_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 64,
+    answer_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
     turns: Annotated[
         float, typer.Option(help="Share of the conversations that have 2 to 6 turns.")
     ] = 0.3,
     alpha: Annotated[float, typer.Option(help="Zipf's exponent over documents.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Draws the trace and the arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the trace.")] = 0,
     warm_up: Annotated[int, typer.Option(help="So many requests first, not counted.")] = 2,
     name: Annotated[
         str | None, typer.Option(help="What tables call it.", show_default="the URL")
@@ -65,34 +58,20 @@ def bench_serve_command(
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Its key.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may be silent.")] = 600.0,
-    precompute: Annotated[
-        bool,
-        typer.Option(
-            "--precompute/--no-precompute",
-            help="Post the chunks to /v1/chunks first, if it is there.",
-        ),
-    ] = True,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length."),
-    ] = True,
     save_trace: Annotated[Path | None, typer.Option(help="Write the trace here.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    plot: options.Plot = None,
-    chart: Annotated[
+    json_path: options.JsonPath = None,
+    beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Measure nothing: show and draw these saved JSONs; repeatable."),
+        typer.Option(help="Results of other engines that the table shows, too; repeatable."),
     ] = None,
 ) -> None:
     """Measure an OpenAI-compatible server under load: latencies, tokens a second, reuse."""
-    options.check_places(json_path, save_trace, plot=plot)
-    if chart:
-        _show([read(path, "ragkv bench serve", "turns") for path in chart], plot)
-        return
-    from ragkv_bench.speed.load.run import LoadShape, bench_serve
+    options.check_folders(json_path, save_trace)
+    others = [_read(path) for path in beside or ()]
+    from ragkv_bench.speed.load.result import load_table
+    from ragkv_bench.speed.load.run import bench_serve
     from ragkv_bench.speed.load.workload import WorkloadPlan
 
-    shape = LoadShape(clients, rate, answer_tokens, seed)
     plan = WorkloadPlan(requests, documents, chunks_per_prompt, turns, alpha, seed)
     workload = _workload(trace, data, chunk_tokens, plan)
     if save_trace is not None:
@@ -104,20 +83,19 @@ def bench_serve_command(
             bench_serve(
                 url,
                 workload,
-                shape,
+                clients=clients,
+                answer_tokens=answer_tokens,
                 name=name,
                 model=model,
                 api_key=api_key,
                 timeout_s=timeout,
                 warm_up=warm_up,
-                with_precompute=precompute,
-                ignore_eos=ignore_eos,
                 on_answer=lambda _: progress.advance(bar),
             )
         )
-    if json_path is not None:
-        write(json_path, result)
-    _show([result], plot)
+    options.finish(result, [load_table([*others, result])], json_path)
+    for each in (*others, result):
+        _explain(each)
 
 
 def _workload(
@@ -138,16 +116,25 @@ def _workload(
     return workload.draw_workload(plan, found)
 
 
-def _show(results: Sequence[Found], plot: Path | None) -> None:
-    show([load_table(results)], plot, lambda: load_chart(results))
-    for result in results:
-        row, sentences = result["rows"][0], [*result["setup"].get("notes", ())]
-        if result["precompute_s"] is not None:
-            sentences.insert(0, f"precomputed in {result['precompute_s']:.1f} s")
-        if row["errors"]:
-            sentences.append(f"errors: {row['errors_by_kind']}")
-        if row["sources"]:
-            shares = (f"{name} {share:.0%}" for name, share in row["sources"].items())
-            sentences.append(f"prompt tokens: {', '.join(shares)}")
-        if sentences:
-            out.print(f"{result['name']}: {'; '.join(sentences)}.", markup=False, highlight=False)
+def _read(path: Path) -> Found:
+    """Return what the command wrote; ConfigError for anything else."""
+    try:
+        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        if not found["rows"][0]["turns"]:
+            raise KeyError("turns")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is not by `ragkv bench serve`: {error!r}") from error
+    return found
+
+
+def _explain(result: Found) -> None:
+    row, sentences = result["rows"][0], [*result["setup"].get("notes", ())]
+    if result["precompute_s"] is not None:
+        sentences.insert(0, f"precomputed in {result['precompute_s']:.1f} s")
+    if row["errors"]:
+        sentences.append(f"errors: {row['errors_by_kind']}")
+    if row["sources"]:
+        shares = (f"{name} {share:.0%}" for name, share in row["sources"].items())
+        sentences.append(f"prompt tokens: {', '.join(shares)}")
+    if sentences:
+        out.print(f"{result['name']}: {'; '.join(sentences)}.", markup=False, highlight=False)

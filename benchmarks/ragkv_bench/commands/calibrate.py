@@ -35,24 +35,23 @@ def calibrate_command(
     seed: Annotated[int, typer.Option(help="Draws examples and intervals.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the profile here; an interrupted run is resumed."),
+        typer.Option(help="Write the profile here; measurements beside it are kept."),
     ] = None,
     accept_likely: Annotated[
         bool,
         typer.Option("--accept-likely", help="Take a ratio whose mean reaches the target."),
     ] = False,
-    strict: options.Strict = True,
-    resume: options.Resume = None,
     auxiliary_model: options.AuxiliaryModel = None,
     device: options.Device = None,
     dtype: options.DType = None,
 ) -> None:
     """Find the smallest ratio that your examples show to be enough; exit code 2 if none is."""
-    options.check_places(out)
+    options.check_folders(out)
 
+    from ragkv_bench.data.examples import read_data
     from ragkv_bench.quality.calibration import calibrate
 
-    examples = options.read_examples(data, strict=strict).pick(limit, seed)
+    examples = read_data(data).pick(limit, seed)
     with (
         options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv,
         options.interruptible(out),
@@ -66,8 +65,6 @@ def calibrate_command(
             ratios=options.ratios_of(ratio),
             seed=seed,
             records=records_path(out) if out is not None else None,
-            resume=resume,
-            strict=strict,
             show_progress=True,
         )
     console.out.print(found.table())

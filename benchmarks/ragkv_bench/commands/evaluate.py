@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragkv.errors import ConfigError
 from ragkv_bench.commands import options
-from ragkv_bench.results import show, write
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ragkv import RagKV
-    from ragkv.select import Method
     from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.quality.records import Ratio
-    from ragkv_bench.quality.summary import Evaluation
 
 DEFAULT_METHODS = "query,cacheclip,epic,reuse"
-_OF_NEEDLES = ("tokens", "haystack", "needle_values")
-_NOT_OF_HISTORY = ("needles", "chart", "plot", "resume", "time_in_turn")
-_MEASURING = ("model", "methods", "ratio", "limit", "seed", "json_path", "strict", "resume")
 
 
 def evaluate_command(
@@ -48,10 +38,8 @@ def evaluate_command(
     seed: Annotated[int, typer.Option(help="Draws examples, needles and intervals.")] = 0,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the result here; an interrupted run is resumed."),
+        typer.Option("--json", help="Write the result here; measurements beside it are kept."),
     ] = None,
-    plot: options.Plot = None,
-    chart: options.Chart = None,
     needles: Annotated[
         str | None,
         typer.Option(help="Instead of --data: single, multikey, multivalue, multiquery or all."),
@@ -62,17 +50,12 @@ def evaluate_command(
     haystack: Annotated[
         Path | None, typer.Option(help="Needles: the text; default: Python's reference.")
     ] = None,
-    needle_values: Annotated[
-        str, typer.Option(help="Needles: numbers, words or uuids are hidden.")
-    ] = "numbers",
     history: Annotated[
         bool,
         typer.Option(
             "--history", help="Instead: so many requests (200) over recurring chunks, in a row."
         ),
     ] = False,
-    strict: options.Strict = True,
-    resume: options.Resume = None,
     time_in_turn: Annotated[
         bool,
         typer.Option(
@@ -85,112 +68,69 @@ def evaluate_command(
     dtype: options.DType = None,
 ) -> None:
     """Compare methods with full attention: answers, fidelity and time to first token."""
-    from ragkv_bench.quality.summary import Evaluation
-
-    if sum(option is not None for option in (data, needles, chart)) != 1:
-        raise ConfigError("give one of --data FILE, --needles KIND and --chart FILE")
+    if (data is None) == (needles is None):
+        raise ConfigError("give one of --data FILE and --needles KIND")
     options.refuse(
         context,
         {
-            "without --needles": () if needles is not None else _OF_NEEDLES,
-            "with --chart": () if chart is None else (*_MEASURING, "time_in_turn"),
-            "without --json": () if json_path is not None else ("resume",),
-            "with --history": _NOT_OF_HISTORY if history else (),
+            "without --needles": () if needles is not None else ("tokens", "haystack"),
+            "with --history": ("needles", "time_in_turn") if history else (),
         },
     )
-    options.check_places(json_path, plot=plot)
-    if chart is not None:
-        _show(Evaluation.load(chart), plot)
-        return
-
+    options.check_folders(json_path)
+    from ragkv_bench.data.examples import read_data
     from ragkv_bench.methods import named
     from ragkv_bench.quality.records import records_path
     from ragkv_bench.quality.run import evaluate
+    from ragkv_bench.quality.summary import table
 
-    examples = None if data is None else options.read_examples(data, strict=strict)
-    chosen = [named(name) for name in options.parts_of(methods or DEFAULT_METHODS)]
+    examples = None if data is None else read_data(data)
+    names = options.parts_of(DEFAULT_METHODS if methods is None else methods)
     ratios = options.ratios_of(ratio)
     with options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv:
         if history and examples is not None:
-            asked = chosen if methods is not None else chosen[:1]
-            _history(kv, examples, asked, ratios, limit or 200, seed, json_path)
+            one = names[:1] if methods is None else names
+            if len(one) != 1 or len(ratios) != 1:
+                raise ConfigError("--history takes one method and one ratio")
+            from ragkv_bench.quality import history as recurring
+
+            plan = recurring.HistoryPlan(requests=limit or 200, seed=seed)
+            with options.interruptible(None):
+                found = recurring.evaluate_history(
+                    kv, examples, plan, method=named(one[0]), ratio=ratios[0], show_progress=True
+                )
+            options.finish(found, [recurring.table(found)], json_path)
             return
-        if examples is not None:
-            examples = examples.pick(limit, seed)
-        else:
-            kinds, count = needles or "", 20 if limit is None else limit
-            examples = _build(kinds, kv.tokenizer, tokens, count, seed, haystack, needle_values)
+        if examples is None:
+            examples = _needles(kv, needles or "", tokens, limit or 20, seed, haystack)
         with options.interruptible(json_path):
             evaluation = evaluate(
                 kv,
-                examples,
-                methods=chosen,
+                examples.pick(None if needles else limit, seed),
+                methods=[named(name) for name in names],
                 ratios=ratios,
                 seed=seed,
                 records=records_path(json_path) if json_path else None,
-                resume=resume,
-                strict=strict,
                 time_in_turn=time_in_turn,
                 show_progress=True,
             )
-    if json_path is not None:
-        evaluation.save(json_path)
-    _show(evaluation, plot)
+    options.finish(evaluation.to_dict(), [table(evaluation)], json_path)
 
 
-def _history(
-    kv: RagKV,
-    data: DataSet,
-    methods: Sequence[str | Method],
-    ratios: Sequence[Ratio],
-    requests: int,
-    seed: int,
-    json_path: Path | None,
-) -> None:
-    from ragkv_bench.quality.history import HistoryPlan, evaluate_history, table
-
-    if len(methods) != 1 or len(ratios) != 1:
-        raise ConfigError("--history takes one method and one ratio")
-    plan = HistoryPlan(requests=requests, seed=seed)
-    with options.interruptible(None):
-        found = evaluate_history(
-            kv, data, plan, method=methods[0], ratio=ratios[0], show_progress=True
-        )
-    if json_path is not None:
-        write(json_path, found)
-    show([table(found)])
-
-
-def _build(
-    kinds: str,
-    tokenizer: PreTrainedTokenizerBase,
-    tokens: int,
-    count: int,
-    seed: int,
-    haystack: Path | None,
-    values: str,
+def _needles(
+    kv: RagKV, kinds: str, tokens: int, count: int, seed: int, haystack: Path | None
 ) -> DataSet:
     from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.data.needles import (
-        NeedleKind,
-        NeedleSpec,
-        build_needles,
-        default_haystack,
-        read_haystack,
-    )
+    from ragkv_bench.data.needles import KINDS, build_needles, default_haystack, read_haystack
 
-    known = get_args(NeedleKind)
-    names = known if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
+    names = KINDS if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
     if not names:
-        raise ConfigError(f"--needles takes {', '.join(known)} or all")
+        raise ConfigError(f"--needles takes {', '.join(KINDS)} or all")
     text = default_haystack() if haystack is None else read_haystack(haystack)
-    specs = [NeedleSpec(kind, tokens, values=values) for kind in names]  # type: ignore[arg-type]
-    made = [build_needles(text, tokenizer, spec, count=count, seed=seed) for spec in specs]
-    kind = kinds if kinds == "all" else "-".join(names)
-    return DataSet(f"needles-{kind}-{tokens}", tuple(example for each in made for example in each))
-
-
-def _show(evaluation: Evaluation, plot: Path | None) -> None:
-    from ragkv_bench.quality.show import chart, table
-
-    show([table(evaluation)], plot, lambda: chart(evaluation))
+    made = [
+        example
+        for kind in names
+        for example in build_needles(text, kv.tokenizer, kind, tokens, count=count, seed=seed)
+    ]
+    name = kinds if kinds == "all" else "-".join(names)
+    return DataSet(f"needles-{name}-{tokens}", tuple(made))

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.console import err, out
+from ragkv.cli.console import out
 from ragkv.cli.options import Device, DType, check_folders
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv_bench.results import check_picture
+from ragkv_bench.results import Found, write
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ragkv import RagKV
-    from ragkv_bench.data.examples import DataSet
     from ragkv_bench.quality.records import Ratio
 
-__all__ = ["DType", "Device"]
+__all__ = ["DType", "Device", "check_folders"]
 
 Data = Annotated[Path, typer.Option(help="JSONL of examples; its form: docs/evaluation.md.")]
 Model = Annotated[str | None, typer.Option(help="Hub name or folder; default: the embedded model.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many examples.")]
-Strict = Annotated[
-    bool, typer.Option("--strict/--no-strict", help="Stop at bad lines, or skip them.")
-]
-Resume = Annotated[
-    bool | None,
-    typer.Option(
-        "--resume/--fresh",
-        help="Add to a complete run's measurements, or start over.",
-        show_default="interrupted runs are resumed",
-    ),
-]
-Plot = Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg).")]
-Chart = Annotated[Path | None, typer.Option(help="Measure nothing: show and draw this saved JSON.")]
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 AuxiliaryModel = Annotated[
     str | None, typer.Option(help="Scores tokens for cacheclip; default: the embedded model.")
 ]
 
 
-def check_places(*files: Path | None, plot: Path | None = None) -> None:
-    """Raise ConfigError before the work where a result has no place to go to."""
-    check_folders(*files, plot)
-    check_picture(plot)
+def finish(found: Found, tables: Iterable[Table], json_path: Path | None) -> None:
+    """Write a result where it is wanted, and print its tables."""
+    if json_path is not None:
+        write(json_path, found)
+    for each in tables:
+        out.print(each)
 
 
 def refuse(context: typer.Context, useless: Mapping[str, Sequence[str]]) -> None:
@@ -70,16 +61,6 @@ def ratios_of(text: str) -> list[Ratio]:
         return ["auto" if part == "auto" else float(part) for part in parts_of(text)]
     except ValueError as error:
         raise ConfigError(f"--ratio takes numbers such as 0.1,0.2 or auto, not {text!r}") from error
-
-
-def read_examples(path: Path, *, strict: bool) -> DataSet:
-    """Read a data set; the skipped lines are named on the standard error."""
-    from ragkv_bench.data.examples import read_data
-
-    data = read_data(path, strict=strict)
-    for problem in data.problems:
-        err.print(f"skipped: {problem}", markup=False, highlight=False, soft_wrap=True)
-    return data
 
 
 def engine(

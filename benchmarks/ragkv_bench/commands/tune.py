@@ -48,7 +48,7 @@ def tune_command(
     settings = TuneSettings(layers=layers, epochs=epochs, lr=lr, holdout=holdout, seed=seed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out a new or empty folder")
-    options.check_places(None if out.is_dir() else out, json_path)
+    options.check_folders(None if out.is_dir() else out, json_path)
     examples = read_data(data).pick(limit, seed, skip=skip)
     split(examples.examples, settings)
     with RagKV(primary, store=MEMORY, device=device) as kv:

@@ -45,11 +45,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """The examples of a file and one message for every line that was skipped."""
+    """The examples of a file."""
 
     name: str
     examples: tuple[Example, ...]
-    problems: tuple[str, ...] = ()
 
     def pick(self, limit: int | None, seed: int = 0, *, skip: int = 0) -> DataSet:
         """Return ``limit`` examples drawn with ``seed``, in the file's order.
@@ -80,49 +79,35 @@ class DataSet:
         random.Random(seed).shuffle(order)  # noqa: S311  seeded, not secret
         end = None if limit is None else skip + limit
         kept = tuple(self.examples[i] for i in sorted(order[skip:end]))
-        return DataSet(self.name, kept, self.problems)
+        return DataSet(self.name, kept)
 
 
-def read_data(path: str | Path, *, strict: bool = True) -> DataSet:
-    """Read a JSONL file of examples.
-
-    Parameters
-    ----------
-    path
-        The file; blank lines are passed over.
-    strict
-        Stop at the first bad line; otherwise skip it and list it in ``problems``.
+def read_data(path: str | Path) -> DataSet:
+    """Read a JSONL file of examples; blank lines are passed over.
 
     Raises
     ------
     DataError
-        The file cannot be read, a line is bad (``strict``), or no line is good.
+        The file cannot be read, a line is bad, or there is none.
     """
     file = Path(path)
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
-    examples: list[Example] = []
-    problems: list[str] = []
     seen: dict[str, int] = {}
+    examples: list[Example] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            example = _parse(line, seen)
+            examples.append(_parse(line, seen))
         except (ValueError, RecursionError) as error:
-            message = f"{file}:{number}: {error}"
-            if strict:
-                raise DataError(message) from error
-            problems.append(message)
-        else:
-            seen[example.id] = number
-            examples.append(example)
+            raise DataError(f"{file}:{number}: {error}") from error
+        seen[examples[-1].id] = number
     if not examples:
-        first = f"; the first problem: {problems[0]}" if problems else ""
-        raise DataError(f"{file}: has no usable example{first}")
-    return DataSet(file.stem, tuple(examples), tuple(problems))
+        raise DataError(f"{file}: has no example")
+    return DataSet(file.stem, tuple(examples))
 
 
 def write_data(path: str | Path, examples: Iterable[Example]) -> None:

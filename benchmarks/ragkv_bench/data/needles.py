@@ -11,12 +11,11 @@ from __future__ import annotations
 import pydoc_data.topics
 import random
 import re
-import sys
-import uuid
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, cast
 
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Chunk, Example
@@ -26,10 +25,9 @@ from ragkv_bench.data.tasks import TASKS, prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NeedleKind = Literal["single", "multikey", "multivalue", "multiquery"]
-ValueType = Literal["numbers", "words", "uuids"]
-
+KINDS = ("single", "multikey", "multivalue", "multiquery")
 _NEEDLES = 4
+_CHUNK_TOKENS = 256
 _DEPTHS = tuple(step / 39 for step in range(40))
 # The full stop, exclamation and question mark of Chinese and Japanese stand without a space.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n\s*\n")
@@ -37,10 +35,28 @@ _LONGEST_SENTENCE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class NeedleSpec:
-    """What to hide and how long the text is.
+class _Hidden:
+    """Needles with their values, in their order, the question and its answers."""
 
-    Attributes
+    needles: dict[str, str]
+    question: str
+    answers: tuple[str, ...]
+
+
+def build_needles(
+    haystack: str,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: str,
+    tokens: int,
+    *,
+    count: int = 1,
+    seed: int = 0,
+) -> list[Example]:
+    """Make examples over a text, each from another place of it; a short text is repeated.
+
+    The tokenizer counts, with its chat template where it has one. Values have seven digits.
+
+    Parameters
     ----------
     kind
         ``single``: one key, one value. ``multikey``: one of four keys is asked for.
@@ -48,49 +64,20 @@ class NeedleSpec:
     tokens
         Length of prompt and longest answer together, in tokens, as RULER counts it;
         the prompt fills it as far as whole sentences do, and never exceeds it.
-    chunk_tokens
-        About how many tokens a chunk has.
-    values
-        What is hidden: seven-digit numbers, word pairs or UUIDs.
-    """
-
-    kind: NeedleKind
-    tokens: int
-    chunk_tokens: int = 256
-    values: ValueType = "numbers"
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("kind", self.kind, get_args(NeedleKind)),
-            ("values", self.values, get_args(ValueType)),
-        ):
-            if value not in known:
-                raise ConfigError(f"needle {name} must be one of {', '.join(known)}, not {value!r}")
-        if self.tokens < 1 or self.chunk_tokens < 1:
-            raise ConfigError("tokens and chunk_tokens must be at least 1")
-
-
-def build_needles(
-    haystack: str,
-    tokenizer: PreTrainedTokenizerBase,
-    spec: NeedleSpec,
-    *,
-    count: int = 1,
-    seed: int = 0,
-) -> list[Example]:
-    """Make examples over a text, each from another place of it; a short text is repeated.
-
-    The tokenizer counts, with its chat template where it has one.
 
     Raises
     ------
     ConfigError
-        The text is empty, or ``spec.tokens`` has no room for needles and question.
+        There is no such kind, the text is empty, or ``tokens`` has no room for needles and
+        question.
     """
+    if kind not in KINDS:
+        raise ConfigError(f"needle kind must be one of {', '.join(KINDS)}, not {kind!r}")
     hay = [(sentence, _tokens(sentence, tokenizer)) for sentence in sentences(haystack)]
     if not hay:
         raise ConfigError("the haystack has no text")
-    return [_example(hay, tokenizer, spec, seed, number) for number in range(count)]
+    ids = [f"needles_{kind}_{tokens}_{seed}_{number:04d}" for number in range(count)]
+    return [_example(hay, tokenizer, kind, tokens, each) for each in ids]
 
 
 def default_haystack() -> str:
@@ -99,20 +86,11 @@ def default_haystack() -> str:
 
 
 def read_haystack(path: str | Path) -> str:
-    """Read a UTF-8 text file to hide needles in.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or has no text.
-    """
+    """Read a UTF-8 text file to hide needles in; ConfigError where it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"haystack {path} cannot be read as UTF-8 text: {error}") from error
-    if not text.strip():
-        raise ConfigError(f"haystack {path} is empty")
-    return text
 
 
 def sentences(text: str) -> list[str]:
@@ -131,91 +109,61 @@ def sentences(text: str) -> list[str]:
 
 
 def _example(
-    hay: list[tuple[str, int]],
+    hay: Sequence[tuple[str, int]],
     tokenizer: PreTrainedTokenizerBase,
-    spec: NeedleSpec,
-    seed: int,
-    number: int,
+    kind: str,
+    tokens: int,
+    example_id: str,
 ) -> Example:
-    draw = random.Random(f"{seed}/{spec.kind}/{spec.values}/{number}")  # noqa: S311
-    example_id = f"needles_{spec.kind}_{spec.values}_{spec.tokens}_{seed}_{number:04d}"
-    task = f"niah_{spec.kind}"
-    needles, question, answers = _hide(spec, draw)
+    draw, task = random.Random(example_id), f"niah_{kind}"  # noqa: S311  seeded, not secret
+    hidden = _hide(kind, draw)
     start = draw.randrange(len(hay))
-    depths = sorted(draw.sample(_DEPTHS, len(needles)))
-    budget = spec.tokens - TASKS[task].length(example_id)
+    depths = sorted(draw.sample(_DEPTHS, len(hidden.needles)))
+    room = tokens - TASKS[task].max_new_tokens
 
     def build(size: int) -> Example:
         body = [hay[(start + i) % len(hay)] for i in range(size)]
-        for needle, depth in reversed(list(zip(needles, depths, strict=True))):
+        for needle, depth in reversed(list(zip(hidden.needles, depths, strict=True))):
             body.insert(int(size * depth), (needle, _tokens(needle, tokenizer)))
-        gold = frozenset(needle for needle, value in needles.items() if value in answers)
-        chunks = _chunks(body, gold, spec.chunk_tokens)
-        return Example(example_id, question, answers, chunks, task)
+        gold = frozenset(each for each, value in hidden.needles.items() if value in hidden.answers)
+        return Example(example_id, hidden.question, hidden.answers, _chunks(body, gold), task)
 
-    mean_length = sum(length for _, length in hay) / len(hay)
-    size = _largest(lambda size: _prompt_tokens(build(size), tokenizer), budget, mean_length)
-    if size is None:
-        least = _prompt_tokens(build(0), tokenizer) + spec.tokens - budget
-        raise ConfigError(f"{spec.kind} needles need at least {least} tokens, not {spec.tokens}")
-    return build(size)
-
-
-def _largest(count: Callable[[int], int], budget: int, mean_length: float) -> int | None:
-    """Return the largest number of sentences that fits, or None where not even 0 does.
-
-    ``count`` gives a prompt's tokens; each guess follows from what the last one missed.
-    """
-    low, high = -1, sys.maxsize
-    guess = 0
-    while high - low > 1:
-        missed = budget - count(guess)
-        low, high = (guess, high) if missed >= 0 else (low, guess)
-        guess = min(max(guess + round(missed / mean_length), low + 1), high - 1)
-    return low if low >= 0 else None
+    mean = sum(length for _, length in hay) / len(hay)
+    sizes = range(int(2 * max(room, 0) / mean) + 2)
+    fits = bisect_right(sizes, room, key=lambda size: _prompt_tokens(build(size), tokenizer))
+    if not fits:
+        least = _prompt_tokens(build(0), tokenizer) + tokens - room
+        raise ConfigError(f"{kind} needles need at least {least} tokens, not {tokens}")
+    return build(fits - 1)
 
 
-def _hide(spec: NeedleSpec, draw: random.Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
-    """Return the needles in their order with their values, the question and its answers."""
-    keys_count = 1 if spec.kind in ("single", "multivalue") else _NEEDLES
-    values_count = _NEEDLES if spec.kind == "multivalue" else 1
-    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), keys_count + _NEEDLES)
-    words = [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in pairs]
-    keys, spare = words[:keys_count], words[keys_count:]
-    values = iter(_values(spec.values, keys_count * values_count, spare, draw))
-    of_key = {key: [next(values) for _ in range(values_count)] for key in keys}
-    asked = keys if spec.kind == "multiquery" else keys[:1]
-    hidden = {
-        f"One of the special magic {spec.values} for {key} is: {value}.": value
-        for key, its in of_key.items()
-        for value in its
-    }
+def _hide(kind: str, draw: random.Random) -> _Hidden:
+    keys_count = 1 if kind in {"single", "multivalue"} else _NEEDLES
+    each = _NEEDLES if kind == "multivalue" else 1
+    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), keys_count)
+    keys = [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in pairs]
+    values = [str(number) for number in draw.sample(range(10**6, 10**7), keys_count * each)]
+    of_key = {key: values[each * i : each * (i + 1)] for i, key in enumerate(keys)}
+    asked = keys if kind == "multiquery" else keys[:1]
     answers = tuple(value for key in asked for value in of_key[key])
     listed = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
-    what = f"are all the special magic {spec.values}"
-    if len(answers) == 1:
-        what = f"is the special magic {spec.values[:-1]}"
-    order = list(hidden)
-    draw.shuffle(order)
+    one = len(answers) == 1
+    what = f"{'is the' if one else 'are all the'} special magic number{'s' * (not one)}"
+    needles = [
+        (f"One of the special magic numbers for {key} is: {value}.", value)
+        for key, its in of_key.items()
+        for value in its
+    ]
+    draw.shuffle(needles)
     question = f"What {what} for {listed} mentioned in the provided text?"
-    return {needle: hidden[needle] for needle in order}, question, answers
+    return _Hidden(dict(needles), question, answers)
 
 
-def _values(kind: ValueType, count: int, spare: list[str], draw: random.Random) -> list[str]:
-    if kind == "numbers":
-        return [str(number) for number in draw.sample(range(10**6, 10**7), count)]
-    if kind == "words":
-        return spare[:count]
-    return [str(uuid.UUID(int=draw.getrandbits(128), version=4)) for _ in range(count)]
-
-
-def _chunks(
-    body: list[tuple[str, int]], gold: frozenset[str], chunk_tokens: int
-) -> tuple[Chunk, ...]:
+def _chunks(body: Sequence[tuple[str, int]], gold: frozenset[str]) -> tuple[Chunk, ...]:
     groups: list[list[str]] = []
     filled = 0
     for sentence, length in body:
-        if not groups or (filled and filled + length > chunk_tokens):
+        if not groups or (filled and filled + length > _CHUNK_TOKENS):
             groups.append([])
             filled = 0
         groups[-1].append(sentence)

@@ -36,16 +36,11 @@ class Task:
     """One task of an evaluation file.
 
     ``kind`` decides prompt and metric: ``qa`` token F1, ``summary`` ROUGE-L, ``needle`` recall.
-    ``max_new_tokens`` is the longest answer; that of SAMSum's examples is shorter.
+    ``max_new_tokens`` is the longest answer.
     """
 
     kind: Kind
     max_new_tokens: int
-
-    def length(self, example_id: str) -> int:
-        """Return how many tokens may be generated for the example of this id."""
-        short = self.kind == "summary" and example_id.startswith("samsum_")
-        return 80 if short else self.max_new_tokens
 
 
 TASKS = {

@@ -28,10 +28,7 @@ RATIOS = (0.7, 0.5, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
 """What is tried, in this order. Ratio 1 is exact by construction."""
 
 _COLOURS = {"holds": "green", "likely": "yellow", "no": "red"}
-_CAPTION = (
-    "at least: the mean's one-sided 95% bound. share: of the cached tokens,"
-    " recomputed. more: examples that would roughly show a likely ratio to hold."
-)
+_CAPTION = "at least: the mean's one-sided 95% bound. share: of the cached tokens, recomputed."
 
 
 class NotShownError(ConfigError):
@@ -66,29 +63,14 @@ class Calibration:
         if found:
             return found[-1]
         first = self.trials[0]
-        near = (
+        mend = "Lower the target, or try another method."
+        if first.verdict != "no":
+            mend = "Give more examples; accept_likely (--accept-likely) takes the mean's word."
+        raise NotShownError(
             f"no ratio below 1 is shown to keep {self.measure} at {self.target:.1%}: at "
             f"{first.ratio:g} it is {first.mean:.1%} over {first.examples} examples, and at least "
-            f"{first.low:.1%} with 95% confidence"
+            f"{first.low:.1%} with 95% confidence. {mend}"
         )
-        if first.verdict == "no":
-            raise NotShownError(f"{near}. Lower the target, or try another method.")
-        more = f"about {first.more} more" if first.more is not None else "many more"
-        raise NotShownError(
-            f"{near}. It takes {more} examples to show it; accept_likely (--accept-likely) "
-            "takes the mean's word."
-        )
-
-    def config(self, *, accept_likely: bool = False) -> ReuseConfig:
-        """Return the settings with the chosen ratio, for this model alone.
-
-        Raises
-        ------
-        NotShownError
-            As :meth:`chosen`.
-        """
-        ratio = self.chosen(accept_likely=accept_likely).ratio
-        return self.reuse.override(recompute_ratio=ratio, calibrated_for=self.fingerprint)
 
     def save(self, path: str | Path, *, accept_likely: bool = False) -> None:
         """Write the profile that :meth:`ragkv.ReuseConfig.from_profile` reads.
@@ -103,8 +85,8 @@ class Calibration:
         trial = self.chosen(accept_likely=accept_likely)
         if not isinstance(self.reuse.method, str):
             raise ConfigError(
-                "a profile only names its method, and this one was made of pieces: use config(), "
-                "or define it in ragkv/select/rules"
+                "a profile only names its method, and this one was made of pieces: define it in "
+                "ragkv/select/rules"
             )
         profile = {
             "format": PROFILE_FORMAT,
@@ -135,7 +117,6 @@ class Calibration:
             "mean": lambda trial: f"{trial.mean:.1%}",
             "at least": lambda trial: f"{trial.low:.1%}",
             "verdict": lambda trial: f"[{_COLOURS[trial.verdict]}]{trial.verdict}[/]",
-            "more": lambda trial: results.cell(trial.more, "d"),
             "share": lambda trial: results.cell(trial.share_recomputed, ".0%"),
             "speed-up": lambda trial: results.cell(trial.speedup, ".1f", "x"),
         }
@@ -152,8 +133,6 @@ def calibrate(
     ratios: Sequence[Ratio] = RATIOS,
     seed: int = 0,
     records: str | Path | None = None,
-    resume: bool | None = None,
-    strict: bool = True,
     show_progress: bool = False,
 ) -> Calibration:
     """Find the smallest ratio that keeps a share of full attention's behaviour.
@@ -162,9 +141,7 @@ def calibrate(
     holds if its own bound and that of every higher one reach the target. This is a test
     in fixed sequence (Maurer, Hothorn and Lehmacher, 1995): to promise too low a ratio,
     the first ratio that in truth misses the target must pass, and that has a chance of
-    5%. So several ratios are looked at without a correction, and without supposing that
-    fidelity grows with the ratio. A bisection would measure as many ratios and need
-    both. Going on with more examples *because* a ratio was only likely is another look,
+    5%. Going on with more examples *because* a ratio was only likely is another look,
     which the 5% do not cover.
 
     Parameters
@@ -178,7 +155,7 @@ def calibrate(
         is small. ``retention``: of full attention's task score, over what it answers.
     ratios
         Candidates; the highest is tried first.
-    seed, records, resume, strict
+    seed, records
         As in :func:`ragkv_bench.quality.run.evaluate`.
 
     Raises
@@ -187,8 +164,6 @@ def calibrate(
         The target, measure or a ratio cannot be used, the method chooses no tokens, the
         model is served in full, no chunk is long enough to be reused, or no example could be
         measured.
-    PromptTooLongError
-        See ``strict``.
     """
     fingerprint = kv.info.fingerprint
     if fingerprint is None:
@@ -204,17 +179,16 @@ def calibrate(
     reuse = kv.reuse.override(method=method, calibrated_for=None)
     order = _order(ratios, reuse)
     check_chunks(data)
-    file = RecordFile(records, resume=resume)
+    file = RecordFile(records)
     trials: list[Trial] = []
     for ratio in order:
         settings = [(FULL, 1.0), (method, ratio)]
-        done = measurements(kv, data, settings, file, strict=strict, show_progress=show_progress)
+        done = measurements(kv, data, settings, file, show_progress=show_progress)
         above = all(trial.verdict == "holds" for trial in trials)
         trial = judge(done, ratio, measure=measure, target=target, above=above, seed=seed)
         trials.append(trial)
         if trial.verdict == "no":
             break
-    file.finish()
     return Calibration(kv.info.name, fingerprint, reuse, measure, target, data.name, tuple(trials))
 
 

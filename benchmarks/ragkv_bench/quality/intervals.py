@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Statistic = Callable[..., Array]
-"""Maps arrays ``[..., examples]``, one for each column, to ``[...]`` along ``axis``."""
+Interval = tuple[float, float]
+RESAMPLES = 2000
 
 
 def ratio_of_sums(above: Array, below: Array, axis: int = -1) -> Array:
@@ -21,13 +21,9 @@ def ratio_of_sums(above: Array, below: Array, axis: int = -1) -> Array:
 
 
 def interval(
-    statistic: Statistic,
-    *columns: Array,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float] | None:
-    """Return the interval with this share of the resampled statistics.
+    statistic: Callable[..., Array], *columns: Array, level: float = 0.95, seed: int = 0
+) -> Interval | None:
+    """Return the interval with this share of the statistics of resampled examples.
 
     All columns, ``[examples]`` each, are resampled by the same indices (paired). None where there
     is no example, or no resample has a value.
@@ -35,7 +31,7 @@ def interval(
     count = len(columns[0])
     if count == 0:
         return None
-    picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+    picks = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
     values = statistic(*(column[picks] for column in columns), axis=-1)
     values = values[~np.isnan(values)]
     if not len(values):

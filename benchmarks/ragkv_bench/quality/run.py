@@ -85,8 +85,6 @@ def evaluate(
     ratios: Sequence[Ratio] = (0.2,),
     seed: int = 0,
     records: str | Path | None = None,
-    resume: bool | None = None,
-    strict: bool = True,
     time_in_turn: bool = True,
     show_progress: bool = False,
 ) -> Evaluation:
@@ -101,11 +99,7 @@ def evaluate(
     seed
         Of the bootstrap intervals.
     records
-        JSONL of single measurements, from which an interrupted run goes on.
-    resume
-        As in :class:`ragkv_bench.quality.records.RecordFile`.
-    strict
-        Raise for a prompt that exceeds the model's positions; otherwise warn and skip it.
+        JSONL of single measurements: those of this code, model and example are not repeated.
     time_in_turn
         Measure a full prefill before every method's, not one an example, so that both
         see the same state of the machine.
@@ -115,17 +109,13 @@ def evaluate(
     ConfigError
         A method or ratio does not exist, no chunk is long enough to be reused, or no
         example could be measured.
-    PromptTooLongError
-        See ``strict``.
     """
     settings = grid(methods, ratios)
     for method, ratio in settings:
         kv.reuse.override(method=method, recompute_ratio=ratio)
     check_chunks(data)
-    file = RecordFile(records, resume=resume)
-    how = {"strict": strict, "time_in_turn": time_in_turn, "show_progress": show_progress}
-    done = measurements(kv, data, settings, file, **how)
-    file.finish()
+    how = {"time_in_turn": time_in_turn, "show_progress": show_progress}
+    done = measurements(kv, data, settings, RecordFile(records), **how)
     measured = len({record.id for record in done})
     return Evaluation(kv.info.name, data.name, measured, summarise(done, seed=seed))
 
@@ -136,16 +126,13 @@ def measurements(
     settings: Sequence[Setting],
     file: RecordFile,
     *,
-    strict: bool = True,
     time_in_turn: bool = True,
     show_progress: bool = False,
 ) -> list[EvalRecord]:
     """Return the records of all settings, measuring those that the file does not have.
 
-    Raises
-    ------
-    ConfigError, PromptTooLongError
-        As :func:`evaluate`.
+    Examples whose prompts exceed the model's positions are left out, with a warning. Raises
+    ConfigError where none is left.
     """
     methods = list(dict.fromkeys(method for method, _ in settings))
     bar = tqdm(total=len(data.examples) * len(settings), disable=not show_progress, desc=data.name)
@@ -165,8 +152,6 @@ def measurements(
                     done.append(record)
                     bar.update()
             except PromptTooLongError as error:
-                if strict:
-                    raise
                 done = [record for record in done if record.id != example.id]
                 _log.warning("example %s is skipped: %s", example.id, error)
     if not done:

@@ -1,4 +1,4 @@
-"""Task scores: token F1 and exact match, ROUGE-L, needle recall; all from 0 to 1."""
+"""Task scores: token F1, ROUGE-L, needle recall; all from 0 to 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragkv_bench.data.tasks import TASKS
@@ -25,22 +24,14 @@ _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _PIECES = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """An answer's main score; ``exact_match`` (0 or 1) in the question-answering tasks."""
-
-    value: float
-    exact_match: float | None = None
-
-
-def score(example: Example, answer: str) -> Score:
+def score(example: Example, answer: str) -> float:
     """Score an answer by its task's metric."""
     kind = TASKS[example.task].kind
     if kind == "qa":
-        return Score(token_f1(answer, example.answers), exact_match(answer, example.answers))
+        return token_f1(answer, example.answers)
     if kind == "summary":
-        return Score(rouge_l(answer, example.answers[0]))
-    return Score(needle_recall(answer, example.answers))
+        return rouge_l(answer, example.answers[0])
+    return needle_recall(answer, example.answers)
 
 
 def normalise(text: str) -> str:
@@ -60,11 +51,6 @@ def normalise(text: str) -> str:
 def token_f1(answer: str, references: Sequence[str]) -> float:
     """Return the highest F1 of normalised tokens over the references."""
     return max(_f1(normalise(answer).split(), normalise(ref).split()) for ref in references)
-
-
-def exact_match(answer: str, references: Sequence[str]) -> float:
-    """Return 1 if the normalised answer is one of the normalised references, else 0."""
-    return float(any(normalise(answer) == normalise(ref) for ref in references))
 
 
 def needle_recall(answer: str, needles: Sequence[str]) -> float:

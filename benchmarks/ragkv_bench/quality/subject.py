@@ -11,17 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import ragkv
-from ragkv.config import DecodeConfig
-from ragkv.decode.generate import draw
-from ragkv.decode.steps import Steps
-from ragkv.decode.stopping import stops_of
-from ragkv.decode.text import TextPieces
-from ragkv.model.loaded import require_reusable
 from ragkv.select import Method, get_method
-from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import TASKS, chunk_texts, prompt, template
 from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
@@ -81,27 +72,25 @@ class Subject:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
-        """Prefill, compare with full attention, then answer from the same prefill."""
+        """Prefill, compare with full attention, and answer."""
         against = self._against()
         ttft_full_s = self._full_ttft()
         near, share, ttft_s = Fidelity(kl=0.0, agreement=1.0), 1.0, ttft_full_s
-        prefilled: Prefilled | None = None
-        name = get_method(method).name
+        name, length = get_method(method).name, TASKS[self._example.task].max_new_tokens
         if name != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
             near = fidelity(self._kv, prefilled, against)
             share = self._share(method, prefilled)
-        answer = self._answer(method, ratio, prefilled)
-        scored = score(self._example, answer)
+        overrides = self._overrides(method, ratio)
+        answer = self._kv.generate(self._prompt, max_new_tokens=length, **overrides).text
         return EvalRecord(
             key=self.key(method, ratio),
             id=self._example.id,
             method=name,
             ratio=ratio,
             answer=answer,
-            score=scored.value,
-            exact_match=scored.exact_match,
+            score=score(self._example, answer),
             kl=near.kl,
             agreement=near.agreement,
             share_recomputed=share,
@@ -130,28 +119,6 @@ class Subject:
             seconds = self._prefill(FULL, 1.0).report.ttft_s
         self._ttft_full_s = None if self._time_in_turn else seconds
         return seconds
-
-    def _answer(self, method: str | Method, ratio: Ratio, prefilled: Prefilled | None) -> str:
-        """Answer greedily, from the prefill where its cache is a spliced one without repairs.
-
-        Such a cache is the prompt's again when the rows that were fed on it are cut off; others
-        may not be (sliding windows), and the prompt is prefilled again.
-        """
-        length, kv = TASKS[self._example.task].length(self._example.id), self._kv
-        cache = None if prefilled is None else prefilled.cache
-        if prefilled is None or prefilled.copies is not None or not isinstance(cache, SplicedCache):
-            overrides = self._overrides(method, ratio)
-            return kv.generate(self._prompt, max_new_tokens=length, **overrides).text
-        ids = np.asarray(prefilled.token_ids, dtype=np.int32)
-        cache.crop(len(ids) - cache.get_seq_length())
-        config = DecodeConfig(length)
-        steps = Steps(require_reusable(kv.loaded), ids, cache, lambda: prefilled.logits)
-        with kv.turn():
-            drawn = draw(kv.loaded, ids, steps, config)
-        pieces = TextPieces(kv.tokenizer, stops_of(kv.loaded, config))
-        for token in drawn.token_ids:
-            pieces.feed(token)
-        return pieces.text()
 
     def _prefill(self, method: str | Method, ratio: Ratio) -> Prefilled:
         return self._kv.prefill(self._prompt, **self._overrides(method, ratio))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
+from rich.table import Table
 
-from ragkv_bench.quality.intervals import Array, interval, ratio_of_sums
-from ragkv_bench.quality.records import EvalRecord, Ratio
-from ragkv_bench.results import reading, write
+from ragkv_bench import results
+from ragkv_bench.quality.intervals import Array, Interval, interval, ratio_of_sums
+from ragkv_bench.quality.records import EvalRecord, Ratio, ratio_name
 
-Interval = tuple[float, float]
+_CAPTION = (
+    "share: of the cached tokens, recomputed. KL, agree: to full attention's next-token"
+    " distributions. kept: of full attention's score, where it scores. TTFT in seconds."
+    " Grey: 95% intervals."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +29,11 @@ class SummaryRow:
 
     Attributes
     ----------
-    score, score_answerable
-        Mean task score, over all examples and over those that full attention answers
-        (score above 0).
+    score
+        Mean task score.
     retention
-        ``score_answerable`` as a share of full attention's.
+        The score as a share of full attention's, over the examples that it answers (score
+        above 0).
     kl, agreement, share_recomputed
         Means over examples.
     ttft_s, speedup
@@ -40,7 +46,6 @@ class SummaryRow:
     method: str
     ratio: Ratio
     score: float | None
-    score_answerable: float | None
     retention: float | None
     kl: float | None
     agreement: float | None
@@ -59,24 +64,13 @@ class Evaluation:
     examples: int
     rows: tuple[SummaryRow, ...]
 
+    def to_dict(self) -> results.Found:
+        """Return plain JSON-ready types."""
+        return asdict(self)
+
     def save(self, path: str | Path) -> None:
         """Write as JSON."""
-        write(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Evaluation:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read or is another command's.
-        """
-        with reading(path, "{path} is not by `ragkv eval`: {error!r}") as saved:
-            for row in saved["rows"]:
-                row["ci95"] = {name: (low, high) for name, (low, high) in row["ci95"].items()}
-            rows = tuple(SummaryRow(**row) for row in saved["rows"])
-            return cls(saved["model"], saved["data"], saved["examples"], rows)
+        results.write(path, self.to_dict())
 
 
 def summarise(records: Sequence[EvalRecord], *, seed: int = 0) -> tuple[SummaryRow, ...]:
@@ -101,7 +95,6 @@ def _row(method: str, ratio: Ratio, group: list[EvalRecord], full: Array, seed: 
     score, answerable = column("score"), (full > 0).astype(np.float64)
     statistics: dict[str, tuple[Any, ...]] = {
         "score": (np.mean, score),
-        "score_answerable": (ratio_of_sums, score * answerable, answerable),
         "retention": (ratio_of_sums, score * answerable, full * answerable),
         "kl": (np.mean, column("kl")),
         "agreement": (np.mean, column("agreement")),
@@ -118,3 +111,38 @@ def _row(method: str, ratio: Ratio, group: list[EvalRecord], full: Array, seed: 
         if ends is not None and not math.isnan(value):
             ci95[name] = ends
     return SummaryRow(method=method, ratio=ratio, ci95=ci95, **values)
+
+
+def table(evaluation: Evaluation) -> Table:
+    """Return a rich table: one row a method and ratio, intervals below the figures."""
+
+    def name(row: SummaryRow) -> str:
+        """Return the method's name, and its ratio unless the method has just one."""
+        ratios = {other.ratio for other in evaluation.rows if other.method == row.method}
+        alone = ratios in ({0.0}, {1.0})
+        return escape(row.method if alone else f"{row.method} {ratio_name(row.ratio)}")
+
+    columns = {
+        "method": name,
+        "share": _cell("share_recomputed", ".0%"),
+        "KL": _cell("kl", ".3f", ".3f"),
+        "agree": _cell("agreement", ".0%"),
+        "score": _cell("score", ".3f", ".2f"),
+        "kept": _cell("retention", ".0%", ".0%"),
+        "TTFT": _cell("ttft_s", ".2f"),
+        "speed-up": _cell("speedup", ".1f", ".1f", unit="x"),
+    }
+    model = results.short_name(evaluation.model)
+    title = f"{model} on {evaluation.data}, {evaluation.examples} examples"
+    return results.table(title, _CAPTION, evaluation.rows, columns)
+
+
+def _cell(field: str, form: str, of_ends: str = "", unit: str = "") -> Callable[[SummaryRow], str]:
+    def shown(row: SummaryRow) -> str:
+        value: float | None = getattr(row, field)
+        ends, text = row.ci95.get(field), results.cell(value, form, unit)
+        if of_ends and ends is not None and ends[0] < ends[1]:
+            text += f"\n{results.grey(ends, of_ends)}"
+        return text
+
+    return shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -33,9 +32,6 @@ class Trial:
     verdict
         ``holds``: the bound reaches the target, as at every higher ratio that was tried.
         ``likely``: the mean does. ``no``: not even the mean.
-    more
-        About how many more examples would show a likely ratio to hold; None where the
-        mean only just reaches the target, or where a higher ratio is in the way.
     share_recomputed, speedup
         As in :class:`ragkv_bench.quality.summary.SummaryRow`.
     """
@@ -45,7 +41,6 @@ class Trial:
     low: float
     examples: int
     verdict: Verdict
-    more: int | None
     share_recomputed: float | None
     speedup: float | None
 
@@ -74,11 +69,9 @@ def judge(
     mean, low, examples = bound(records, measure, seed=seed)
     (row,) = (row for row in summarise(records, seed=seed) if row.method != FULL)
     verdict: Verdict = "no"
-    more = None
     if mean >= target:
         verdict = "holds" if low >= target and above else "likely"
-        more = None if low >= target else more_examples(mean, low, examples, target)
-    return Trial(ratio, mean, low, examples, verdict, more, row.share_recomputed, row.speedup)
+    return Trial(ratio, mean, low, examples, verdict, row.share_recomputed, row.speedup)
 
 
 def bound(
@@ -108,15 +101,3 @@ def bound(
     failed = np.append(kept, 0.0), np.append(of, of.mean())
     ends = interval(ratio_of_sums, *failed, level=2 * _CONFIDENCE - 1, seed=seed)
     return float(ratio_of_sums(kept, of)), ends[0] if ends is not None else 0.0, len(own)
-
-
-def more_examples(mean: float, low: float, examples: int, target: float) -> int | None:
-    """Return roughly how many more examples would show the target at this mean.
-
-    The bound's distance from the mean shrinks with the root of their number. None where the mean
-    misses the target or only just reaches it.
-    """
-    room = mean - target
-    if room <= 1e-9:
-        return None
-    return max(0, math.ceil(examples * ((mean - low) / room) ** 2) - examples)

@@ -6,10 +6,12 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
+from rich.table import Table
 from tqdm.auto import tqdm
 
 from ragkv import RagKV, ReuseConfig
@@ -19,24 +21,28 @@ from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
-from ragkv_bench.data.examples import DataSet
-from ragkv_bench.data.tasks import chunk_texts, prompt, template
-from ragkv_bench.speed.machine import device_name, setup_of
+from ragkv_bench.results import Found, grey, of, table
+from ragkv_bench.speed.machine import device_name, setup_of, title_of
 from ragkv_bench.speed.peers.base import Startable, ask
 from ragkv_bench.speed.timing import (
     IN_MEMORY,
     AnswerTime,
     check_plan,
+    medians,
     ratio_of,
     synchronise,
     timed,
 )
-from ragkv_bench.speed.traces import RequestTrace, make_traces, token_ids
+from ragkv_bench.speed.traces import RequestTrace, make_traces
 
 FULL = "full"
 """The method of a full prefill."""
 Setting = tuple[str, float]
 """A method and its ratio."""
+_CAPTION = (
+    "Medians over {rounds} rounds, transformers' generate and ragkv in turn; grey: quartiles. "
+    "Answers go on past an end of text."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,6 @@ class AnswerPlan:
     methods: tuple[str, ...] = ("query", FULL)
     rounds: int = 3
     repair_ahead: bool = False
-    lookup: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,14 +90,12 @@ def bench_answers(
     loaded: LoadedModel,
     plan: AnswerPlan,
     *,
-    data: DataSet | None = None,
     peers: Sequence[Startable] = (),
     show_progress: bool = False,
-) -> dict[str, Any]:
+) -> Found:
     """Measure whole answers; all have exactly the planned number of tokens.
 
-    Returns ``rows``, one a length and setting, ``peers``, and the ``setup``. Where there is
-    ``data``, its prompts are asked, ``plan.rounds`` of them, in place of made ones.
+    Returns ``rows``, one a length and setting, ``peers``, and the ``setup``.
 
     Raises
     ------
@@ -103,10 +106,7 @@ def bench_answers(
     """
     reuse = ReuseConfig(on_miss="skip", repair_ahead=plan.repair_ahead)
     with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv, _endless(kv):
-        if data is None:
-            traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
-        else:
-            traces = [_trace_of(kv, data, plan.rounds)]
+        traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
             measured = [one for trace in traces for one in _measure(kv, plan, trace, bar)]
@@ -115,7 +115,7 @@ def bench_answers(
         "device": device_name(loaded.device),
         "rows": [_row(one, setting) for one in measured for setting in plan.settings],
         "peers": [row for each in peers for row in _compare(each, measured, plan.settings[0])],
-        "setup": {**setup_of(loaded), "plan": asdict(plan)},
+        "setup": setup_of(loaded, plan),
     }
 
 
@@ -134,7 +134,7 @@ def _measure(kv: RagKV, plan: AnswerPlan, trace: RequestTrace, bar: tqdm[Any]) -
             count = one.answer_tokens
             bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
             full = transformers_answer(kv, ids, count)
-            own = {each: _answer(kv, plan, one, asked, each) for each in settings}
+            own = {each: _answer(kv, one, asked, each) for each in settings}
             bar.update()
             if number:  # the first prompt warms up
                 one.full.append(full)
@@ -143,9 +143,7 @@ def _measure(kv: RagKV, plan: AnswerPlan, trace: RequestTrace, bar: tqdm[Any]) -
     return found
 
 
-def _answer(
-    kv: RagKV, plan: AnswerPlan, measured: Measured, asked: Prompt, setting: Setting
-) -> AnswerTime:
+def _answer(kv: RagKV, measured: Measured, asked: Prompt, setting: Setting) -> AnswerTime:
     count = measured.answer_tokens
 
     def generate() -> ReuseReport:
@@ -155,7 +153,6 @@ def _answer(
             method=setting[0],
             recompute_ratio=setting[1],
             sink=measured.trace.sink,
-            drafts=plan.lookup,
         ).report
 
     total, report = timed(kv.loaded.device, generate)
@@ -189,7 +186,7 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime
     return AnswerTime(listener.first_at - started, total)
 
 
-def _row(measured: Measured, setting: Setting) -> dict[str, Any]:
+def _row(measured: Measured, setting: Setting) -> Found:
     """Return medians over rounds; ``full_…`` are of transformers' ``generate`` just before."""
     own, full, count = measured.own[setting], measured.full, measured.answer_tokens
     return {
@@ -197,9 +194,9 @@ def _row(measured: Measured, setting: Setting) -> dict[str, Any]:
         "answer_tokens": count,
         "method": setting[0],
         "ratio": setting[1],
-        **_medians(own, count),
+        **medians(own, count),
         "tokens_per_step": statistics.median(each.tokens_per_step for each in own),
-        **{f"full_{name}": value for name, value in _medians(full, count).items()},
+        **{f"full_{name}": value for name, value in medians(full, count).items()},
         **_speedup(full, own),
         "rounds": len(own),
     }
@@ -207,7 +204,7 @@ def _row(measured: Measured, setting: Setting) -> dict[str, Any]:
 
 def _compare(
     startable: Startable, measured: Sequence[Measured], against: Setting
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Found]:
     """Give a peer the same prompts, and close it; ``speedup_total`` is ragkv's over its."""
     with startable as peer:
         for one in measured:
@@ -216,26 +213,48 @@ def _compare(
                 "name": peer.name,
                 "tokens": one.trace.tokens,
                 "answer_tokens": one.answer_tokens,
-                **_medians(found, one.answer_tokens),
+                **medians(found, one.answer_tokens),
                 **_speedup(found, one.own[against]),
             }
 
 
-def _speedup(first: Sequence[AnswerTime], second: Sequence[AnswerTime]) -> dict[str, Any]:
+def _speedup(first: Sequence[AnswerTime], second: Sequence[AnswerTime]) -> Found:
     """Return median and quartiles over rounds of the first totals over the second."""
-    pairs = zip(first, second, strict=True)
-    speedup, quartiles = ratio_of((one.total_s, other.total_s) for one, other in pairs)
+    totals = ([each.total_s for each in times] for times in (first, second))
+    speedup, quartiles = ratio_of(*totals)
     return {"speedup_total": speedup, "quartiles": quartiles}
 
 
-def _medians(times: Sequence[AnswerTime], count: int) -> dict[str, float]:
-    """Return the median first token, milliseconds a later token, and total of answers."""
-    later = [1e3 * (each.total_s - each.ttft_s) / (count - 1) for each in times]
-    return {
-        "ttft_s": statistics.median(each.ttft_s for each in times),
-        "ms_per_token": statistics.median(later),
-        "total_s": statistics.median(each.total_s for each in times),
+def tables(found: Found) -> list[Table]:
+    """Return the one table: lengths together, all against transformers."""
+    shown: list[Found] = []
+    for length, group in groupby(found["rows"], _length):
+        rows = list(group)
+        first = rows[0] | {name.removeprefix("full_"): rows[0][name] for name in rows[0]}
+        shown.append(first | {"name": "transformers", "tokens_per_step": 1.0, "speed-up": "1.0x"})
+        for row in rows:
+            name = FULL if row["method"] == FULL else f"{row['method']} {row['ratio']:g}"
+            speedup = f"{row['speedup_total']:.1f}x\n{grey(row['quartiles'], '.1f')}"
+            shown.append(row | {"name": name, "speed-up": speedup})
+        for row in (peer for peer in found["peers"] if _length(peer) == length):
+            speedup = f"{first['total_s'] / row['total_s']:.1f}x"
+            shown.append(row | {"tokens_per_step": None, "speed-up": speedup})
+    columns = {
+        "method": of("name"),
+        "prompt": of("tokens", ","),
+        "answer": of("answer_tokens", ","),
+        "first s": of("ttft_s", ".3g"),
+        "ms/tok": of("ms_per_token", ".1f"),
+        "tok/step": of("tokens_per_step", ".2f"),
+        "total s": of("total_s", ".3g"),
+        "speed-up": of("speed-up"),
     }
+    caption = _CAPTION.format(rounds=max(row["rounds"] for row in found["rows"]))
+    return [table(title_of(found), caption, shown, columns)]
+
+
+def _length(row: Found) -> tuple[int, int]:
+    return row["tokens"], row["answer_tokens"]
 
 
 @contextmanager
@@ -248,18 +267,3 @@ def _endless(kv: RagKV) -> Iterator[None]:
         yield
     finally:
         config.eos_token_id, config.pad_token_id = before
-
-
-def _trace_of(kv: RagKV, data: DataSet, rounds: int) -> RequestTrace:
-    """Return the data's first prompts, one more than rounds, and all of their chunks."""
-    examples = list(data.examples)[: rounds + 1]
-    tasks = {example.task for example in examples}
-    if len(examples) < 2 or len(tasks) > 1:
-        raise ConfigError("--data needs two or more examples of one task")
-    chat = bool(kv.tokenizer.chat_template)
-    prompts = tuple(prompt(example, chat=chat) for example in examples)
-    ids = tuple(token_ids(kv, asked) for asked in prompts)
-    chunks = dict.fromkeys(text for example in examples for text in chunk_texts(example))
-    sink = kv.sink_from(template(tasks.pop(), chat=chat))
-    tokens = round(statistics.median(len(each) for each in ids[1:]))
-    return RequestTrace(tokens, tuple(chunks), sink, prompts, ids)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
+from rich.table import Table
 
 from ragkv import RagKV
 from ragkv.chunk.encode import in_batches, padded_ids
-from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.tokens import Tokens
-from ragkv_bench.speed.machine import device_name
+from ragkv_bench.results import Found, grey, of, table
+from ragkv_bench.speed.machine import device_name, title_of
 from ragkv_bench.speed.timing import ratio_of, synchronise, timed
 from ragkv_bench.speed.traces import Text, tokens_of
 
 _SINK = "Answer from these passages."
+_CAPTION = (
+    "Medians over {rounds} rounds, in turn. share: of the model's plain prefill rate; "
+    "grey: quartiles."
+)
 
 
 def bench_ingest(
@@ -29,9 +32,7 @@ def bench_ingest(
     chunks: int = 32,
     chunk_tokens: int = 512,
     rounds: int = 5,
-    codec: str = "raw",
-    folder: str | Path | None = None,
-) -> dict[str, Any]:
+) -> Found:
     """Time ``precompute`` from texts to synced files against the model's forward pass.
 
     The plain prefill has the same token ids in the same batches, keeps their keys and
@@ -39,23 +40,20 @@ def bench_ingest(
     over rounds: tokens a second of the model alone and from texts to the store, and the ``share``
     that the second is of the first within a round.
 
-    A folder for the store is made in ``folder`` and removed; None is where temporary files go.
-
     Raises
     ------
     ConfigError
-        A number is not positive, there is no such folder, or the text has not so many tokens.
+        A number is not positive, or the text has not so many tokens.
     """
     if min(chunks, chunk_tokens, rounds) < 1:
         raise ConfigError("chunks, chunk_tokens and rounds must be at least 1")
-    if folder is not None and not Path(folder).is_dir():
-        raise ConfigError(f"there is no folder {folder}")
-    texts, _ = Text(loaded.tokenizer).pieces(chunks, chunk_tokens)
+    text = Text(loaded.tokenizer, chunk_tokens)
+    texts = [text.piece(number) for number in range(chunks)]
     tokenized = [(one, tokens_of(one, loaded.tokenizer)) for one in texts]
     times = []
     with (
-        tempfile.TemporaryDirectory(dir=folder, prefix="ragkv-ingest-") as place,
-        RagKV(loaded, store=StoreConfig(place, codec=codec)) as kv,
+        tempfile.TemporaryDirectory(prefix="ragkv-ingest-") as place,
+        RagKV(loaded, store=place) as kv,
     ):
         sink = kv.sink_from(_SINK)
         for _ in range(rounds + 1):
@@ -65,12 +63,12 @@ def bench_ingest(
             for one in texts:
                 kv.forget(one)
     _, *counted = times
-    share, quartiles = ratio_of(counted)
-    prefill, ingest = (statistics.median(each) for each in zip(*counted, strict=True))
+    columns = list(zip(*counted, strict=True))
+    share, quartiles = ratio_of(*columns)
+    prefill, ingest = map(statistics.median, columns)
     return {
         "model": loaded.name,
         "device": device_name(loaded.device),
-        "codec": codec,
         "chunks": chunks,
         "tokens": report.tokens,
         "rounds": rounds,
@@ -80,6 +78,19 @@ def bench_ingest(
         "quartiles": quartiles,
         "bytes_per_token": report.bytes / report.tokens,
     }
+
+
+def tables(found: Found) -> list[Table]:
+    """Return the one table."""
+    title = f"{title_of(found)}, {found['chunks']} chunks, {found['tokens']:,} tokens"
+    columns = {
+        "prefill tokens/s": of("prefill_tokens_s", ",.0f"),
+        "ingest tokens/s": of("ingest_tokens_s", ",.0f"),
+        "share": of("share", ".0%"),
+        "": lambda row: grey(row["quartiles"], ".0%"),
+        "bytes/token": of("bytes_per_token", ",.0f"),
+    }
+    return [table(title, _CAPTION.format(rounds=found["rounds"]), [found], columns, words=0)]
 
 
 @torch.no_grad()

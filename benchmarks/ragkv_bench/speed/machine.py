@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import torch
 import ragkv
 from ragkv.model.architecture import backbone_of
 from ragkv.model.loaded import LoadedModel
+from ragkv_bench.results import Found, short_name
 
 
-def setup_of(loaded: LoadedModel) -> dict[str, Any]:
-    """Return what figures depend on: dtype, threads, versions and the commit."""
+def setup_of(loaded: LoadedModel, plan: Any) -> dict[str, Any]:
+    """Return what figures depend on: dtype, threads, versions, the commit and the plan."""
     return {
+        "plan": asdict(plan),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "attention": backbone_of(loaded.model).config._attn_implementation,
         "threads": torch.get_num_threads(),
@@ -32,6 +35,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def title_of(found: Found) -> str:
+    """Return a result's model, without the way to it, and its device."""
+    return f"{short_name(found['model'])} on {found['device']}"
 
 
 def _processor() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from ragkv import ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 
-Found = TypeVar("Found")
+Done = TypeVar("Done")
 MIN_CHUNK_TOKENS = 16
 IN_MEMORY = StoreConfig(MEMORY, memory_bytes=1 << 50, device_bytes=0, history_bytes=0)
 """A store that keeps every chunk in memory, and no rows of former prompts."""
@@ -29,13 +30,23 @@ class AnswerTime:
     tokens_per_step: float = 1.0
 
 
+def medians(times: Sequence[AnswerTime], count: int) -> dict[str, float]:
+    """Return the median first token, milliseconds a later token, and total of answers."""
+    later = [1e3 * (each.total_s - each.ttft_s) / max(1, count - 1) for each in times]
+    return {
+        "ttft_s": statistics.median(each.ttft_s for each in times),
+        "ms_per_token": statistics.median(later),
+        "total_s": statistics.median(each.total_s for each in times),
+    }
+
+
 def synchronise(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def timed(device: torch.device, call: Callable[[], Found]) -> tuple[float, Found]:
+def timed(device: torch.device, call: Callable[[], Done]) -> tuple[float, Done]:
     """Return a call's seconds and its result; before it the device is idle."""
     synchronise(device)
     started = time.perf_counter()
@@ -43,9 +54,9 @@ def timed(device: torch.device, call: Callable[[], Found]) -> tuple[float, Found
     return time.perf_counter() - started, found
 
 
-def ratio_of(pairs: Iterable[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
-    """Return median and quartiles over rounds of the first time over the second."""
-    ratios = [first / second for first, second in pairs]
+def ratio_of(first: Iterable[float], second: Iterable[float]) -> tuple[float, tuple[float, float]]:
+    """Return median and quartiles over rounds of the first times over the second ones."""
+    ratios = [one / other for one, other in zip(first, second, strict=True)]
     low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
     return median, (low, high)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +23,6 @@ _TASK = "multihop_qa"
 _QUESTION = (
     "Which rule of the Python language do these passages explain first, and why is it there?"
 )
-_TRIES = 8
 _MANY = 10
 """So many chunks have more orders than any benchmark needs."""
 
@@ -42,53 +43,30 @@ class RequestTrace:
 
 
 class Text:
-    """A long text that chunks of exactly so many tokens are cut from."""
+    """A long text in pieces of about so many tokens each."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, piece_tokens: int) -> None:
         self._text = default_haystack()
         self._offsets = tokens_of(self._text, tokenizer).offsets
+        self._tokens = piece_tokens
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._offsets) // self._tokens
 
-    def check(self, tokens: int) -> None:
-        """Raise ConfigError where the text has fewer tokens."""
-        if tokens > len(self):
+    def piece(self, number: int, tokens: int | None = None) -> str:
+        """Return a piece, or its first ``tokens``; ConfigError where the text has ended."""
+        if number >= len(self):
             raise ConfigError(
-                f"the text for prompts has {len(self)} tokens, too few for these chunks: give "
-                "smaller --tokens"
+                f"the text for prompts has {len(self._offsets)} tokens, too few for these chunks: "
+                "give smaller --tokens"
             )
-
-    def cut(self, start: int, tokens: int) -> tuple[str, int]:
-        """Return a stripped piece from about token ``start`` on, and the token behind it.
-
-        Alone it has ``tokens`` tokens, or nearly as many where no piece has exactly. Raises
-        ConfigError where the text ends before.
-        """
-        for first in range(start, start + _TRIES):
-            end = first + tokens
-            for _ in range(_TRIES):
-                self.check(end)
-                piece = self._text[self._offsets[first, 0] : self._offsets[end - 1, 1]].strip()
-                excess = len(tokens_of(piece, self._tokenizer)) - tokens
-                if excess == 0:
-                    return piece, end
-                end = max(first + 1, end - excess)
-        return piece, end
-
-    def pieces(self, count: int, tokens: int) -> tuple[list[str], int]:
-        """Return so many pieces from the beginning on, and the token behind the last."""
-        pieces: list[str] = []
-        end = 0
-        while len(pieces) < count:
-            piece, end = self.cut(end, tokens)
-            pieces.append(piece)
-        return pieces, end
+        first = number * self._tokens
+        last = first + (tokens or self._tokens) - 1
+        return self._text[self._offsets[first, 0] : self._offsets[last, 1]].strip()
 
 
 def make_traces(
-    kv: RagKV, lengths: tuple[int, ...], chunk_tokens: int, rounds: int, seed: int = 0
+    kv: RagKV, lengths: Sequence[int], chunk_tokens: int, rounds: int, seed: int = 0
 ) -> list[RequestTrace]:
     """Return one trace for each prompt length, of ``rounds + 1`` prompts.
 
@@ -100,38 +78,31 @@ def make_traces(
     ConfigError
         A length has no room for a chunk, or the text is too short.
     """
-    text = Text(kv.tokenizer)
-    empty = len(token_ids(kv, _prompt(kv, [])))
-    rooms = [divmod(max(0, tokens - empty), chunk_tokens + 1) for tokens in lengths]
-    chunks, end = text.pieces(max(whole for whole, _ in rooms), chunk_tokens)
-    traces = []
-    for number, tokens in enumerate(lengths):
-        whole, rest = rooms[number]
-        reserved = 2 * (number + 1) * chunk_tokens
-        text.check(end + reserved)
-        while True:
-            last = [text.cut(len(text) - reserved, rest)[0]] if rest >= MIN_CHUNK_TOKENS else []
-            trace = _trace(kv, tokens, [*chunks[:whole], *last], rounds + 1, seed)
-            excess = max(map(len, trace.ids)) - tokens
-            if excess <= 0:
-                break
-            if not last:  # the last whole chunk is the one to be shortened now
-                whole, rest = whole - 1, chunk_tokens
-            rest -= excess
-        traces.append(trace)
-    return traces
-
-
-def _trace(kv: RagKV, tokens: int, chunks: list[str], count: int, seed: int) -> RequestTrace:
-    """Return so many prompts over the chunks."""
-    if not chunks:
-        raise ConfigError(
-            f"a prompt of {tokens} tokens has no room for a chunk: give more --tokens"
-        )
-    prompts = tuple(_prompt(kv, order) for order in _orders(chunks, count, seed))
-    ids = tuple(token_ids(kv, each) for each in prompts)
+    text = Text(kv.tokenizer, chunk_tokens)
     sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))
-    return RequestTrace(tokens, tuple(chunks), sink, prompts, ids)
+    traces = []
+    for index, length in enumerate(lengths):
+
+        def trace(size: int, index: int = index, length: int = length) -> RequestTrace:
+            """Return the prompts whose chunks have so many tokens."""
+            whole, rest = divmod(size, chunk_tokens)
+            chunks = [text.piece(number) for number in range(whole)]
+            if rest >= MIN_CHUNK_TOKENS:
+                if whole >= len(text) - len(lengths):
+                    text.piece(len(text))
+                chunks.append(text.piece(len(text) - 1 - index, rest))
+            prompts = tuple(_prompt(kv, order) for order in _orders(chunks, rounds + 1, seed))
+            ids = tuple(token_ids(kv, each) for each in prompts)
+            return RequestTrace(length, tuple(chunks), sink, prompts, ids)
+
+        sizes = range(MIN_CHUNK_TOKENS, length)
+        found = bisect_right(sizes, length, key=lambda size: max(map(len, trace(size).ids)))
+        if not found:
+            raise ConfigError(
+                f"a prompt of {length} tokens has no room for a chunk: give more --tokens"
+            )
+        traces.append(trace(sizes[found - 1]))
+    return traces
 
 
 def _orders(chunks: list[str], count: int, seed: int) -> list[list[str]]:
@@ -139,9 +110,8 @@ def _orders(chunks: list[str], count: int, seed: int) -> list[list[str]]:
     draw = random.Random(seed)  # noqa: S311  seeded, for repeatable prompts
     orders: list[list[str]] = []
     while len(orders) < count:
-        fresh = len(orders) % math.factorial(min(len(chunks), _MANY))
         order = draw.sample(chunks, len(chunks))
-        if order not in orders[len(orders) - fresh :]:
+        if order not in orders or len(orders) >= math.factorial(min(len(chunks), _MANY)):
             orders.append(order)
     return orders
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+from rich.table import Table
 from tqdm.auto import tqdm
 
 from ragkv import RagKV, ReuseConfig
@@ -21,6 +23,7 @@ from ragkv.prompt.render import Prompt
 from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv.splice.layout import Origin
+from ragkv_bench.results import Found, cell, grey, of, table
 from ragkv_bench.speed.bound import (
     Costs,
     Positions,
@@ -29,7 +32,7 @@ from ragkv_bench.speed.bound import (
     read_rate,
     timed_prefill,
 )
-from ragkv_bench.speed.machine import device_name, setup_of
+from ragkv_bench.speed.machine import device_name, setup_of, title_of
 from ragkv_bench.speed.memory import peak_growth
 from ragkv_bench.speed.peers.base import Startable, ask
 from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, timed
@@ -37,6 +40,11 @@ from ragkv_bench.speed.traces import RequestTrace, make_traces
 
 Tier = Literal["memory", "disk"]
 """Where the chunks' caches are: in memory, or in files that the system has cached."""
+_CAPTION = (
+    "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
+    "bound: the least that computing these tokens costs at full prefill's rates. eff.: of the "
+    "time taken, the bound's share. MB: peak memory above that before the request."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +88,7 @@ class TtftPlan:
     @property
     def settings(self) -> list[Setting]:
         """All combinations, in the order of the options."""
-        return [
-            Setting(method, ratio, tier)
-            for method in self.methods
-            for ratio in self.ratios
-            for tier in self.tiers
-        ]
+        return [Setting(*each) for each in product(self.methods, self.ratios, self.tiers)]
 
     @property
     def reference(self) -> Setting:
@@ -121,7 +124,7 @@ def bench_ttft(
     auxiliary_model: str | None = None,
     peers: Sequence[Startable] = (),
     show_progress: bool = False,
-) -> dict[str, Any]:
+) -> Found:
     """Measure times to first token against full prefill, the bound and peers.
 
     Returns ``rows``, one a length and setting; ``peers``; ``costs``: for each length what a full
@@ -176,7 +179,7 @@ def bench_ttft(
             }
             for one in measured
         ],
-        "setup": {**setup_of(loaded), "plan": asdict(plan), "bytes_per_s": rates},
+        "setup": {**setup_of(loaded, plan), "bytes_per_s": rates},
     }
 
 
@@ -249,9 +252,7 @@ def _first_token(kv: RagKV, prompt: Prompt, **overrides: Any) -> tuple[float, Re
     return timed(kv.loaded.device, prefill)
 
 
-def _row(
-    loaded: ReusableModel, setting: Setting, measured: Measured, rate: float
-) -> dict[str, Any]:
+def _row(loaded: ReusableModel, setting: Setting, measured: Measured, rate: float) -> Found:
     """Return medians over rounds; what belongs to one request is of the round with the median time.
 
     ``steps`` sum to ``ragkv_s``. ``speedup`` and its quartiles are over rounds, a full prefill's
@@ -261,11 +262,12 @@ def _row(
     median = sorted(samples, key=lambda sample: sample.ragkv_s)[(len(samples) - 1) // 2]
     token_bytes = loaded.architecture.values_per_token * loaded.dtype.itemsize
     bound = measured.costs.bound_s(median.rows, median.reused_tokens * token_bytes / rate)
-    speedup, quartiles = ratio_of((sample.full_s, sample.ragkv_s) for sample in samples)
+    full, own = zip(*((sample.full_s, sample.ragkv_s) for sample in samples), strict=True)
+    speedup, quartiles = ratio_of(full, own)
     return {
         "tokens": measured.trace.tokens,
         **asdict(setting),
-        "full_s": statistics.median(sample.full_s for sample in samples),
+        "full_s": statistics.median(full),
         "ragkv_s": median.ragkv_s,
         "speedup": speedup,
         "bound_s": bound,
@@ -281,7 +283,7 @@ def _row(
 
 def _compare(
     startable: Startable, measured: Sequence[Measured], against: Setting
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Found]:
     """Give a peer the prompts that ragkv had, in the same order, and close it.
 
     ``speedup`` is its time over ragkv's with the setting ``against``.
@@ -289,8 +291,7 @@ def _compare(
     with startable as peer:
         for one in measured:
             found = [each.ttft_s for each in ask(peer, one.trace.ids, 1)]
-            own = [sample.ragkv_s for sample in one.samples[against]]
-            speedup, quartiles = ratio_of(zip(found, own, strict=True))
+            speedup, quartiles = ratio_of(found, (own.ragkv_s for own in one.samples[against]))
             yield {
                 "name": peer.name,
                 "tokens": one.trace.tokens,
@@ -299,3 +300,47 @@ def _compare(
                 "quartiles": quartiles,
                 "against": str(against),
             }
+
+
+def tables(found: Found) -> list[Table]:
+    """Return the speed-ups, the steps, and the peers if there are any."""
+    rows, peers = found["rows"], found["peers"]
+    caption = _CAPTION.format(rounds=max(row["rounds"] for row in rows))
+    names = dict.fromkeys(name for row in rows for name in row["steps"] if name != "wait")
+    times = {
+        "method": lambda row: f"{row['method']} {row['ratio']:g}",
+        "from": of("tier"),
+        "tokens": of("prompt_tokens"),
+        "full s": of("full_s", ".3g"),
+        "ragkv s": of("ragkv_s", ".3g"),
+        "speed-up": _speedup,
+        "bound": lambda row: f"{row['full_s'] / row['bound_s']:.1f}x",
+        "eff.": of("efficiency", ".0%"),
+        "MB": lambda row: cell(row["peak_bytes"] and row["peak_bytes"] / 1e6, ".0f"),
+    }
+    steps = {
+        "method": lambda row: f"{row['method']} {row['ratio']:g} {row['tier']}",
+        "tokens": of("prompt_tokens"),
+        **{name.replace("_", "\n"): _step(name) for name in names},
+    }
+    of_peers = {
+        "engine": of("name"),
+        "against": of("against"),
+        "tokens": of("tokens"),
+        "seconds": of("ttft_s", ".3g"),
+        "speed-up": _speedup,
+    }
+    made = [table(title_of(found), caption, rows, times, words=2)]
+    made.append(table("Steps", "Of the median round, in milliseconds.", rows, steps))
+    if peers:
+        caption = "speed-up: of ragkv's first token over the engine's; grey: quartiles."
+        made.append(table("Other engines on the same prompts", caption, peers, of_peers, words=2))
+    return made
+
+
+def _speedup(row: Found) -> str:
+    return f"{row['speedup']:.1f}x\n{grey(row['quartiles'], '.1f')}"
+
+
+def _step(name: str) -> Callable[[Found], str]:
+    return lambda row: f"{1000 * row['steps'].get(name, 0.0):.4g}"

@@ -97,4 +97,4 @@ def test_the_command(tmp_path, monkeypatch):
     assert json.loads(out.read_text())["plan"]["requests"] == 2
     for words in (("--methods", "query,reuse"), ("--ratio", "0.1,0.2")):
         assert "one method and one ratio" in str(run(*words).exception)
-    assert "--plot changes nothing with --history" in str(run("--plot", "p.png").exception)
+    assert "--time-in-turn changes nothing with" in str(run("--time-once").exception)

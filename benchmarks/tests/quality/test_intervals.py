@@ -20,7 +20,7 @@ def test_it_covers_the_truth_about_as_often_as_it_says():
     draw = np.random.default_rng(1)
     hits = 0
     for seed in range(200):
-        low, high = interval(np.mean, draw.normal(size=40), resamples=400, seed=seed)
+        low, high = interval(np.mean, draw.normal(size=40), seed=seed)
         hits += low <= 0 <= high
     assert 0.89 <= hits / 200 <= 0.98
 

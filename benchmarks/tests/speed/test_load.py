@@ -1,24 +1,20 @@
-"""Loads: closed and open loops, percentiles, the result, its table and picture, the command."""
+"""Loads: clients in a closed loop, percentiles, the result, its table, the command."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import statistics
+import json
 
 import pytest
 from stub_endpoint import Reply, end, piece, stub_endpoint, usage, whole
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.errors import ConfigError
-from ragkv_bench.speed.chart import load_chart
 from ragkv_bench.speed.load.client import ServedAnswer, open_client
 from ragkv_bench.speed.load.endpoint import Endpoint
-from ragkv_bench.speed.load.result import rows_of
-from ragkv_bench.speed.load.run import LoadShape, arrivals, bench_serve, run_load
+from ragkv_bench.speed.load.result import load_table, rows_of
+from ragkv_bench.speed.load.run import bench_serve, run_load
 from ragkv_bench.speed.load.workload import Dialogue, Workload
-from ragkv_bench.speed.table import load_table, read
 
 ENDPOINT = Endpoint("m", {})
 
@@ -37,21 +33,21 @@ def chat(path: str, body: dict) -> Reply:
     return Reply(whole("x", "y"))
 
 
-async def load(answer, what: Workload, shape: LoadShape):
+async def load(answer, what: Workload, clients: int):
     async with stub_endpoint(answer) as stub, open_client(stub.url, timeout_s=30) as client:
-        return stub, *await run_load(client, ENDPOINT, what, shape)
+        return stub, *await run_load(client, ENDPOINT, what, clients=clients, answer_tokens=8)
 
 
 async def test_a_closed_loop_has_as_many_requests_as_clients():
     slow = Reply([0.02, *whole("x")])
-    stub, answers, wall_s = await load(lambda *_: slow, workload(*[1] * 9), LoadShape(clients=3))
+    stub, answers, wall_s = await load(lambda *_: slow, workload(*[1] * 9), 3)
     assert stub.most_at_once == 3
     assert len(answers) == 9
     assert wall_s >= 3 * 0.02
 
 
 async def test_turns_follow_each_other_with_the_answers_that_came():
-    stub, answers, _ = await load(chat, workload(3, 1), LoadShape(clients=1))
+    stub, answers, _ = await load(chat, workload(3, 1), 1)
     assert [answer.turn for answer in answers] == [0, 1, 2, 0]
     assert [len(body["messages"]) for body in stub.bodies] == [1, 3, 5, 1]
     assert stub.bodies[2]["messages"][3] == {"role": "assistant", "content": "xy"}
@@ -59,50 +55,8 @@ async def test_turns_follow_each_other_with_the_answers_that_came():
 
 
 async def test_a_conversation_ends_at_its_first_error():
-    _, answers, _ = await load(
-        lambda *_: Reply([b"full"], status=503), workload(3, 2), LoadShape(clients=2)
-    )
+    _, answers, _ = await load(lambda *_: Reply([b"full"], status=503), workload(3, 2), 2)
     assert [answer.error for answer in answers] == ["503", "503"]
-
-
-async def test_an_open_loop_does_not_wait_for_answers():
-    slow = Reply([0.1, *whole("x")])
-    stub, answers, wall_s = await load(lambda *_: slow, workload(*[1] * 8), LoadShape(rate=1000.0))
-    assert stub.most_at_once == 8
-    planned = arrivals(workload(*[1] * 8), 1000.0, 0)
-    assert sorted(answer.started_s for answer in answers) == pytest.approx(planned, abs=1e-6)
-    assert wall_s < 8 * 0.1
-
-
-async def test_an_open_loop_counts_from_the_planned_arrival(monkeypatch):
-    """A client that is late says so in the latency."""
-    real = asyncio.sleep
-
-    async def late(seconds: float) -> None:
-        await real(max(seconds, 0) + 0.05)
-
-    monkeypatch.setattr("ragkv_bench.speed.load.run.asyncio.sleep", late)
-    async with stub_endpoint(lambda *_: Reply(whole("x"))) as stub, open_client(stub.url, timeout_s=9) as client:  # fmt: skip
-        answers, _ = await run_load(client, ENDPOINT, workload(1), LoadShape(rate=10.0))
-    assert answers[0].ttft_s >= 0.05
-
-
-def test_arrivals_are_poisson_at_the_rate():
-    many = workload(*[1, 3] * 3000)
-    times = arrivals(many, 20.0, seed=1)
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert statistics.mean(gaps) == pytest.approx(2 / 20.0, rel=0.05)  # two requests each
-    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)
-    assert times == arrivals(many, 20.0, seed=1) != arrivals(many, 20.0, seed=2)
-
-
-def test_one_kind_of_loop():
-    for wrong in ({}, {"clients": 1, "rate": 1.0}):
-        with pytest.raises(ConfigError, match="one of --clients"):
-            LoadShape(**wrong)
-    for wrong in ({"clients": 0}, {"rate": 0.0}, {"rate": float("inf")}, {"clients": 1, "answer_tokens": 0}):  # fmt: skip
-        with pytest.raises(ConfigError):
-            LoadShape(**wrong)
 
 
 def answered(turn: int = 0, **more) -> ServedAnswer:
@@ -139,11 +93,11 @@ def test_rows_over_all_and_by_turn():
 
 
 def result(name: str, answers):
-    found = {"name": name, "clients": 4, "rate": None, "wall_s": 10.0, "precompute_s": None}
+    found = {"name": name, "clients": 4, "wall_s": 10.0, "precompute_s": None}
     return found | {"rows": rows_of(answers, 10.0), "setup": {"notes": ["a note"]}}
 
 
-def test_table_and_chart_of_several_engines(tmp_path):
+def test_a_table_of_several_engines(tmp_path):
     from rich.console import Console
 
     results = [
@@ -156,9 +110,6 @@ def test_table_and_chart_of_several_engines(tmp_path):
     assert "one[b]" in text
     assert "4 clients" in text
     assert "1/1" in text
-    figure = load_chart(results)
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["one[b]", "none"]
-    assert len(figure.axes[1].patches) == 6
 
 
 def ours(path: str, body: dict) -> Reply:
@@ -173,7 +124,7 @@ def ours(path: str, body: dict) -> Reply:
 
 async def test_a_benchmark_warms_up_and_precomputes(tmp_path):
     async with stub_endpoint(ours) as stub:
-        found = await bench_serve(stub.url, workload(1, 1, 1, 1), LoadShape(clients=2), warm_up=1)
+        found = await bench_serve(stub.url, workload(1, 1, 1, 1), clients=2, warm_up=1)
     assert found["rows"][0]["requests"] == 3
     assert found["rows"][0]["sources"] == {"reused": 0.4, "fresh": 0.6}
     assert found["precompute_s"] is not None
@@ -183,30 +134,27 @@ async def test_a_benchmark_warms_up_and_precomputes(tmp_path):
 
 async def test_the_command(tmp_path):
     """All of it: the same trace twice, drawn and from the file."""
-    saved, path, plot = tmp_path / "t.jsonl", tmp_path / "r.json", tmp_path / "p.svg"
+    saved, path, other = tmp_path / "t.jsonl", tmp_path / "r.json", tmp_path / "again.json"
 
-    def bench(*options: str):
-        return asyncio.to_thread(CliRunner().invoke, app, ["bench", "serve", *options])
+    async def bench(*options: object) -> str:
+        words = ["bench", "serve", *map(str, options)]
+        done = await asyncio.to_thread(CliRunner().invoke, app, words)
+        assert done.exit_code == 0, done.output
+        return done.output
 
     async with stub_endpoint(ours) as stub:
-        first = await bench(
-            *("--url", stub.url, "--clients", "2", "--requests", "6", "--documents", "5"),
-            *("--save-trace", str(saved), "--json", str(path), "--plot", str(plot)),
+        await bench(
+            *("--url", stub.url, "--clients", 2, "--requests", 6, "--documents", 5),
+            *("--save-trace", saved, "--json", path),
         )
-        assert first.exit_code == 0, first.output
-        again = await bench(
-            *("--url", f"{stub.url}/v1", "--rate", "500", "--trace", str(saved)),
-            *("--name", "again", "--json", str(tmp_path / "again.json"), "--no-precompute"),
+        shown = await bench(
+            *("--url", f"{stub.url}/v1", "--clients", 1, "--trace", saved, "--name", "again"),
+            *("--json", other, "--beside", path),
         )
-        assert again.exit_code == 0, again.output
-    results = [read(each, "ragkv bench serve", "turns") for each in (path, tmp_path / "again.json")]
-    assert results[0]["setup"]["trace"] == results[1]["setup"]["trace"]
-    assert (results[0]["clients"], results[1]["rate"]) == (2, 500.0)
-    assert results[1]["precompute_s"] is None
-    assert plot.stat().st_size > 1000
-    both = await bench("--chart", str(path), "--chart", str(tmp_path / "again.json"), "--plot", str(plot))  # fmt: skip
-    assert both.exit_code == 0, both.output
-    assert "2 clients; 500 requests a second" in both.output
+    first, again = (json.loads(each.read_text()) for each in (path, other))
+    assert first["setup"]["trace"] == again["setup"]["trace"]
+    assert (first["clients"], again["clients"]) == (2, 1)
+    assert "2 clients; 1 client" in shown
 
 
 def test_what_the_command_refuses(tmp_path):
@@ -215,7 +163,9 @@ def test_what_the_command_refuses(tmp_path):
         assert done.exit_code == 2
         return done.output
 
-    assert "one of --clients" in refused()
+    assert "must be at least 1" in refused("--clients", "0")
+    (tmp_path / "bad.json").write_text('{"rows": []}')
+    assert "is not by" in refused("--beside", str(tmp_path / "bad.json"))
     assert "omit one" in refused("--clients", "1", "--trace", "f", "--data", "g")
     assert "cannot be read" in refused("--clients", "1", "--trace", str(tmp_path / "none"))
     assert "does not answer" in refused("--clients", "1", "--url", "http://127.0.0.1:9")

@@ -42,7 +42,6 @@ def make_record(example_id, method, ratio=0.2, **changes):
         "ratio": ratio,
         "answer": "",
         "score": 0.0,
-        "exact_match": None,
         "kl": 0.0,
         "agreement": 1.0,
         "share_recomputed": 1.0,

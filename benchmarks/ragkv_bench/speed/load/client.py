@@ -22,19 +22,18 @@ _SOURCES = ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
 class ServedAnswer:
     """What one request gave, and when.
 
-    Seconds to the first and the last piece of the answer count from ``started_s``, when it was to
-    be sent, itself counted from the start of the run. Tokens are those of ``usage``; where the
-    endpoint sends none, the pieces are counted, and ``counted`` is True. ``error`` is an HTTP
+    Seconds to the first and the last piece of the answer count from when it was sent; the longest
+    gap is None where there is one piece. Tokens are those of ``usage``; where the endpoint sends
+    none, the pieces are counted, and ``counted`` is True. ``error`` is an HTTP
     status, ``timeout``, ``connection``, ``cut off`` or ``stream``, and None for a whole answer;
     ``message`` has the endpoint's words.
     """
 
     turn: int = 0
-    started_s: float = 0.0
     text: str = ""
     ttft_s: float | None = None
     answer_s: float | None = None
-    longest_gap_s: float = 0.0
+    longest_gap_s: float | None = None
     completion_tokens: int = 0
     counted: bool = False
     prompt_tokens: int = 0
@@ -65,16 +64,14 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float) -> ht
 async def ask(
     client: httpx.AsyncClient,
     body: Mapping[str, Any],
-    *,
-    since: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ServedAnswer:
     """Post a chat request that streams, and read its answer to the end.
 
-    Whatever goes wrong is in its ``error``. Latencies count from ``since``, by default now.
+    Whatever goes wrong is in its ``error``.
     """
     found = ServedAnswer()
-    start = clock() if since is None else since
+    start = clock()
     try:
         async with client.stream("POST", CHAT, json=dict(body)) as response:
             if response.status_code != httpx.codes.OK:
@@ -113,7 +110,7 @@ async def _read(response: httpx.Response, found: ServedAnswer, now: Callable[[],
                 if found.ttft_s is None:
                     found.ttft_s = last
                 else:
-                    found.longest_gap_s = max(found.longest_gap_s, last - before)
+                    found.longest_gap_s = max(found.longest_gap_s or 0.0, last - before)
                 pieces.append(text)
                 found.answer_s = last
     found.text = "".join(pieces)

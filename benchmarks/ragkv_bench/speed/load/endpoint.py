@@ -17,6 +17,11 @@ from ragkv_bench.speed.load.workload import SourceDocument
 
 _NEARLY_GREEDY = {"temperature": 1e-5}
 """For servers that divide by the temperature."""
+_FIELDS: dict[str, Any] = {
+    "stream_options": {"include_usage": True},
+    "ignore_eos": True,
+    "ragkv": {"report": True},
+}
 _POLL_S = 0.2
 _MISSING = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
 
@@ -44,9 +49,7 @@ class Endpoint:
         }
 
 
-async def probe(
-    client: httpx.AsyncClient, *, model: str | None = None, ignore_eos: bool = True
-) -> Endpoint:
+async def probe(client: httpx.AsyncClient, model: str | None = None) -> Endpoint:
     """Ask which model is served and, by a short request each, which fields are taken.
 
     Raises PeerError where not even a plain request is answered.
@@ -64,10 +67,7 @@ async def probe(
     if not answer.text and (await ask(client, plain | _NEARLY_GREEDY)).text:
         extra |= _NEARLY_GREEDY
         notes.append(f"says nothing at temperature 0: {_NEARLY_GREEDY['temperature']:g} instead")
-    fields: dict[str, Any] = {"stream_options": {"include_usage": True}}
-    fields |= {"ignore_eos": True} if ignore_eos else {}
-    fields |= {"ragkv": {"report": True}}
-    for field, value in fields.items():
+    for field, value in _FIELDS.items():
         answer = await ask(client, plain | extra | {field: value})
         # Whether it did what it is for, or at least no harm where that cannot be seen.
         did = {"stream_options": not answer.counted, "ragkv": bool(answer.sources)}
