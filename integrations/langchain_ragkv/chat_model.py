@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -13,19 +11,18 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from langchain_ragkv.call import Call
+from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.prompts import convert_messages
-from langchain_ragkv.settings import AnswerSettings
-from langchain_ragkv.structured import calling, following
+from langchain_ragkv.structured import structured
 from langchain_ragkv.tools import call_chunks, calls, definitions
 from ragkv import Chat, Completion
 from ragkv.answer.stream import TextStream
-from ragkv.config import checked_variables
 
 
-class ChatRagKV(AnswerSettings, BaseChatModel):
+class ChatRagKV(ChunkReuse, BaseChatModel):
     """Chat model over precomputed chunk caches: takes ``ChatHuggingFace``'s place.
 
     Without arguments it serves the embedded default model. Give ``model_id``, or an
@@ -39,8 +36,6 @@ class ChatRagKV(AnswerSettings, BaseChatModel):
     the misses, times and warnings of :class:`ragkv.ReuseReport`, without the chunks' texts;
     ``last_report`` is all of it.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template, such as ``{"enable_thinking": False}``; those of a
@@ -105,19 +100,11 @@ class ChatRagKV(AnswerSettings, BaseChatModel):
             Settings of the calls. ``strict=True`` refuses a schema with keywords that cannot be
             enforced; otherwise answers follow the rest of it.
         """
-        if method == "function_calling":
-            return calling(self.bind_tools, schema, include_raw=include_raw, **kwargs)
-        strict = bool(kwargs.pop("strict", False))
-        bind = partial(self.bind, **kwargs)
-        return following(bind, schema, method=method, include_raw=include_raw, strict=strict)
+        return structured(self, schema, method, kwargs, include_raw=include_raw)
 
     @property
     def _llm_type(self) -> str:
         return "ragkv-chat"
-
-    @property
-    def _variables(self) -> dict[str, Any]:
-        return checked_variables(self.chat_template_kwargs)
 
     def _begin(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, given: dict[str, Any]
@@ -140,9 +127,7 @@ class ChatRagKV(AnswerSettings, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call, stream = self._begin(messages, stop, kwargs)
-        with stream:
-            deque(stream, maxlen=0)
-        return _result(call, stream.completion)
+        return _result(call, stream.whole())
 
     async def _agenerate(
         self,
@@ -152,10 +137,7 @@ class ChatRagKV(AnswerSettings, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call, stream = self._begin(messages, stop, kwargs)
-        async with stream:
-            async for _ in stream:
-                pass
-        return _result(call, stream.completion)
+        return _result(call, await stream.awhole())
 
     def _stream(
         self,

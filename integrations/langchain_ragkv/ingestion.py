@@ -10,10 +10,12 @@ from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_ragkv.engine import ChunkReuse, engine_of
+from langchain_ragkv.binding import engine_of
+from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.texts import chunk_texts
+from ragkv import PrecomputeReport
 from ragkv.answer.engine import Engine
-from ragkv.engine.documents import precompute_documents
+from ragkv.engine.documents import Documents, precompute_documents
 
 _log = logging.getLogger(__name__)
 
@@ -64,13 +66,20 @@ class RagKVTransformer(BaseDocumentTransformer):
     ) -> Sequence[Document]:
         """Precompute the documents and return them as they came."""
         texts = chunk_texts(documents, self._document_prompt)
-        named: dict[tuple[str, str | None], list[str]] = {}
+        by_source: dict[tuple[str, str | None] | None, list[str]] = {}
         for document, text in zip(documents, texts, strict=True):
             source = document.metadata.get(self._source_key) if self._source_key else None
-            if source is not None:
-                named.setdefault((str(source), None), []).append(text)
-        report = self._engine.precompute(texts, show_progress=self._show_progress, **self._bound)
-        if named:
-            precompute_documents(self._engine.precompute, named, show_progress=False, **self._bound)
+            by_source.setdefault(None if source is None else (str(source), None), []).append(text)
+        report = self.precompute(by_source)
         _log.info("precomputed %d chunks, %d were there", report.new, report.existing)
         return documents
+
+    def precompute(self, documents: Documents) -> PrecomputeReport:
+        """Encode the chunks of documents."""
+        given = {"show_progress": self._show_progress, **self._bound}
+        return precompute_documents(self._engine.precompute, documents, **given)
+
+    def forget(self, document: str) -> None:
+        """Delete a document's chunks that no other document has."""
+        kv = self._engine.kv if isinstance(self._engine, ChunkReuse) else self._engine
+        kv.forget(document=document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,11 +10,10 @@ from typing import Any, ClassVar
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
-from pydantic import ConfigDict
 
 from langchain_ragkv.call import Call
 from langchain_ragkv.load import decoding_fields
-from langchain_ragkv.settings import AnswerSettings
+from langchain_ragkv.model import ChunkReuse
 from ragkv import Completion
 from ragkv.errors import ConfigError
 
@@ -24,14 +22,12 @@ _CALL: ContextVar[dict[str, Any]] = ContextVar("ragkv_call", default={})  # noqa
 """What the call under way was given, which LangChain leaves out of its cache's keys."""
 
 
-class RagKVLLM(AnswerSettings, BaseLLM):
+class RagKVLLM(ChunkReuse, BaseLLM):
     """Completes texts: takes ``HuggingFacePipeline``'s place.
 
     The model reads prompts as they are, without its chat template. Answers are without the
     prompt, and without the stop text at their end. ``pipeline_kwargs`` hold per call, too.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     _chat: ClassVar[bool] = False
 
@@ -72,12 +68,8 @@ class RagKVLLM(AnswerSettings, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> LLMResult:
-        call, answers = self._text_call(stop, kwargs), []
-        for prompt in prompts:
-            with call.start(prompt) as stream:
-                deque(stream, maxlen=0)
-            answers.append(stream.completion)
-        return self._result(call, answers)
+        call = self._text_call(stop, kwargs)
+        return self._result(call, [call.start(prompt).whole() for prompt in prompts])
 
     async def _agenerate(
         self,
@@ -86,13 +78,8 @@ class RagKVLLM(AnswerSettings, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> LLMResult:
-        call, answers = self._text_call(stop, kwargs), []
-        for prompt in prompts:
-            async with call.start(prompt) as stream:
-                async for _ in stream:
-                    pass
-            answers.append(stream.completion)
-        return self._result(call, answers)
+        call = self._text_call(stop, kwargs)
+        return self._result(call, [await call.start(prompt).awhole() for prompt in prompts])
 
     def _stream(
         self,

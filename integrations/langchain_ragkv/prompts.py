@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -15,11 +14,10 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     ToolMessage,
-    convert_to_messages,
 )
-from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
+from ragkv import Chat
 from ragkv.answer.engine import Engine
 from ragkv.errors import ConfigError
 
@@ -29,23 +27,8 @@ _ROLES: dict[type[BaseMessage], str] = {
     AIMessage: "assistant",
     ToolMessage: "tool",
 }
-_NOT_TEXT_BUT_SILENT = (
-    *("reasoning", "thinking", "redacted_thinking", "function_call", "tool_use"),
-    *("tool_call", "tool_call_chunk", "invalid_tool_call", "server_tool_call"),
-)
-"""Blocks of an earlier answer that are not part of its text."""
-
 _MARK = "\ue000{name}\ue000"
 _FIELD = re.compile("\ue000[^\ue000]+\ue000")
-
-
-def prompt_value(given: LanguageModelInput) -> PromptValue:
-    """Return what a model is given in one form, as LangChain does."""
-    if isinstance(given, PromptValue):
-        return given
-    if isinstance(given, str):
-        return StringPromptValue(text=given)
-    return ChatPromptValue(messages=convert_to_messages(given))
 
 
 def convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -59,38 +42,33 @@ def convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     if not messages:
         raise ConfigError("At least one message is needed.")
     answered = {each.tool_call_id for each in messages if isinstance(each, ToolMessage)}
-    return [_convert(message, answered) for message in messages]
+    return [dict(each) for each in Chat(_convert(message, answered) for message in messages)]
 
 
 def _convert(message: BaseMessage, answered: AbstractSet[str]) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": _role(message), "content": _text(message)}
-    if isinstance(message, AIMessage) and (calls := _calls(message, answered)):
+    out: dict[str, Any] = {"role": _role(message), "content": _parts(message.content)}
+    if isinstance(message, AIMessage):
+        calls = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+        # where a result answers an invalid call, it says what was wrong: agents go on so
+        calls += [
+            (call["id"], call["name"] or "unknown", {})
+            for call in message.invalid_tool_calls
+            if call["id"] in answered
+        ]
         out["tool_calls"] = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
             for call_id, name, given in calls
         ]
     if isinstance(message, ToolMessage):
-        out["tool_call_id"] = message.tool_call_id
-        if message.name:
-            out["name"] = message.name
-    return out
+        out |= {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {name: value for name, value in out.items() if value or name == "content"}
 
 
-def _calls(
-    message: AIMessage, answered: AbstractSet[str]
-) -> list[tuple[str | None, str, dict[str, Any]]]:
-    """Return id, name and arguments of a message's calls.
-
-    An invalid call is one without arguments where a result answers it, which says what was wrong:
-    agents go on so.
-    """
-    valid = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
-    invalid = [
-        (call["id"], call["name"] or "unknown", dict[str, Any]())
-        for call in message.invalid_tool_calls
-        if call["id"] in answered
-    ]
-    return [*valid, *invalid]
+def _parts(content: str | list[Any]) -> Any:
+    """Return content whose parts have types, as the core reads them."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
 
 
 def _role(message: BaseMessage) -> str:
@@ -105,33 +83,13 @@ def _role(message: BaseMessage) -> str:
     )
 
 
-def _text(message: BaseMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(_block_text(block) for block in message.content)
-
-
-def _block_text(block: str | dict[Any, Any]) -> str:
-    if isinstance(block, str):
-        return block
-    kind = block.get("type")
-    if kind == "text":
-        return str(block["text"])
-    if kind in _NOT_TEXT_BUT_SILENT:
-        return ""
-    raise ConfigError(
-        f"Content of type {kind!r} cannot be read by a text model: give its text, as a string "
-        "or as {'type': 'text', 'text': ...} blocks."
-    )
-
-
 def prompt_head(
     template: BasePromptTemplate[Any] | str,
     kv: Engine,
+    tools: Sequence[dict[str, Any]],
+    chat_template_kwargs: Mapping[str, Any],
     *,
     chat: bool,
-    tools: Sequence[dict[str, Any]] = (),
-    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text that a template has before its first unfilled variable.
 

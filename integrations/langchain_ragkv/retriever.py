@@ -18,23 +18,18 @@ from langchain_core.runnables.config import patch_config
 from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
-from langchain_ragkv.engine import ChunkReuse, check_engine, unwrapped
+from langchain_ragkv.binding import engine_of
+from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.texts import chunk_texts
 from ragkv.answer.engine import Engine
 from ragkv.errors import ConfigError
 
 
-class RagKVRetriever(BaseRetriever):
-    """Retrieves with ``retriever``; the engine starts loading the found chunks at once.
-
-    They load while the prompt is being composed; chunks that are not stored yet are encoded
-    after the answer.
-    """
+class Prefetching(BaseRetriever):
+    """A retriever of documents that an engine starts loading."""
 
     model_config = ConfigDict(extra="forbid")
 
-    retriever: Runnable[str, list[Document]]
-    """A retriever, or any runnable from a query to documents."""
     llm: ChunkReuse | None = Field(default=None, exclude=True, repr=False)
     """The model that will answer: a ChatRagKV or RagKVLLM, also ``bind(...)`` of one."""
     kv: SkipValidation[Engine | None] = Field(default=None, exclude=True, repr=False)
@@ -42,8 +37,6 @@ class RagKVRetriever(BaseRetriever):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`ragkv.ReuseConfig` of its calls, such as ``sink``, those bound to ``llm``
     included."""
-    k: int | None = Field(default=None, ge=1)
-    """Number of documents to return; None is the retriever's own."""
     document_prompt: BasePromptTemplate[str] | None = None
     """How the chain renders a document; None is ``page_content`` alone."""
 
@@ -52,17 +45,34 @@ class RagKVRetriever(BaseRetriever):
     def _unwrap(cls, values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values.get("retriever"), VectorStore):
             raise ConfigError("retriever is a vector store: give its .as_retriever()")
-        check_engine(values.get("kv"))
-        if values.get("llm") is None:
-            return values
-        llm, bound = unwrapped(values["llm"])
-        return {**values, "llm": llm, "overrides": {**bound, **values.get("overrides", {})}}
+        engine, bound = engine_of(values.get("llm"), values.get("kv"))
+        name = "llm" if isinstance(engine, ChunkReuse) else "kv"
+        return {**values, name: engine, "overrides": {**bound, **values.get("overrides", {})}}
 
-    @model_validator(mode="after")
-    def _check_engine(self) -> Self:
-        if (self.llm is None) == (self.kv is None):
-            raise ConfigError("RagKVRetriever needs either llm=... or kv=...")
-        return self
+    def _prefetch(self, found: list[Document], *, for_next_answer: bool = True) -> None:
+        engine: Any = self.llm or self.kv
+        texts = chunk_texts(found, self.document_prompt)
+        engine.prefetch(texts, for_next_answer=for_next_answer, **self.overrides)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the settings; the engine, a model over one, and an index are shared."""
+        memo = {} if memo is None else memo
+        for shared in (self.llm, self.kv, getattr(self, "stages", None)):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+
+class RagKVRetriever(Prefetching):
+    """Retrieves with ``retriever``; the engine starts loading the found chunks at once.
+
+    They load while the prompt is being composed; chunks that are not stored yet are encoded
+    after the answer.
+    """
+
+    retriever: Runnable[str, list[Document]]
+    """A retriever, or any runnable from a query to documents."""
+    k: int | None = Field(default=None, ge=1)
+    """Number of documents to return; None is the retriever's own."""
 
     def invoke(
         self,
@@ -101,20 +111,6 @@ class RagKVRetriever(BaseRetriever):
         found = (await retriever.ainvoke(query, config, **kwargs))[:k]
         await run_in_executor(None, self._prefetch, found)
         return found
-
-    def _prefetch(self, documents: list[Document]) -> None:
-        texts = chunk_texts(documents, self.document_prompt)
-        if self.llm is not None:
-            self.llm.prefetch(texts, **self.overrides)
-        elif self.kv is not None:
-            self.kv.prefetch(texts, **self.overrides)
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the settings; the engine, and a model over one, are shared."""
-        memo = {} if memo is None else memo
-        for shared in (self.llm, self.kv):
-            memo[id(shared)] = shared
-        return super().__deepcopy__(memo)
 
 
 Found = Runnable[str, list[Document]]

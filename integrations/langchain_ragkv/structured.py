@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from operator import itemgetter
 from types import UnionType
 from typing import (
@@ -74,7 +73,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
 def _traced(schema: Any) -> dict[str, Any]:
     """Return a schema as LangChain's traces have it, where LangChain can write it."""
     try:
-        return ANY_OBJECT if schema is None else convert_to_json_schema(schema)
+        return _ANY_OBJECT if schema is None else convert_to_json_schema(schema)
     except (ValueError, TypeError, RecursionError):
         return json_schema_of(schema)
 
@@ -97,88 +96,58 @@ def _with_typed_dicts(hint: Any) -> Any:
     return Union[inner] if origin is UnionType else origin[inner]  # noqa: UP007  at run time
 
 
-def check_is_object(schema: dict[str, Any], method: str) -> None:
-    """Check a schema of what can be an object alone.
+_ANY_OBJECT = {"type": "object"}
+_METHODS = ("json_schema", "function_calling", "json_mode")
+
+
+def structured(
+    model: Any, schema: Any, method: str, settings: dict[str, Any], *, include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """Return a chain of the model and the parser, as its ``with_structured_output`` says.
 
     Raises
     ------
     ConfigError
-        It is one of lists, or of other values.
+        There is no such method, it gives objects and the schema is of something else, or
+        ``settings`` have tools beside the one that has to be called.
     """
-    if schema.get("type", "object") != "object":
-        raise ConfigError(f"{method} gives objects: use json_schema for type {schema['type']!r}")
-
-
-Bind = Callable[..., Runnable[LanguageModelInput, Any]]
-ANY_OBJECT = {"type": "object"}
-
-
-def following(
-    bind: Bind, schema: Any, *, method: str, include_raw: bool, strict: bool = False
-) -> Runnable[LanguageModelInput, Any]:
-    """Return a chain of the model, held to the schema, and the parser of its answers.
-
-    Parameters
-    ----------
-    bind
-        The model's ``bind``.
-    schema
-        A pydantic class, whose objects come out; or a TypedDict or JSON schema: dicts come out.
-    method
-        ``"json_schema"``, or ``"json_mode"``: any JSON object.
-    include_raw
-        Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
-    strict
-        Whether a schema with keywords that cannot be enforced is refused.
-    """
-    if method not in ("json_schema", "json_mode"):
-        raise ConfigError(
-            f"method must be json_schema, function_calling or json_mode, not {method!r}"
+    if method not in _METHODS:
+        raise ConfigError(f"method must be {', '.join(_METHODS)}, not {method!r}")
+    wanted = _ANY_OBJECT if schema is None else json_schema_of(schema)
+    if method != "json_schema" and wanted.get("type", "object") != "object":
+        raise ConfigError(f"{method} gives objects: use json_schema for type {wanted['type']!r}")
+    is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+    parser: Any
+    if method == "function_calling":
+        if own := {"tools", "tool_choice"} & settings.keys():
+            raise ConfigError(
+                f"function_calling has a tool of its own: omit {', '.join(sorted(own))}, or use "
+                "method='json_schema'"
+            )
+        form = {"kwargs": {"method": method}, "schema": schema}
+        settings = {"tool_choice": "any", "ls_structured_output_format": form, **settings}
+        llm = model.bind_tools([schema], **settings)
+        parser = PydanticToolsParser(tools=[schema], first_tool_only=True)
+        if not is_class:
+            name = convert_to_openai_tool(schema)["function"]["name"]
+            parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+        parser = RunnableLambda(_with_call) | parser
+    else:
+        held = _ANY_OBJECT if method == "json_mode" else wanted
+        strict = {"strict": True} if settings.get("strict") else {}
+        form = {"kwargs": {"method": method}, "schema": _traced(schema)}
+        settings = {name: settings[name] for name in settings if name != "strict"}
+        llm = model.bind(
+            json_schema={**held, **strict}, ls_structured_output_format=form, **settings
         )
-    wanted = ANY_OBJECT if schema is None else json_schema_of(schema)
-    if method == "json_mode":
-        check_is_object(wanted, method)
-        wanted = ANY_OBJECT
-    llm = bind(
-        json_schema={**wanted, "strict": True} if strict else wanted,
-        ls_structured_output_format={"kwargs": {"method": method}, "schema": _traced(schema)},
+        parser = WholeObject(pydantic_object=schema) if is_class else WholeJson()
+    if not include_raw:
+        return llm | parser  # type: ignore[no-any-return]
+    parsed = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
     )
-    parser: Any = WholeJson()
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        parser = WholeObject(pydantic_object=schema)
-    return _chain(llm, parser, include_raw=include_raw)
-
-
-def calling(
-    bind_tools: Bind, schema: Any, *, include_raw: bool, **kwargs: Any
-) -> Runnable[LanguageModelInput, Any]:
-    """Return a chain of the model, which has to call the schema as a tool, and the parser.
-
-    Parameters
-    ----------
-    bind_tools
-        The model's ``bind_tools``; it takes ``kwargs``.
-    schema, include_raw
-        As in :func:`following`.
-
-    Raises
-    ------
-    ConfigError
-        The schema is not of objects, or ``kwargs`` have tools of their own.
-    """
-    check_is_object(json_schema_of(schema), "function_calling")
-    if own := {"tools", "tool_choice"} & kwargs.keys():
-        raise ConfigError(
-            f"function_calling has a tool of its own: omit {', '.join(sorted(own))}, or use "
-            "method='json_schema'"
-        )
-    form = {"kwargs": {"method": "function_calling"}, "schema": schema}
-    llm = bind_tools([schema], tool_choice="any", ls_structured_output_format=form, **kwargs)
-    parser: Any = PydanticToolsParser(tools=[schema], first_tool_only=True)
-    if not (isinstance(schema, type) and is_basemodel_subclass(schema)):
-        name = convert_to_openai_tool(schema)["function"]["name"]
-        parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-    return _chain(llm, RunnableLambda(_with_call) | parser, include_raw=include_raw)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
 def _with_call(message: AIMessage) -> AIMessage:
@@ -188,16 +157,3 @@ def _with_call(message: AIMessage) -> AIMessage:
             "the answer is no whole call: is max_tokens too small?", llm_output=text
         )
     return message
-
-
-def _chain(
-    llm: Runnable[LanguageModelInput, Any], parser: Any, *, include_raw: bool
-) -> Runnable[LanguageModelInput, Any]:
-    if not include_raw:
-        chain: Runnable[LanguageModelInput, Any] = llm | parser
-        return chain
-    parsed = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")

@@ -72,13 +72,10 @@ def call_chunks(completion: Completion) -> list[ToolCallChunk]:
     LangChain reads a call's arguments when the chunks are joined, and mends JSON that is cut
     short: an invalid call's text is a JSON string, which stays invalid.
     """
-    written = [
-        (call.name, json.dumps(dict(call.arguments)), call.id) for call in completion.tool_calls
-    ]
-    written += [
-        (call.name, json.dumps(call.text), call.id) for call in completion.invalid_tool_calls
-    ]
+    valid, invalid = calls(completion)
     return [
-        tool_call_chunk(name=name, args=args, id=call_id, index=index)
-        for index, (name, args, call_id) in enumerate(written)
+        tool_call_chunk(
+            name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index
+        )
+        for index, call in enumerate([*valid, *invalid])
     ]

@@ -13,10 +13,10 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_ragkv.engine import ChunkReuse, engine_of
+from langchain_ragkv.ingestion import RagKVTransformer
+from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.texts import chunk_texts
 from ragkv.answer.engine import Engine
-from ragkv.engine.documents import Documents, precompute_documents
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +46,8 @@ class RagKVVectorStore(VectorStore):
         show_progress: bool | None = None,
     ) -> None:
         self.vector_store = vector_store
-        self._engine, self._bound = engine_of(llm, kv)
+        self._step = RagKVTransformer(llm=llm, kv=kv, show_progress=show_progress)
         self._document_prompt = document_prompt
-        self._show_progress = show_progress
 
     @property
     def embeddings(self) -> Embeddings | None:
@@ -98,13 +97,12 @@ class RagKVVectorStore(VectorStore):
 
     def _precompute(self, documents: Sequence[Document], ids: Sequence[str]) -> None:
         texts = chunk_texts(documents, self._document_prompt)
-        named: Documents = {(str(key), None): [text] for key, text in zip(ids, texts, strict=True)}
-        progress = self._show_progress
-        precompute_documents(self._engine.precompute, named, show_progress=progress, **self._bound)
+        self._step.precompute(
+            {(str(key), None): [text] for key, text in zip(ids, texts, strict=True)}
+        )
 
     def _forget(self, ids: Sequence[str] | None, *, deleted: bool | None) -> None:
         if ids is None:
             _log.warning("the vector store was emptied: chunk caches stay where no ids are given")
-        kv = self._engine.kv if isinstance(self._engine, ChunkReuse) else self._engine
         for id_ in ids or () if deleted is not False else ():
-            kv.forget(document=str(id_))
+            self._step.forget(str(id_))

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -135,6 +136,19 @@ class TextStream(Iterator[str], AsyncIterator[str], ABC):
         RuntimeError
             The stream has not been read to its end.
         """
+
+    def whole(self) -> Completion:
+        """Read to the end; return the whole answer. An error ends the generation."""
+        with self:
+            deque(self, maxlen=0)
+        return self.completion
+
+    async def awhole(self) -> Completion:
+        """Do the same; the event loop goes on meanwhile."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.completion
 
     @abstractmethod
     def close(self, *, wait: bool = True) -> None:

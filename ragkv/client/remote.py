@@ -200,10 +200,7 @@ class RemoteRagKV:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:
         """Answer a prompt; ``settings`` are those of :meth:`stream`."""
-        with self.stream(prompt, **settings) as stream:
-            for _ in stream:
-                pass
-            return stream.completion
+        return self.stream(prompt, **settings).whole()
 
     def stream(
         self,

@@ -8,8 +8,8 @@ from typing import Any
 
 from ragkv.report.account import PrecomputeReport
 
-Documents = Mapping[tuple[str, str | None], Sequence[str]]
-"""Chunks by their document and its revision."""
+Documents = Mapping[tuple[str, str | None] | None, Sequence[str]]
+"""Chunks by their document and its revision; those of None are no document's."""
 
 
 def precompute_documents(
@@ -31,9 +31,8 @@ def precompute_documents(
     texts = [text for part in documents.values() for text in part]
     total = precompute(texts, show_progress=show_progress, **settings)
     removed = sum(
-        precompute(
-            part, document=document, revision=revision, show_progress=False, **settings
-        ).removed
-        for (document, revision), part in documents.items()
+        precompute(part, document=key[0], revision=key[1], show_progress=False, **settings).removed
+        for key, part in documents.items()
+        if key is not None
     )
     return replace(total, removed=removed)

@@ -15,7 +15,10 @@ _ROLES = {"developer": "system", "function": "tool"}
 """OpenAI's newer name of one role, and the older name of another."""
 _PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of content that are text, and the field that has it."""
-_SILENT_PARTS = ("reasoning", "thinking", "redacted_thinking", "tool_call", "tool_use")
+_SILENT_PARTS = (
+    *("reasoning", "thinking", "redacted_thinking", "tool_call", "tool_use", "function_call"),
+    *("tool_call_chunk", "invalid_tool_call", "server_tool_call"),
+)
 """Types of content that are no part of an earlier answer's text."""
 
 

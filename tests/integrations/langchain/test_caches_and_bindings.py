@@ -25,12 +25,6 @@ from ragkv.errors import ConfigError
 
 
 @pytest.fixture
-def kv(make_engine: Any) -> RagKV:
-    engine: RagKV = make_engine()
-    return engine
-
-
-@pytest.fixture
 def _answers_are_cached() -> Any:
     set_llm_cache(InMemoryCache())
     yield
@@ -91,7 +85,7 @@ def test_what_is_bound_holds_for_the_chunks_too(kv: RagKV) -> None:
     named: list[dict[str, Any]] = []
     kv.prefetch = lambda _, **given: named.append(given)  # type: ignore[method-assign]
     retriever.invoke("q")
-    assert named == [{"sink": sink}]
+    assert named == [{"for_next_answer": True, "sink": sink}]
     llm.precompute([second], sink=sink)
     assert kv.contains(second, sink=sink)
     llm.precompute([third])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from functools import cache
 
 import pytest
@@ -82,17 +81,12 @@ def test_a_stream_gives_the_same_text_and_account():
     assert chunks[-1].response_metadata["finish_reason"] == "length"
 
 
-def test_settings_hold_per_model_per_call_and_bound():
-    assert report(chat(recompute_ratio=0.5, method="epic").invoke(prompt()))["method"] == "epic"
-    once = chat(recompute_ratio=0.5).invoke(prompt(), recompute_ratio=0, method="reuse")
-    assert (report(once)["recompute_ratio"], report(once)["method"]) == (0, "reuse")
-    assert report(once)["recomputed_tokens"] == 0
+def test_settings_may_be_bound_and_configurable():
     bound = chat().bind(recompute_ratio=1).invoke(prompt())
     assert report(bound)["effective_ratio"] == 1
     configurable = chat().configurable_fields(recompute_ratio=ConfigurableField(id="ratio"))
     answer = configurable.with_config(configurable={"ratio": 0.75}).invoke(prompt())
     assert report(answer)["recompute_ratio"] == 0.75
-    assert "attention" in report(chat(recompute_ratio="auto").invoke(prompt()))["choice"]
     assert len(list(chat().stream(prompt(), max_tokens=1))) <= 2
 
 
@@ -110,14 +104,8 @@ def test_how_long_an_answer_may_be():
     def drawn(model, **call):
         return model.invoke(prompt(), **call).usage_metadata["output_tokens"]
 
-    assert (drawn(chat()), drawn(chat(), max_tokens=3), drawn(chat(), max_tokens=None)) == (
-        12,
-        3,
-        12,
-    )
+    assert drawn(chat()) == drawn(chat(), max_tokens=None) == 12
     assert drawn(chat(max_tokens=None), max_tokens=None) == 256
-    with pytest.raises(ConfigError, match="max_new_tokens"):
-        chat().invoke(prompt(), max_tokens=0)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +116,6 @@ def test_a_wrong_setting_is_refused_at_once(wrong):
         chat(**wrong)
     with pytest.raises(ConfigError):
         chat().invoke(prompt(), **wrong)
-
-
-def test_sampling_follows_the_seed():
-    model = chat(temperature=1.0, top_p=0.9)
-    first = model.invoke(prompt(), seed=1).content
-    assert model.invoke(prompt(), seed=1).content == first
-    assert model.invoke(prompt(), seed=2).content != first
-    assert chat().invoke(prompt()).content == chat(temperature=0, seed=5).invoke(prompt()).content
 
 
 def test_an_answer_ends_before_a_stop_text():
@@ -152,14 +132,6 @@ def test_an_answer_ends_before_a_stop_text():
     assert (
         "".join(c.content for c in chat(stop=stop).stream(prompt())) == whole[: whole.index(stop)]
     )
-
-
-def test_a_late_answer_is_given_up():
-    with pytest.raises(TimeoutError, match="timeout=1e-09"):
-        chat(timeout=1e-9).invoke(prompt())
-    with pytest.raises(TimeoutError):
-        list(chat().stream(prompt(), timeout=1e-9))
-    assert chat(timeout=60).invoke(prompt()).content == chat().invoke(prompt()).content
 
 
 def test_batch_answers_each_prompt():
@@ -206,79 +178,11 @@ def test_a_cache_of_answers_knows_the_weights_and_the_engines_settings():
     assert said[0] == said[3]
 
 
-def test_async_leaves_the_event_loop_free():
-    async def scenario() -> tuple[str, str]:
-        free, answered = threading.Event(), []
-
-        def occupy() -> None:
-            with engine()._lock:
-                held.set()
-                answered.append(free.wait(10))
-
-        held = threading.Event()
-        busy = threading.Thread(target=occupy, daemon=True)
-        busy.start()
-        held.wait()
-
-        async def streamed() -> str:
-            return "".join([chunk.content async for chunk in chat().astream(prompt())])
-
-        invoked, pieces = (
-            asyncio.create_task(each) for each in (chat().ainvoke(prompt()), streamed())
-        )
-        await asyncio.sleep(0.1)  # both wait for the model; the loop goes on
-        assert not invoked.done()
-        free.set()
-        text = (await invoked).content, await pieces
-        assert answered == [True]
-        busy.join()
-        return text
-
-    assert asyncio.run(scenario()) == (chat().invoke(prompt()).content,) * 2
-
-
 def test_abatch_answers_each_prompt():
     answers = asyncio.run(chat().abatch([prompt(), "Hello"]))
     assert [answer.content for answer in answers] == [
         chat().invoke(each).content for each in (prompt(), "Hello")
     ]
-
-
-@pytest.mark.parametrize("how", ["astream", "ainvoke"])
-def test_a_cancelled_task_ends_the_generation(how, monkeypatch):
-    streams, make = [], engine().stream
-    monkeypatch.setattr(
-        engine(), "stream", lambda *a, **k: streams.append(make(*a, **k)) or streams[-1]
-    )
-
-    async def scenario() -> None:
-        model = chat(max_tokens=3000)
-        if how == "astream":
-            async for _ in model.astream(prompt()):
-                break
-            return
-        task = asyncio.create_task(model.ainvoke(prompt()))
-        await asyncio.sleep(0.2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
-    (stream,) = streams
-    stream._thread.join(5)
-    assert not stream._thread.is_alive()
-    assert len(stream._running.completion.token_ids) < 2000
-
-
-def test_a_reader_who_leaves_ends_the_generation(monkeypatch):
-    streams, make = [], engine().stream
-    monkeypatch.setattr(
-        engine(), "stream", lambda *a, **k: streams.append(make(*a, **k)) or streams[-1]
-    )
-    for _ in chat(max_tokens=3000).stream(prompt()):
-        break
-    streams[0]._thread.join(5)
-    assert len(streams[0]._running.completion.token_ids) < 2000
 
 
 def test_messages_become_roles_and_text():
@@ -314,7 +218,7 @@ def test_messages_become_roles_and_text():
 
 @pytest.mark.parametrize("kind", ["image", "image_url", "audio", "file"])
 def test_what_is_not_text_is_refused(kind):
-    with pytest.raises(ConfigError, match=f"'{kind}' cannot be read by a text model"):
+    with pytest.raises(ConfigError, match=f"content of type '{kind}' is not read"):
         chat().invoke([HumanMessage([{"type": kind, "url": "..."}])])
 
 
@@ -412,15 +316,13 @@ def test_top_k_is_sampled_among():
     assert chat(temperature=5.0, top_k=0).invoke(prompt(), seed=1).content != greedy
 
 
-def test_a_model_is_loaded_by_its_folder(tmp_path):
-    engine().model.save_pretrained(tmp_path)
-    engine().tokenizer.save_pretrained(tmp_path)
+def test_a_model_is_loaded_by_its_folder(folder):
     keywords = {
         "task": "text-generation",
         "pipeline_kwargs": {"max_new_tokens": 12, "do_sample": False},
     }
     answers = [
-        ChatRagKV.from_model_id(str(tmp_path), store=":memory:", method="full", **settings).invoke(
+        ChatRagKV.from_model_id(folder, store=":memory:", method="full", **settings).invoke(
             prompt()
         )
         for settings in (
@@ -430,8 +332,8 @@ def test_a_model_is_loaded_by_its_folder(tmp_path):
         )
     ]
     assert len({answer.content for answer in answers}) == 1
-    assert answers[0].response_metadata["model_name"] == str(tmp_path)
-    sampled = ChatRagKV.from_model_id(str(tmp_path), store=":memory:", do_sample=True)
+    assert answers[0].response_metadata["model_name"] == folder
+    sampled = ChatRagKV.from_model_id(folder, store=":memory:", do_sample=True)
     assert sampled.temperature == 0.7
 
 

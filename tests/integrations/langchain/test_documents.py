@@ -203,15 +203,6 @@ def test_one_document_instead_of_a_list_is_refused(one):
         RagKVTransformer(llm=llm).transform_documents(one)
 
 
-def test_an_edited_document_leaves_no_chunk_behind():
-    llm = ChatRagKV(kv=RagKV(tiny_model(), tiny_tokenizer(), store=":memory:"))
-    old, new = [Document(text) for text in some_chunks(2)]
-    llm.precompute([old], document="page")
-    llm.precompute([new], document="page")
-    assert not llm.kv.contains(old.page_content)
-    assert llm.kv.contains(new.page_content)
-
-
 def test_the_namespace_is_the_engines():
     kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", namespace="one")
     llm = ChatRagKV(kv=kv)
@@ -237,10 +228,8 @@ def test_what_would_be_dropped_beside_an_engine_is_refused(given):
 
 
 @pytest.mark.parametrize("loading", [{}, {"model_kwargs": {"dtype": "float32"}}])
-def test_an_object_that_made_its_engine_can_be_made_again_from_its_fields(tmp_path, loading):
-    engine().model.save_pretrained(tmp_path)
-    engine().tokenizer.save_pretrained(tmp_path)
-    llm = ChatRagKV.from_model_id(str(tmp_path), store=":memory:", device="cpu", **loading)
+def test_an_object_that_made_its_engine_can_be_made_again_from_its_fields(folder, loading):
+    llm = ChatRagKV.from_model_id(folder, store=":memory:", device="cpu", **loading)
     asked = llm.configurable_fields(recompute_ratio=ConfigurableField(id="ratio"))
     again = asked.with_config(configurable={"ratio": 0.5}).invoke("Words", max_tokens=2)
     assert again.response_metadata["ragkv"]["recompute_ratio"] == 0.5

@@ -15,7 +15,6 @@ from langchain_core.messages.tool import invalid_tool_call
 from langchain_core.tools import tool
 from langchain_ragkv import ChatRagKV
 from langchain_ragkv.prompts import convert_messages
-from listening import listening
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ragkv.engine.engine import RagKV
@@ -58,17 +57,10 @@ class Place(TypedDict):
     floor: int
 
 
-@pytest.fixture(params=["here", "served"])
-def chat(request, make_engine):
+@pytest.fixture
+def chat(make, kv):
     """Return a model, over an engine or a server of it, and that engine."""
-    kv = make_engine()
-    if request.param == "here":
-        yield ChatRagKV(kv=kv, max_tokens=120), kv
-        return
-    with listening(kv) as url:
-        llm = ChatRagKV(base_url=url, max_tokens=120)
-        yield llm, kv
-        llm.kv.close()
+    return make(ChatRagKV, max_tokens=120), kv
 
 
 def answered(bound, streaming) -> AIMessage:
@@ -92,7 +84,9 @@ def test_one_call_at_most(chat, make_say, given, count, streaming):
     make_say(kv, f"Look:\n{CALL}{CALL}")
     answer = answered(llm.bind_tools([add], **given), streaming)
     assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 2}] * count
-    assert answer.content == "Look:"
+    assert len({call["id"] for call in answer.tool_calls}) == count
+    assert (answer.content, answer.invalid_tool_calls) == ("Look:", [])
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
     assert len(llm.bind(tools=[add], **given).invoke("x").tool_calls) == count
 
 
@@ -156,6 +150,9 @@ def test_allowed_tools_are_the_only_ones(make_engine):
     ):
         with pytest.raises(ConfigError, match="allowed_tools"):
             llm.bind_tools([add], tool_choice={"type": "allowed_tools", **allowed}).invoke("x")
+    for choice in ("jump", 5):
+        with pytest.raises(ConfigError, match="tool_choice"):
+            llm.bind_tools([add], tool_choice=choice).invoke("x")
 
 
 def test_strict_is_said_to_the_decoder_alone(make_engine, monkeypatch):

@@ -92,15 +92,13 @@ def test_an_lcel_chain_reuses_chunks():
         {"suppress_tokens": list(range(100, 400)), "early_stopping": False},
     ],
 )
-def test_pipeline_kwargs_mean_what_they_mean(settings, tmp_path):
+def test_pipeline_kwargs_mean_what_they_mean(settings, folder):
     """When a model is loaded and for one call alike."""
     text = ordinary(**settings).invoke(prompt())
     assert swapped().invoke(prompt(), pipeline_kwargs=settings) == text
     assert swapped().bind(pipeline_kwargs=settings).invoke(prompt()) == text
-    engine().model.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
     loaded = RagKVLLM.from_model_id(
-        str(tmp_path),
+        folder,
         task="text-generation",
         device=-1,
         pipeline_kwargs={"max_new_tokens": 12, "do_sample": False, **settings},
@@ -108,7 +106,7 @@ def test_pipeline_kwargs_mean_what_they_mean(settings, tmp_path):
         namespace="mine",
     )
     assert loaded.invoke(prompt()) == text
-    assert (loaded.kv.namespace, loaded.model_id) == ("mine", str(tmp_path))
+    assert (loaded.kv.namespace, loaded.model_id) == ("mine", folder)
     loaded.kv.close()
 
 

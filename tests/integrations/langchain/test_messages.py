@@ -101,13 +101,6 @@ def test_another_model_is_refused(wrong):
         RagKVTransformer(llm=wrong)
 
 
-def test_an_unknown_argument_of_a_call_is_not_known_to_ragkv():
-    with pytest.raises(ConfigError, match="frequency_penalty: no argument has that name") as error:
-        chat().bind(frequency_penalty=1).invoke("Hello")
-    assert "max_new_tokens" in str(error.value)
-    assert "recompute_ratio" in str(error.value)
-
-
 def test_stop_sequences_end_an_answer_as_stop_does():
     whole = chat().invoke("Hello").content
     stop = whole[4:7]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from langchain_ragkv import ChatRagKV, RagKVLLM
-from tiny import tiny_model, tiny_tokenizer
 
 from ragkv.errors import ConfigError, ModelNotFoundError, UnknownMethodError
 
@@ -36,9 +35,7 @@ def test_a_missing_folder_is_said_to_be_missing(maker, tmp_path):
         MAKERS[maker](f"{tmp_path}/tiny")
 
 
-def test_a_chat_model_takes_transformers_settings(tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+def test_a_chat_model_takes_transformers_settings(folder):
     answers = []
     for given in (
         {},
@@ -46,10 +43,10 @@ def test_a_chat_model_takes_transformers_settings(tmp_path):
         {"suppress_tokens": list(range(100, 400))},
     ):
         keywords = {"max_new_tokens": 12, **given}
-        model = ChatRagKV.from_model_id(str(tmp_path), store=":memory:", pipeline_kwargs=keywords)
+        model = ChatRagKV.from_model_id(folder, store=":memory:", pipeline_kwargs=keywords)
         answers.append(model.invoke("What is a target, and what is none?").content)
         model.kv.close()
     plain, neutral, suppressed = answers
     assert plain == neutral != suppressed
     with pytest.raises(ConfigError, match="guidance_scale"):
-        ChatRagKV.from_model_id(str(tmp_path), pipeline_kwargs={"guidance_scale": 1.5})
+        ChatRagKV.from_model_id(folder, pipeline_kwargs={"guidance_scale": 1.5})

@@ -14,7 +14,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_ragkv import ChatRagKV, RagKVRetriever
-from listening import listening
 from pydantic import BaseModel, Field
 from tiny import some_chunks
 
@@ -44,18 +43,11 @@ class Person(BaseModel):
     age: int = Field(ge=0, le=120)
 
 
-@pytest.fixture(params=["here", "served"])
-def chat(request, make_engine):
-    """Return a model, over an engine or a server of it."""
-    kv = make_engine()
+@pytest.fixture
+def chat(make, kv):
+    """Return a model, over an engine or a server of it, and that engine."""
     kv.precompute(CHUNKS)
-    if request.param == "here":
-        yield ChatRagKV(kv=kv, max_tokens=100), kv
-        return
-    with listening(kv) as url:
-        llm = ChatRagKV(base_url=url, max_tokens=100)
-        yield llm, kv
-        llm.kv.close()
+    return make(ChatRagKV, max_tokens=100), kv
 
 
 def joined(chunks) -> AIMessage:
@@ -68,10 +60,7 @@ def joined(chunks) -> AIMessage:
     ("choice", "names"),
     [
         ("any", {"search", "count"}),
-        ("required", {"search", "count"}),
-        (True, {"search", "count"}),
         ("count", {"count"}),
-        ({"type": "function", "function": {"name": "count"}}, {"count"}),
     ],
 )
 def test_a_call_that_has_to_be_made(chat, choice, names, streaming):
@@ -85,19 +74,6 @@ def test_a_call_that_has_to_be_made(chat, choice, names, streaming):
         assert 1 <= call["args"]["limit"] <= 9
         assert count.invoke(call).content == str(call["args"]["limit"])
     assert not answer.content
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_model_decides(chat, make_say, streaming):
-    llm, kv = chat
-    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
-    bound = llm.bind_tools([search, count], max_tokens=400)
-    answer = joined(bound.stream("Where?")) if streaming else bound.invoke("Where?")
-    assert answer.content == "I will look."
-    assert [call["args"] for call in answer.tool_calls] == [{"query": "targets"}] * 2
-    assert len({call["id"] for call in answer.tool_calls}) == 2
-    assert answer.response_metadata["finish_reason"] == "tool_calls"
-    assert answer.invalid_tool_calls == []
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -116,13 +92,6 @@ def test_no_call_may_be_made(chat, make_say):
     make_say(kv, CALL)
     answer = llm.bind_tools([search], tool_choice="none").invoke("Where?")
     assert (answer.content, answer.tool_calls) == (CALL, [])
-
-
-def test_a_choice_that_is_none(chat):
-    llm, _ = chat
-    for choice in ("jump", 5):
-        with pytest.raises(ConfigError, match="tool_choice"):
-            llm.bind_tools([search], tool_choice=choice).invoke("Where?")
 
 
 def test_a_tools_result_is_reused(chat, make_say):
@@ -189,20 +158,6 @@ def test_the_sink_from_a_string(make_engine, text):
 # ---- structured output
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_objects_of_a_class(chat, method):
-    llm, _ = chat
-    found = llm.with_structured_output(Person, method=method).invoke("Who?", max_tokens=300)
-    assert isinstance(found, Person)
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_dicts_of_a_schema(chat, method):
-    llm, _ = chat
-    chain = llm.with_structured_output(Person.model_json_schema(), method=method)
-    assert chain.invoke("Who?", max_tokens=300).keys() == {"name", "age"}
-
-
 def test_raw_answers_and_errors(chat):
     llm, _ = chat
     chain = llm.with_structured_output(Person, include_raw=True)
@@ -217,6 +172,8 @@ def test_raw_answers_and_errors(chat):
 
 def test_an_object_that_is_cut_short_is_none(chat):
     llm, _ = chat
+    with pytest.raises(ConfigError, match="json_mode"):
+        llm.with_structured_output(Person, method="guessing")
     for schema in (Person, Person.model_json_schema()):
         with pytest.raises(OutputParserException, match="max_tokens"):
             llm.with_structured_output(schema).invoke("Who?", max_tokens=9)
@@ -228,12 +185,6 @@ def test_a_stream_of_objects(chat):
     found = list(llm.with_structured_output(schema).stream("Who?", max_tokens=300))
     assert found[-1].keys() == {"name", "age"}
     assert len(found) > 2
-
-
-def test_methods_that_are_none(chat):
-    llm, _ = chat
-    with pytest.raises(ConfigError, match="json_mode"):
-        llm.with_structured_output(Person, method="guessing")
 
 
 def test_a_vector_store_is_not_a_retriever_yet(make_engine):

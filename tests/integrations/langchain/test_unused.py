@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import textwrap
-import time
 
 import pytest
 from langchain_core.documents import Document
@@ -58,31 +55,6 @@ def test_a_retriever_that_is_piped_into_a_prompt(make_engine, caplog, way, named
     assert message.response_metadata["ragkv"]["warnings"]
 
 
-ONE_REWRITTEN = {
-    "list": lambda text: str([Document(text)]),
-    "json": lambda text: json.dumps({"content": text}),
-    "whitespace": lambda text: " ".join(text.split()),
-    "indentation": lambda text: textwrap.indent(text, "        "),
-    "case": str.upper,
-    "cut": lambda text: text[:120],
-    "pieces": lambda text: f"{text[:110]}\nSource 2:\n{text[110:]}",
-}
-
-
-@pytest.mark.parametrize("reason", ONE_REWRITTEN)
-def test_one_of_three_is_rewritten(make_engine, reason):
-    llm = ChatRagKV(kv=make_engine(), max_tokens=2)
-    llm.precompute(DOCUMENTS)
-
-    def join(found):
-        first, *others = (each.page_content for each in found)
-        return "\n\n".join([*others, ONE_REWRITTEN[reason](first)])
-
-    message = chain(llm, RunnableLambda(join)).invoke("What?")
-    assert reasons(message) == [reason]
-    assert {use.text for use in llm.last_report.chunks} >= set(TEXTS[1:])
-
-
 @pytest.mark.parametrize(
     "template", ["{page_content}", "{source}: {page_content}", "{source}\n{page_content}\n---"]
 )
@@ -114,33 +86,6 @@ def test_documents_that_are_left_out(make_engine, context, count):
     forgetful = ChatPromptTemplate([("human", "Question: {question}")])
     assert reasons(chain(llm, JOINED, prompt=forgetful).invoke("What?")) == ["left_out"] * 3
     assert reasons(llm.invoke("Hello.")) == []
-
-
-def test_documents_that_are_not_stored(make_engine, monkeypatch):
-    kv = make_engine()
-    llm = ChatRagKV(kv=kv, max_tokens=2).bind(on_miss="skip")
-    rag = chain(llm, JOINED)
-    assert reasons(rag.invoke("What?")) == ["absent"] * 3
-    kv.precompute(TEXTS[:1], sink="Another head.")
-    kv.precompute(TEXTS[1:2], expires_in=10)
-    kv.precompute(TEXTS[2:])
-    kv.forget(TEXTS[2])
-    monkeypatch.setattr(time, "time", lambda now=time.time(): now + 60)  # noqa: B008
-    message = rag.invoke("What else?")
-    assert sorted(reasons(message)) == ["deleted", "expired", "fingerprint"]
-    assert "another sink" in {m["detail"] for m in message.response_metadata["ragkv"]["misses"]}
-
-
-def test_what_was_chosen(make_engine):
-    llm = ChatRagKV(kv=make_engine(), max_tokens=2)
-    llm.precompute(DOCUMENTS)
-    for settings, expected in (
-        ({"recompute_ratio": 1}, "ratio"),
-        ({"method": "full"}, "method"),
-    ):
-        message = chain(llm.bind(**settings), JOINED).invoke("What?")
-        assert set(reasons(message)) == {expected}
-        assert not message.response_metadata["ragkv"]["warnings"]
 
 
 def test_all_reused_says_nothing(make_engine, caplog):

@@ -19,17 +19,15 @@ from llama_index.core.schema import (
     TextNode,
 )
 from llama_index.llms.ragkv import RagKVLLM, RagKVTransform
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import some_chunks
 
 SPLITTER = SentenceSplitter(chunk_size=60, chunk_overlap=0)
 
 
 @pytest.fixture
-def llm(tmp_path: Path) -> Any:
+def llm(folder: str, tmp_path: Path) -> Any:
     """Return an LLM that other processes can make again, too."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    made = RagKVLLM(model_name=str(tmp_path / "model"), store=str(tmp_path / "store"))
+    made = RagKVLLM(model_name=folder, store=str(tmp_path / "store"))
     yield made
     made.kv.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,11 +24,6 @@ SPLITTER = SentenceSplitter(chunk_size=400)
 
 def of(name: str, text: str) -> Document:
     return Document(text=text, id_=name)
-
-
-@pytest.fixture
-def kv(make_engine: Callable[..., RagKV]) -> RagKV:
-    return make_engine()
 
 
 @pytest.fixture

@@ -26,11 +26,6 @@ def _no_downloads(monkeypatch):
 
 
 @pytest.fixture
-def kv(make_engine):
-    return make_engine()
-
-
-@pytest.fixture
 def llm(kv):
     return RagKVLLM(kv=kv, max_new_tokens=4, context_window=4000, recompute_ratio=0.0)
 

@@ -14,7 +14,7 @@ from llama_index.core import Document, Settings, VectorStoreIndex
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.ingestion import DocstoreStrategy, IngestionPipeline
+from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -88,14 +88,6 @@ def kv(make_engine):
     return make_engine(store=StoreConfig(":memory:", history_bytes=0))
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A tiny model on the disk."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
 def nodes(count=6):
     return [
         TextNode(
@@ -137,32 +129,6 @@ def test_the_transform_uses_the_llm_s_sink(kv):
     RagKVTransform(llm=llm)(nodes(1))
     assert kv.contains(read(nodes(1)[0]), sink=llm.sink)
     assert not kv.contains(read(nodes(1)[0]))
-
-
-def test_the_transform_enters_chunks_under_their_documents(kv):
-    """A document that comes again with other text leaves no stale chunk behind."""
-    step = RagKVTransform(llm=RagKVLLM(kv=kv, **SIZE), by_document=True)
-    pipeline = IngestionPipeline(
-        transformations=[splitter(), step],
-        docstore=SimpleDocumentStore(),
-        docstore_strategy=DocstoreStrategy.DUPLICATES_ONLY,
-    )
-    first, second = (
-        Document(text=text, id_=f"doc {i}") for i, text in enumerate(some_chunks(2, 60))
-    )
-    before = pipeline.run(documents=[first, second])
-    edited = Document(text=" ".join(some_chunks(3, 60)[2:]), id_="doc 0")
-    after = pipeline.run(documents=[edited, second])
-    old, new, others = (
-        [read(node) for node in run if node.ref_doc_id == document and len(read(node)) > 40]
-        for run, document in ((before, "doc 0"), (after, "doc 0"), (before, "doc 1"))
-    )  # a few words are no chunk
-    assert old
-    assert [kv.contains(text) for text in (*old, *new, *others)] == (
-        [False] * len(old) + [True] * (len(new) + len(others))
-    )
-    assert kv.forget(document="doc 0") == len(new)
-    assert all(kv.contains(text) for text in others)
 
 
 def test_the_transform_s_chunks_may_expire(kv):

@@ -9,18 +9,9 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import MetadataMode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVTransform
-from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A tiny model on the disk."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

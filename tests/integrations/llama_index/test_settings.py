@@ -6,7 +6,7 @@ import pytest
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.llms.huggingface import HuggingFaceLLM
 from llama_index.llms.ragkv import RagKVLLM
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import some_chunks
 
 from ragkv.errors import ConfigError, ModelNotFoundError, UnknownMethodError
 
@@ -91,11 +91,11 @@ def test_a_missing_folder_is_said_to_be_missing(tmp_path):
         RagKVLLM(model_name=f"{tmp_path}/tiny", model_kwargs={"dtype": "float32"})
 
 
-def test_the_device_and_the_window(tmp_path, make_engine):
-    tiny_model().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    llm = RagKVLLM(model_name=str(tmp_path), device="cpu", store=":memory:")
+def test_the_device_and_the_window(folder, make_engine):
+    llm = RagKVLLM(model_name=folder, device="cpu", store=":memory:")
     assert llm.kv.model.device.type == "cpu"
+    assert llm.source.device_map == "cpu"
+    assert RagKVLLM(model_name=folder, device_map=None, store=":memory:").source.device_map is None
     assert llm.metadata.context_window == 4096 != DEFAULT_CONTEXT_WINDOW
     assert RagKVLLM(kv=make_engine(), context_window=512).metadata.context_window == 512
     llm.kv.close()

@@ -7,7 +7,6 @@ import asyncio
 import faiss
 import numpy as np
 import pytest
-from listening import listening
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -22,18 +21,8 @@ QUESTION = "What is a target list?"
 
 
 @pytest.fixture
-def kv(make_engine):
-    return make_engine()
-
-
-@pytest.fixture(params=["here", "served"])
-def llm(request, kv):
-    settings = {"max_new_tokens": 2, "context_window": 4000}
-    if request.param == "here":
-        yield RagKVLLM(kv=kv, **settings)
-        return
-    with listening(kv) as url:
-        yield RagKVLLM(api_base=url, **settings)
+def llm(make):
+    return make(RagKVLLM, max_new_tokens=2, context_window=4000)
 
 
 def retrieved(retriever, asynchronous):

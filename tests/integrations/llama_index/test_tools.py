@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from listening import listening
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ChatMessage
@@ -50,20 +49,13 @@ class Told(CustomQueryEngine):
         return self.answer
 
 
-@pytest.fixture(params=["here", "served"])
-def made(request, make_engine):
+@pytest.fixture
+def made(make, kv):
     """Return a model, over an engine or a server of it, and that engine."""
-    kv = make_engine()
-    kv.precompute(CHUNKS)
-    given = {"max_new_tokens": 400, "context_window": 4000, "is_chat_model": True}
-    if request.param == "here":
-        yield RagKVLLM(kv=kv, **given), kv
-        return
-    with listening(kv) as url:
-        llm = RagKVLLM(api_base=url, **given)
-        llm.kv.precompute(CHUNKS, **llm.reuse_overrides)  # behind the default template's head
-        yield llm, kv
-        llm.kv.close()
+    llm = make(RagKVLLM, max_new_tokens=400, context_window=4000, is_chat_model=True)
+    for sink in ({}, llm.reuse_overrides):  # over a server, behind the default template's head
+        kv.precompute(CHUNKS, **sink)
+    return llm, kv
 
 
 def test_it_says_that_it_calls_functions(made):

@@ -25,18 +25,16 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llama_index.llms.ragkv.call import (
-    check_early,
-    check_window,
-    decode_arguments,
-    window_of,
+from llama_index.llms.ragkv.call import decode_arguments, window_of
+from llama_index.llms.ragkv.engine import (
+    LEFT_OUT,
+    EngineSource,
+    changed,
+    given_values,
+    one_device,
 )
-from llama_index.llms.ragkv.engine import EngineSource, given_values, left_out, one_device
 from llama_index.llms.ragkv.prompting import Prompt, Prompting
-from llama_index.llms.ragkv.prompts import (
-    as_template,
-    template_head,
-)
+from llama_index.llms.ragkv.prompts import as_template
 from llama_index.llms.ragkv.responses import Begin, aresponses, as_chat, as_completion, responses
 from llama_index.llms.ragkv.serialisation import Serialisation
 from llama_index.llms.ragkv.structured import StructuredPrediction
@@ -44,8 +42,15 @@ from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import ReuseConfig, ReuseReport
 from ragkv.answer.engine import Engine
-from ragkv.config import check_known, checked_variables
+from ragkv.config import check_known, check_whole, checked_variables
 from ragkv.engine.settings import check_settings
+
+_AS_GIVEN = (
+    *("max_new_tokens", "callback_manager", "system_prompt", "completion_to_prompt"),
+    *("pydantic_program_mode", "output_parser", "recompute_ratio", "method", "sink"),
+    *("api_base", "timeout", "max_retries"),
+)
+"""Arguments that are fields as they come."""
 
 
 class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
@@ -165,76 +170,52 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         max_retries: int | None = None,
         **unknown: Any,
     ) -> None:
-        del tokenizer_outputs_to_remove
+        given = dict(locals())
         known = RagKVLLM.__init__.__annotations__.keys() - {"return", "unknown"}
         check_known("argument", unknown, known)
-        device_map = one_device(device, device_map)
-        own = reuse if kv is None else kv.reuse
-        overrides = given_values(recompute_ratio=recompute_ratio, method=method, sink=sink)
-        check_window(context_window)
-        check_early(own, overrides, generate_kwargs, max_new_tokens, stopping_ids)
-        place = None if api_base else model_name
-        check_settings(own, store=store, namespace=namespace, model=place, device=device)
-        loading = {
-            "model": model,
-            "tokenizer": tokenizer,
-            "device_map": device_map,
-            "model_kwargs": dict(model_kwargs or {}),
-            "tokenizer_kwargs": dict(tokenizer_kwargs or {}),
-            "store": store,
-            "namespace": namespace,
-            "on_unsupported": on_unsupported,
-        }
-        remote = {
-            "api_base": api_base,
-            "api_key": api_key,
-            "timeout": timeout,
-            "max_retries": max_retries,
-        }
-        names = {"model_name": model_name, "tokenizer_name": tokenizer_name}
-        source = EngineSource.of(kv, reuse, remote=remote, loading=loading, **names)
+        given["device_map"] = one_device(device, device_map)
+        if context_window is not None:
+            check_whole("context_window", context_window, 1, 2**60)
+        decode = decode_arguments(
+            generate_kwargs or {},
+            {"stop_token_ids": stopping_ids},
+            max_new_tokens=max_new_tokens,
+            generation_config=None,
+        )
+        check_settings(
+            reuse if kv is None else kv.reuse,
+            given_values(recompute_ratio=recompute_ratio, method=method, sink=sink),
+            store=store,
+            namespace=namespace,
+            decode=decode,
+            model=None if api_base else model_name,
+            device=device,
+        )
+        source = EngineSource.of(kv, given)
         engine = source.get()
         info = engine.info
         if sink is None and sink_from is None and kv is None and source.reuse.sink == "auto":
             sink_from = "default"
         super().__init__(
+            **{name: given[name] for name in _AS_GIVEN},
             context_window=window_of(context_window, info.positions),
-            max_new_tokens=max_new_tokens,
             query_wrapper_prompt=as_template(query_wrapper_prompt),
             tokenizer_name="" if api_base else tokenizer_name or model_name or info.name,
             model_name=model_name or info.name,
             stopping_ids=stopping_ids or [],
             generate_kwargs=generate_kwargs or {},
             is_chat_model=bool(is_chat_model),
-            callback_manager=callback_manager,
-            system_prompt=system_prompt,
             messages_to_prompt=messages_to_prompt or self._messages_to_prompt,
-            completion_to_prompt=completion_to_prompt,
-            pydantic_program_mode=pydantic_program_mode,
-            output_parser=output_parser,
-            recompute_ratio=recompute_ratio,
-            method=method,
-            sink=sink,
             chat_template_kwargs=checked_variables(chat_template_kwargs),
-            api_base=api_base,
-            timeout=timeout,
-            max_retries=max_retries,
         )
         self._source = source
-        self._left_out = left_out(
-            kv=kv,
-            reuse=reuse,
-            messages_to_prompt=messages_to_prompt,
-            completion_to_prompt=completion_to_prompt,
-            api_key=api_key,
-            **loading,
-        )
+        self._left_out = changed(given, LEFT_OUT)
         self._usual_functions = (
             None if completion_to_prompt else self.completion_to_prompt,
             None if messages_to_prompt else self.messages_to_prompt,
         )
         if sink_from is not None and sink is None:
-            self.sink = template_head(sink_from, self)
+            self.sink = self._head_of(sink_from)
         source.reuse = engine.reuse.override(**self.reuse_overrides)
         if kv is None:
             engine.reuse = source.reuse
@@ -349,11 +330,10 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         return as_completion(completion)
 
     async def _acomplete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
-        """Answer piece by piece, so that a call that is cancelled lets go of the model."""
-        async for response in aresponses(self._stream(prompt, kwargs), self._keep):
-            last: CompletionResponse = response
-        last.delta = None
-        return last
+        """Answer by a stream, so that a call that is cancelled lets go of the model."""
+        completion = await self._stream(prompt, kwargs)().awhole()
+        self._keep(completion.report)
+        return as_completion(completion)
 
     def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Begin:
         """Return what begins an answer: with the first response that is asked for."""

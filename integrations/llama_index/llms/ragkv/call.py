@@ -8,15 +8,12 @@ from typing import Any
 
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
-from ragkv import ReuseConfig
 from ragkv.config import (
     GENERATION,
     check_removed,
-    check_whole,
     engine_arguments,
     refuse_unsupported,
 )
-from ragkv.engine.settings import check_settings
 
 _log = logging.getLogger(__name__)
 _OURS = ("stop", "seed", "json_schema")
@@ -60,29 +57,6 @@ def decode_arguments(
         out["stop_token_ids"] = ends
     stop = (*_texts(given.pop("stop", None)), *out.pop("stop", ()))
     return {"max_new_tokens": max_new_tokens, **given, **out, "stop": stop}
-
-
-def check_early(
-    reuse: ReuseConfig | None,
-    overrides: dict[str, Any],
-    generate_kwargs: Mapping[str, Any] | None,
-    max_new_tokens: int,
-    stopping_ids: list[int] | None,
-) -> None:
-    """Raise ConfigError or UnknownMethodError for a setting, before the model is loaded."""
-    given = decode_arguments(
-        generate_kwargs or {},
-        {"stop_token_ids": stopping_ids},
-        max_new_tokens=max_new_tokens,
-        generation_config=None,
-    )
-    check_settings(reuse, overrides, decode=given)
-
-
-def check_window(context_window: int | None) -> None:
-    """Raise ConfigError for a context window without tokens."""
-    if context_window is not None:
-        check_whole("context_window", context_window, 1, 2**60)
 
 
 def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:

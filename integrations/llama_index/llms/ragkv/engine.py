@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -17,6 +17,18 @@ from ragkv.errors import ConfigError
 from ragkv.model.load import pretrained
 
 _LOADING = threading.Lock()
+_OF_SERVERS = ("api_base", "api_key", "timeout", "max_retries")
+_OF_MODELS = (
+    *("model", "tokenizer", "tokenizer_name", "device_map", "model_kwargs", "tokenizer_kwargs"),
+    *("store", "on_unsupported"),
+)
+_OF_BOTH = ("model_name", "namespace", "reuse")
+_USUAL = {"device_map": "auto", "namespace": "default", "on_unsupported": "raise"}
+LEFT_OUT = (
+    *("kv", "reuse", "messages_to_prompt", "completion_to_prompt", "api_key", "namespace"),
+    *(name for name in _OF_MODELS if name != "tokenizer_name"),
+)
+"""Arguments that ``to_dict`` does not write: no plain data, or with secrets, as a store's URL."""
 
 
 @dataclass(eq=False)
@@ -62,49 +74,47 @@ class EngineSource:
     max_retries: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        kv: Engine | None,
-        reuse: ReuseConfig | None,
-        *,
-        remote: dict[str, Any],
-        loading: dict[str, Any],
-        **names: str | None,
-    ) -> Self:
+    def of(cls, kv: Engine | None, given: Mapping[str, Any]) -> Self:
         """Return the source of an engine that is given, a server's, or one that is loaded.
 
         Parameters
         ----------
-        remote
-            ``api_base``, ``api_key``, ``timeout`` and ``max_retries``; None where not given.
-        loading
-            The arguments for a model in this process, and the namespace.
-        names
-            ``model_name`` and ``tokenizer_name``.
+        given
+            What this class takes, from an LLM's arguments.
 
         Raises
         ------
         ConfigError
             Arguments that exclude each other, or another namespace than the engine's.
         """
-        namespace = loading["namespace"]
-        local = {name: loading[name] for name in loading if name != "namespace"}
+        fields = {name: given[name] for name in (*_OF_SERVERS, *_OF_MODELS, *_OF_BOTH)}
         if kv is not None:
-            own = {name: loading[name] for name in ("model", "tokenizer", "store")}
-            check_given(kv, namespace, **own, reuse=reuse, **remote)
-        elif remote["api_base"] is None:
-            if given := [name for name, value in remote.items() if value is not None]:
-                raise ConfigError(f"{', '.join(given)}: only a server has that; give api_base=...")
-        elif given := left_out(**local, tokenizer_name=names["tokenizer_name"]):
-            raise ConfigError(
-                f"{', '.join(given)}: the model of api_base is the server's, and so is that; omit "
-                "it, or omit api_base to load a model here"
+            wrong = changed(fields, ("model", "tokenizer", "store", "reuse", *_OF_SERVERS))
+            why = (
+                "the engine that was given has its own {}: give recompute_ratio, method and sink "
+                "instead, or no kv"
             )
-        if isinstance(remote["api_key"], str):
-            remote = {**remote, "api_key": SecretStr(remote["api_key"])}
-        arguments = {name: value or "" for name, value in names.items()} | remote | loading
-        source = cls(reuse=reuse or ReuseConfig(), engine=kv, is_shared=kv is not None, **arguments)
-        check_namespace(source.get(), namespace)
+        elif fields["api_base"] is None:
+            wrong = changed(fields, _OF_SERVERS)
+            why = "{}: only a server has that; give api_base=..."
+        else:
+            wrong = changed(fields, _OF_MODELS)
+            why = (
+                "{}: the model of api_base is the server's, and so is that; omit it, or omit "
+                "api_base to load a model here"
+            )
+        if wrong:
+            raise ConfigError(why.format(", ".join(wrong)))
+        if isinstance(fields["api_key"], str):
+            fields["api_key"] = SecretStr(fields["api_key"])
+        told = {name: fields[name] for name in fields if fields[name] is not None}
+        told["device_map"] = fields["device_map"]  # None is a value
+        source = cls(engine=kv, is_shared=kv is not None, **told)
+        namespace, own = source.namespace, source.get().namespace
+        if namespace not in ("default", own):
+            raise ConfigError(
+                f"the engine that was given keeps namespace {own!r}, not {namespace!r}"
+            )
         return source
 
     def get(self) -> Engine:
@@ -168,16 +178,9 @@ class EngineSource:
 
         model, tokenizer = self.model, self.tokenizer
         device, is_one = _device(self.device_map)
-        if model is not None:
-            device = None
-        elif self.model_kwargs or not is_one:
-            device = None
-            model = pretrained(
-                AutoModelForCausalLM,
-                self.model_name or None,
-                device_map=self.device_map,
-                **self.model_kwargs,
-            )
+        if model is None and (self.model_kwargs or not is_one):
+            kwargs = {"device_map": self.device_map, **self.model_kwargs}
+            model = pretrained(AutoModelForCausalLM, self.model_name or None, **kwargs)
         name = self.tokenizer_name or self.model_name or getattr(model, "name_or_path", "")
         is_needed = model is not None or self.tokenizer_name or self.tokenizer_kwargs
         if tokenizer is None and is_needed and (name or self.model is None):
@@ -188,27 +191,8 @@ class EngineSource:
             store=self.store,
             reuse=self.reuse,
             namespace=self.namespace,
-            device=device,
+            device=device if model is None else None,
             on_unsupported=self.on_unsupported,
-        )
-
-
-def check_given(kv: Engine, namespace: str, **others: Any) -> None:
-    """Refuse what would be dropped silently beside an engine."""
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise ConfigError(
-            f"the engine that was given has its own {', '.join(given)}: give recompute_ratio, "
-            "method and sink instead, or no kv"
-        )
-    check_namespace(kv, namespace)
-
-
-def check_namespace(kv: Engine, namespace: str) -> None:
-    """Refuse another namespace than the engine's."""
-    if namespace not in ("default", kv.namespace):
-        raise ConfigError(
-            f"the engine that was given keeps namespace {kv.namespace!r}, not {namespace!r}"
         )
 
 
@@ -226,23 +210,9 @@ def one_device(device: str | None, device_map: Any) -> Any:
     return device
 
 
-def left_out(**given: Any) -> list[str]:
-    """Return the names of settings that ``to_dict`` does not write, as far as they were given.
-
-    They are no plain data, or may hold secrets: a store's URL its password.
-    """
-    defaults = {"device_map": "auto", "namespace": "default", "on_unsupported": "raise"}
-    return [name for name, value in given.items() if value and value != defaults.get(name)]
-
-
-def check_again(names: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError where something that ``to_dict`` left out is not given again."""
-    if missing := [name for name in names if name not in given]:
-        again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(
-            f"to_dict() does not write this LLM's {', '.join(missing)}: give them again, "
-            f"RagKVLLM.from_dict(data, {again})"
-        )
+def changed(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names of the arguments that are not as they are by default."""
+    return [name for name in names if given[name] not in (None, "", {}, _USUAL.get(name))]
 
 
 def _device(device_map: Any) -> tuple[str | None, bool]:

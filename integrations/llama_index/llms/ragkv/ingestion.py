@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
 from llama_index.llms.ragkv.base import RagKVLLM
 from llama_index.llms.ragkv.engine import EngineSource
+from llama_index.llms.ragkv.serialisation import OverLLM
 from llama_index.llms.ragkv.texts import rendered_texts
 
+from ragkv.config import check_known
 from ragkv.engine.documents import precompute_documents
-from ragkv.errors import ConfigError
 
 
-class RagKVTransform(TransformComponent):
+class RagKVTransform(OverLLM, TransformComponent):
     """Precomputes the KV cache of every node.
 
     Put it last in ``IngestionPipeline(transformations=[...])``: it returns nodes unchanged. With
@@ -65,23 +66,9 @@ class RagKVTransform(TransformComponent):
     _overrides: dict[str, Any] = PrivateAttr()
     _is_copy: bool = PrivateAttr(default=False)
 
-    def __init__(
-        self,
-        llm: RagKVLLM,
-        *,
-        show_progress: bool | None = None,
-        by_document: bool = False,
-        expires_in: float | None = None,
-        metadata_mode: MetadataMode = MetadataMode.LLM,
-        metadata_key: str | None = None,
-    ) -> None:
-        super().__init__(  # type: ignore[call-arg]
-            show_progress=show_progress,
-            by_document=by_document,
-            expires_in=expires_in,
-            metadata_mode=metadata_mode,
-            metadata_key=metadata_key,
-        )
+    def __init__(self, llm: RagKVLLM, **settings: Any) -> None:
+        check_known("argument", settings, type(self).model_fields)
+        super().__init__(**settings)
         self._source = llm.source
         self._overrides = llm.reuse_overrides
 
@@ -94,19 +81,6 @@ class RagKVTransform(TransformComponent):
         """Return the settings and a unique ``run``: pipelines hash this."""
         return {**super().to_dict(**kwargs), "run": uuid4().hex}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
-        """Make the step again with ``llm=...``, which is not written.
-
-        Raises
-        ------
-        ConfigError
-            Without an ``llm``.
-        """
-        if "llm" not in kwargs:
-            raise ConfigError("to_dict() does not write the LLM: from_dict(data, llm=...)")
-        return super().from_dict({key: data[key] for key in data if key != "run"}, **kwargs)
-
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Encode the chunks that are not stored yet; return the nodes unchanged."""
         del kwargs
@@ -114,14 +88,9 @@ class RagKVTransform(TransformComponent):
         for node in nodes:
             texts = documents.setdefault(self._document_of(node), [])
             texts += rendered_texts([node], self.metadata_mode, self.metadata_key)
-        engine = self._source.get()
         settings: dict[str, Any] = {"expires_in": self.expires_in, **self._overrides}
         settings["show_progress"] = self.show_progress
-        if loose := documents.pop(None, []):
-            engine.precompute(loose, **settings)
-        if documents:
-            named = {key: texts for key, texts in documents.items() if key}
-            precompute_documents(engine.precompute, named, **settings)
+        precompute_documents(self._source.get().precompute, documents, **settings)
         return nodes
 
     def forget_document(self, document: str) -> None:

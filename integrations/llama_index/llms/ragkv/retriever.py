@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -13,12 +13,32 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.llms.ragkv.base import RagKVLLM
+from llama_index.llms.ragkv.serialisation import OverLLM
 from llama_index.llms.ragkv.texts import rendered_texts
 
-from ragkv.errors import ConfigError
+
+class Prefetching(BaseRetriever):
+    """A retriever of nodes that the LLM's engine starts loading."""
+
+    def __init__(
+        self,
+        llm: RagKVLLM,
+        callback_manager: CallbackManager | None,
+        metadata_mode: MetadataMode,
+        metadata_key: str | None,
+    ) -> None:
+        super().__init__(callback_manager)
+        self._llm = llm
+        self._metadata_mode = metadata_mode
+        self._metadata_key = metadata_key
+
+    def _prefetch(self, found: Sequence[NodeWithScore], *, for_next_answer: bool = True) -> None:
+        nodes = (each.node for each in found)
+        texts = rendered_texts(nodes, self._metadata_mode, self._metadata_key)
+        self._llm.prefetch(texts, for_next_answer=for_next_answer)
 
 
-class RagKVRetriever(BaseRetriever):
+class RagKVRetriever(Prefetching):
     """Wraps any retriever; the chunks that it finds start loading at once.
 
     Chunks that are not stored are encoded after the answer (``on_miss="store"``), so the
@@ -43,11 +63,9 @@ class RagKVRetriever(BaseRetriever):
         metadata_mode: MetadataMode = MetadataMode.LLM,
         metadata_key: str | None = None,
     ) -> None:
-        super().__init__(callback_manager or retriever.callback_manager)
+        manager = callback_manager or retriever.callback_manager
+        super().__init__(llm, manager, metadata_mode, metadata_key)
         self._retriever = retriever
-        self._llm = llm
-        self._metadata_mode = metadata_mode
-        self._metadata_key = metadata_key
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self._retriever}
@@ -62,12 +80,8 @@ class RagKVRetriever(BaseRetriever):
         await asyncio.to_thread(self._prefetch, found)
         return found
 
-    def _prefetch(self, found: Sequence[NodeWithScore]) -> None:
-        nodes = (item.node for item in found)
-        self._llm.prefetch(rendered_texts(nodes, self._metadata_mode, self._metadata_key))
 
-
-class RagKVPostprocessor(BaseNodePostprocessor):
+class RagKVPostprocessor(OverLLM, BaseNodePostprocessor):
     """Does the same for a retriever that cannot be wrapped; the last postprocessor.
 
     Those before it may replace texts or drop nodes.
@@ -88,19 +102,6 @@ class RagKVPostprocessor(BaseNodePostprocessor):
     def class_name(cls) -> str:
         """Return the name that LlamaIndex writes into serialised pipelines."""
         return "RagKVPostprocessor"
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
-        """Make the postprocessor again with ``llm=...``, which is not written.
-
-        Raises
-        ------
-        ConfigError
-            Without an ``llm``.
-        """
-        if "llm" not in kwargs:
-            raise ConfigError("to_dict() does not write the LLM: from_dict(data, llm=...)")
-        return super().from_dict(data, **kwargs)
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None

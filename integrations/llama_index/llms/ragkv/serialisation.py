@@ -6,7 +6,9 @@ from typing import Any, Self
 
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.llms.llm import LLM
-from llama_index.llms.ragkv.engine import check_again
+from llama_index.core.schema import BaseComponent
+
+from ragkv.errors import ConfigError
 
 
 class Serialisation(LLM):
@@ -27,7 +29,12 @@ class Serialisation(LLM):
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
         """Make the LLM again; all that ``to_dict`` left out must be given among ``kwargs``."""
         settings = dict(data)
-        check_again(settings.pop("left_out", ()), kwargs)
+        if missing := [name for name in settings.pop("left_out", ()) if name not in kwargs]:
+            again = ", ".join(f"{name}=..." for name in missing)
+            raise ConfigError(
+                f"to_dict() does not write this LLM's {', '.join(missing)}: give them again, "
+                f"RagKVLLM.from_dict(data, {again})"
+            )
         return super().from_dict(settings, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,3 +43,20 @@ class Serialisation(LLM):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         BaseModel.__setstate__(self, state)
+
+
+class OverLLM(BaseComponent):
+    """A component that has an LLM, which its ``to_dict`` does not write."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Make the component again with ``llm=...``.
+
+        Raises
+        ------
+        ConfigError
+            Without an ``llm``.
+        """
+        if "llm" not in kwargs:
+            raise ConfigError("to_dict() does not write the LLM: from_dict(data, llm=...)")
+        return super().from_dict({key: data[key] for key in data if key != "run"}, **kwargs)

@@ -6,14 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.llms.ragkv.base import RagKVLLM
-from llama_index.llms.ragkv.texts import rendered_texts
+from llama_index.llms.ragkv.retriever import Prefetching
 
 
-class RagKVStagedRetriever(BaseRetriever):
+class RagKVStagedRetriever(Prefetching):
     """Retrieves in stages; what each one found is loading while the next one is searched.
 
     Parameters
@@ -25,7 +24,7 @@ class RagKVStagedRetriever(BaseRetriever):
     llm
         The LLM that will answer.
     metadata_mode, metadata_key
-        How nodes are written into the prompt, as for :func:`rendered_texts`.
+        As for :class:`RagKVRetriever`.
     """
 
     def __init__(
@@ -37,10 +36,8 @@ class RagKVStagedRetriever(BaseRetriever):
         metadata_mode: MetadataMode = MetadataMode.LLM,
         metadata_key: str | None = None,
     ) -> None:
-        super().__init__(callback_manager)
-        self._stages, self._llm = stages, llm
-        self._metadata_mode = metadata_mode
-        self._metadata_key = metadata_key
+        super().__init__(llm, callback_manager, metadata_mode, metadata_key)
+        self._stages = stages
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         last = deque(self._loading(query_bundle.query_str), maxlen=1)
@@ -66,9 +63,3 @@ class RagKVStagedRetriever(BaseRetriever):
             ]
             self._prefetch(found, for_next_answer=False)
             yield found
-
-    def _prefetch(self, found: Sequence[NodeWithScore], *, for_next_answer: bool = True) -> None:
-        texts = rendered_texts(
-            (each.node for each in found), self._metadata_mode, self._metadata_key
-        )
-        self._llm.prefetch(texts, for_next_answer=for_next_answer)

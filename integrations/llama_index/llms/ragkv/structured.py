@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.program.streaming_utils import process_streaming_content_incremental
 from llama_index.core.prompts import PromptTemplate
@@ -13,6 +13,7 @@ from llama_index.core.types import PydanticProgramMode
 
 _OF_CALLS = ("tool_choice", "tool_required", "allow_parallel_tool_calls")
 """What LlamaIndex's programs ask of the call that other models answer by: here is none."""
+Given = dict[str, Any] | None
 
 
 class StructuredPrediction(LLM):
@@ -23,11 +24,7 @@ class StructuredPrediction(LLM):
     """
 
     def structured_predict(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
     ) -> Any:
         """Return an object of ``output_cls``.
 
@@ -36,53 +33,39 @@ class StructuredPrediction(LLM):
         ValueError
             The answer was cut short (``max_new_tokens``).
         """
-        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+        if not self._is_held:
             return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         return output_cls.model_validate_json(self.chat(**asked).message.content or "")
 
     async def astructured_predict(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
     ) -> Any:
         """Return an object as :meth:`structured_predict` does; the event loop goes on."""
-        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+        if not self._is_held:
             return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         response = await self.achat(**asked)
         return output_cls.model_validate_json(response.message.content or "")
 
     def _structured_stream_call(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
     ) -> Generator[Any, None, None]:
         """Yield the object as far as it is known, piece by piece."""
-        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+        if not self._is_held:
             given = super()._structured_stream_call(output_cls, prompt, llm_kwargs, **prompt_args)
             yield from given
             return
-        known = None
-        for response in self.stream_chat(
-            **self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        ):
-            known = _known(response, output_cls, known)
+        known, asked = None, self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+        for response in self.stream_chat(**asked):
+            known = process_streaming_content_incremental(response, output_cls, known)
             yield known
 
     async def _structured_astream_call(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
         """Return what yields the object as far as it is known, piece by piece."""
-        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+        if not self._is_held:
             return await super()._structured_astream_call(
                 output_cls, prompt, llm_kwargs, **prompt_args
             )
@@ -91,23 +74,20 @@ class StructuredPrediction(LLM):
         async def objects() -> AsyncGenerator[Any, None]:
             known = None
             async for response in await self.astream_chat(**asked):
-                known = _known(response, output_cls, known)
+                known = process_streaming_content_incremental(response, output_cls, known)
                 yield known
 
         return objects()
 
+    @property
+    def _is_held(self) -> bool:
+        """Whether answers are held to the schema."""
+        return self.pydantic_program_mode == PydanticProgramMode.DEFAULT
+
     def _asked(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None,
-        prompt_args: dict[str, Any],
+        self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given, prompt_args: Any
     ) -> dict[str, Any]:
         messages: list[ChatMessage] = self._get_messages(prompt, **prompt_args)
         schema = output_cls.model_json_schema()
         given = {name: each for name, each in (llm_kwargs or {}).items() if name not in _OF_CALLS}
         return {"messages": messages, "json_schema": schema, **given}
-
-
-def _known(response: ChatResponse, output_cls: Any, before: Any) -> Any:
-    return process_streaming_content_incremental(response, output_cls, before)

@@ -1,0 +1,58 @@
+"""What tests of both wrappers share: an engine, a model over it or its server, a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frameworks import FRAMEWORKS
+from listening import listening
+from tiny import tiny_model, tiny_tokenizer
+
+from ragkv import RagKV
+
+
+@pytest.fixture
+def kv(make_engine: Callable[..., RagKV]) -> RagKV:
+    return make_engine()
+
+
+@pytest.fixture(params=["here", "served"])
+def place(request: pytest.FixtureRequest, kv: RagKV) -> Iterator[dict[str, Any]]:
+    """Return where a model is: ``kv`` itself, or the ``url`` of its server."""
+    if request.param == "here":
+        yield {"kv": kv}
+        return
+    with listening(kv) as url:
+        yield {"url": url}
+
+
+@pytest.fixture
+def make(place: dict[str, Any]) -> Iterator[Callable[..., Any]]:
+    """Return ``make(kind, **settings)``: a wrapper's model that is there."""
+    made = []
+
+    def make(kind: Any, **settings: Any) -> Any:
+        address = "api_base" if "api_base" in kind.model_fields else "base_url"
+        there = {address if name == "url" else name: value for name, value in place.items()}
+        made.append(kind(**there, **settings))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.kv.close()
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request: pytest.FixtureRequest) -> Any:
+    return FRAMEWORKS[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return the folder of a tiny model."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
