@@ -21,9 +21,11 @@ from ragkv.errors import ConfigError
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
+ONE = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+NO_PARAMETERS = [[], {"type": "string"}, {"type": ["array", "null"]}, True]
 
-def tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+
+def tool(name: str, parameters: object = ONE) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
@@ -76,6 +78,14 @@ REFUSED = [
     ({"tools": TOOLS, "tool_choice": allowed("required")}, "tool_choice", "must have a tool"),
     ({"tools": TOOLS, "tool_choice": allowed("none", "f")}, None, "'auto' or 'required'"),
     ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "type 'custom'"),
+    ({"tools": TOOLS, "tool_choice": "jump"}, "tool_choice", "Input should be"),
+    ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
+    ({"tools": 5}, "tools", "list"),
+    ({"tools": [{"type": "function"}]}, "tools", "a tool must be"),
+    *(({"tools": [tool("f", each)]}, "tools", "'f' must be") for each in NO_PARAMETERS),
+    ({"functions": [{"name": "f"}]}, "functions", "use 'tools'"),
+    ({"function_call": [{"name": "f"}]}, "function_call", "use 'tool_choice'"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
     ({"tools": [tool("f"), tool("f")]}, "tools", "two have the name 'f'"),
     ({"tools": [tool("")]}, "tools", "must have a name"),
     ({"tools": [tool(" ")]}, "tools", "must have a name"),

@@ -97,7 +97,10 @@ def test_the_package_parses_answers(client):
 )
 def test_tools_of_classes_with_enums(client, choice):
     tools = [pydantic_function_tool(Place), pydantic_function_tool(Inner)]
-    (call,) = ask_for(client, tools=tools, tool_choice=choice).message.tool_calls
+    answer = ask_for(client, tools=tools, tool_choice=choice)
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls"
+    assert (call.type, answer.message.content) == ("function", None)
     kind = {"Place": Place, "Inner": Inner}[call.function.name]
     kind.model_validate_json(call.function.arguments)
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from openai import BadRequestError, OpenAI
-from served import CHAT, chat, refused
 from tiny import some_chunks
 
 from ragkv import Chat
@@ -42,18 +41,6 @@ def ask_for(client, **given):
     return client.chat.completions.create(
         model="default", **{"messages": ASKED, "max_tokens": 100, **given}
     )
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "search"}}]
-)
-def test_a_call_that_has_to_be_made(client_and_engine, choice):
-    client, _ = client_and_engine
-    answer = ask_for(client, tools=[SEARCH], tool_choice=choice).choices[0]
-    (call,) = answer.message.tool_calls
-    assert answer.finish_reason == "tool_calls"
-    assert (call.type, call.function.name, answer.message.content) == ("function", "search", None)
-    assert 1 <= json.loads(call.function.arguments)["page"] <= 9
 
 
 def ended(client, streaming, **given):
@@ -185,27 +172,6 @@ def test_any_object(client_and_engine):
     assert ask_for(client, response_format={"type": "text"}, max_tokens=1).choices
 
 
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [SEARCH], "tool_choice": "jump"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tools"),
-        (
-            {"tools": [SEARCH], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
-            "tool_choice",
-        ),
-        ({"tools": 5}, "tools"),
-        ({"tools": [SEARCH], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-    ],
-)
-def test_what_is_wrong_is_named(client, given, param):
-    response = client.post(CHAT, json=chat(**given))
-    refused(response, 400)
-    assert response.json()["error"]["param"].startswith(param)
-
-
 def test_a_schema_that_cannot_be_followed(client_and_engine):
     client, _ = client_and_engine
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
@@ -218,43 +184,6 @@ def test_the_sink_has_the_tools(client, kv):
     found = client.post("/v1/sink", json={"template": template, "tools": [SEARCH]}).json()
     assert found["sink"] == kv.sink_from(template, [SEARCH])
     assert "Searches." in found["sink"]
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "function": {"name": "jump"}},
-        {
-            "type": "allowed_tools",
-            "allowed_tools": {
-                "mode": "auto",
-                "tools": [{"type": "function", "function": {"name": "jump"}}],
-            },
-        },
-    ],
-)
-def test_a_choice_of_no_tool_is_of_the_field_tool_choice(client, choice):
-    response = client.post(CHAT, json=chat(tools=[SEARCH], tool_choice=choice))
-    refused(response, 400)
-    assert response.json()["error"]["param"] == "tool_choice"
-
-
-@pytest.mark.parametrize(
-    ("field", "instead"), [("functions", "'tools'"), ("function_call", "'tool_choice'")]
-)
-def test_older_fields_are_refused_with_the_newer(client, field, instead):
-    response = client.post(CHAT, json=chat(**{field: [{"name": "search"}]}))
-    refused(response, 400)
-    assert f"use {instead}" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("given", [[], {"type": "string"}, {"type": ["array", "null"]}, True])
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_parameters_are_of_an_object(client, given, choice):
-    tool = {"type": "function", "function": {"name": "look", "parameters": given}}
-    response = client.post(CHAT, json=chat(tools=[tool], tool_choice=choice))
-    refused(response, 400)
-    assert "'look' must be" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
