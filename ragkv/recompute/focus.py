@@ -1,7 +1,8 @@
 """Focused chunks: the repair of chunks that the query hardly looks at ends between the layers.
 
 Cache-Craft, arXiv 2502.15734, Algorithm 1. The attention that the query pays to each chunk is
-summed up layer by layer. Sorted by it, the chunks before the largest gap are the focused ones.
+summed up layer by layer, and the chunks are sorted by it. Of the gaps between neighbours, as shares
+of their sum, the entropy is summed up from the top; where it grows most, the focused chunks end.
 Once they are the same for some layers running, the others' tokens leave the pass: in the layers
 above they keep their cached keys and values.
 """
@@ -18,6 +19,9 @@ from ragkv.splice.layout import Layout
 
 Positions = npt.NDArray[np.int64]
 
+FEWEST = 3
+"""Of fewer chunks the algorithm splits off none."""
+
 
 class FocusedChunks:
     """Looks for the focused chunks of one pass; see :class:`ragkv.attend.leaving.Leaving`.
@@ -25,7 +29,7 @@ class FocusedChunks:
     Parameters
     ----------
     layout
-        The prompt's layout, with two chunks or more.
+        The prompt's layout, with :data:`FEWEST` chunks or more.
     rows
         ``[rows]`` sorted positions that the pass computes.
     layers
@@ -54,7 +58,7 @@ class FocusedChunks:
         chunks = [paid[to_device(piece.slots, paid.device)].sum() for piece in layout.placed]
         self._paid += torch.stack(chunks).cpu().numpy()
         focused = focused_chunks(self._paid)
-        self._running = 1 + self._running * (focused == self._focused)
+        self._running = 1 + self._running * (focused == self._focused) if focused else 0
         self._focused = focused
         if self._running < self._layers:
             return None
@@ -64,13 +68,21 @@ class FocusedChunks:
 
 
 def focused_chunks(paid: npt.NDArray[np.float64]) -> frozenset[int]:
-    """Return which chunks stand before the largest gap, the first of equal ones.
+    """Return which chunks are focused, by Algorithm 1; none where all are paid the same.
+
+    With the gaps ``p_1 ... p_(k-1)`` between the sorted values, as shares of their sum, and
+    ``h_i = -sum over j <= i of p_j log p_j``, they are the first ``argmax of h_(i+1) - h_i``
+    chunks, i from 1 to k-2; of equal ones the fewest.
 
     Parameters
     ----------
     paid
-        ``[chunks]`` the query's attention to each, two chunks or more.
+        ``[chunks]`` the query's attention to each, :data:`FEWEST` chunks or more.
     """
     order = np.argsort(-paid, kind="stable")
     gaps = -np.diff(paid[order])
-    return frozenset(order[: int(np.argmax(gaps)) + 1].tolist())
+    if not gaps.any():
+        return frozenset()
+    shares = gaps / gaps.sum()
+    growth = -shares * np.log(np.where(shares > 0, shares, 1.0))
+    return frozenset(order[: int(np.argmax(growth[1:])) + 1].tolist())

@@ -14,7 +14,7 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.recompute.drift import Drift
-from ragkv.recompute.focus import FocusedChunks
+from ragkv.recompute.focus import FEWEST, FocusedChunks
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
@@ -72,7 +72,7 @@ class Repair:
             if method.sparse is not None and on_cpu
             else None,
             focus=FocusedChunks(layout, rows, method.focus.layers)
-            if method.focus is not None and len(layout.placed) > 1
+            if method.focus is not None and len(layout.placed) >= FEWEST
             else None,
             copies=CopyRepair(layout, rows, choice.scores, method.lookup)
             if copies and method.lookup is not None and choice.scores is not None

@@ -15,7 +15,6 @@ from ragkv.attend.forward import subset_forward
 from ragkv.attend.observe import LayerCall
 from ragkv.engine.plan import Plan
 from ragkv.errors import ConfigError
-from ragkv.recompute.focus import focused_chunks
 from ragkv.select import Focus, Method, Scene, Sparse
 from ragkv.select.method import FloatArray
 from ragkv.splice.layout import Origin
@@ -88,13 +87,6 @@ def plan_of(kv: RagKV, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return made[0]
 
 
-def test_focused_chunks_stand_before_the_largest_gap() -> None:
-    assert focused_chunks(np.array([0.1, 0.9, 0.2, 0.8])) == {1, 3}
-    assert focused_chunks(np.array([0.9, 0.1])) == {0}
-    assert focused_chunks(np.array([0.5, 0.5, 0.5])) == {0}
-    assert focused_chunks(np.array([4.0, 3.0, 2.0, 0.0])) == {0, 1, 2}
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_the_others_rows_are_cached_ones_above_the_layer_and_fresh_below(
     make_engine: Make, family: str
@@ -130,14 +122,13 @@ def test_the_others_rows_are_cached_ones_above_the_layer_and_fresh_below(
         assert 0 < left < len(chosen)
 
 
-def test_it_begins_again_with_every_pass_and_one_chunk_has_no_rival(make_engine: Make) -> None:
+def test_it_begins_again_with_every_pass_and_of_two_chunks_none_leaves(make_engine: Make) -> None:
     kv = make_engine("llama")
     kv.precompute(UNEVEN)
     outs = [kv.prefill(PROMPT, method=RANDOM, recompute_ratio=0.5) for _ in range(2)]
     assert torch.equal(outs[0].logits, outs[1].logits)
     assert outs[0].report.focused_from == outs[1].report.focused_from
-    alone = [{"role": "user", "content": f"Read:\n\n{UNEVEN[2]}\n\nWhat does it say?"}]
-    out = kv.prefill(alone, method=RANDOM, recompute_ratio=0.5)
+    out = kv.prefill(ask(UNEVEN[1:3], "\n\nWhat?"), method=RANDOM, recompute_ratio=0.5)
     assert out.report.recomputed_tokens > 0
     assert out.report.focused_from is None
 
