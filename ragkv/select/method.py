@@ -88,14 +88,11 @@ class Scene:
         wide = [at for at in given if (windows[at] or len(self.layout)) >= len(self.layout)]
         return wide or given
 
-    def observe(
-        self,
-        observer: Observer,
-        *,
-        rows: Literal["fresh", "all"] = "fresh",
-        on_copy: bool = False,
-    ) -> None:
+    def observe(self, observer: Observer, *, rows: Literal["fresh", "all"] = "fresh") -> None:
         """Run rows through the primary model over the unrepaired cache.
+
+        The computed rows stay in it, in the layers up to the one where the observer stopped the
+        pass.
 
         Parameters
         ----------
@@ -103,13 +100,10 @@ class Scene:
             Called in every layer before its attention; may stop the pass.
         rows
             ``"fresh"`` are the uncached tokens, the query among them.
-        on_copy
-            Keep the cache as it is. Otherwise the computed rows stay in it, in the layers
-            up to the one where the observer stopped the pass.
         """
         chosen = self.layout.fresh if rows == "fresh" else np.arange(len(self.layout))
-        cache = self.cache.copy() if on_copy else self.cache
-        observed_forward(self.loaded, SubsetPass(self.layout.ids, chosen, cache, observer=observer))
+        subset = SubsetPass(self.layout.ids, chosen, self.cache, observer=observer)
+        observed_forward(self.loaded, subset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -285,13 +284,3 @@ class SplicedCache(Cache):
     def _load(self) -> None:
         for layer in self.layers:
             layer.load()
-
-    def copy(self) -> SplicedCache:
-        """Return a cache of its own with the same prompt rows."""
-        other = copy.copy(self)
-        other._keys, other._values = self.keys.clone(), self.values.clone()  # noqa: SLF001
-        other.layers = [
-            SplicedLayer(keys[None], values[None], self._prompt)
-            for keys, values in zip(other.keys, other.values, strict=True)
-        ]
-        return other

@@ -5,9 +5,18 @@ attention to earlier chunks are recomputed, where CFO, the cache fix overhead, i
 that of the version in use (:mod:`ragkv.store.versions`). With a given ``recompute_ratio`` alpha
 follows from it; with ``"auto"`` it is :data:`ragkv.select.choose.ALPHA`.
 
-A version has these figures from its capture, and choosing takes no time. A chunk that was cached
-alone has none and shares no prefix with the prompt: its CFO is ``alpha CCI``. Those figures come
-from a full prefill, run on a copy of the cache.
+The paper has figures for every cached chunk, because it caches chunks out of whole prompts: one
+that it sees for the first time is computed in full. An entry was computed at ingestion, alone,
+and there is nothing to take its figures from. Instead:
+
+- Its CFO is what the paper's formula gives for a chunk behind no other: CCI is 1/2 without a
+  context, and nothing of its prefix is kept, so it is alpha / 2. It is the figure, too, that a
+  version has to beat to be placed instead of the entry. No pass is needed.
+- Its tokens are ranked as in the paper, by their attention to the chunks before them in this
+  prompt, but in the first tenth of the layers, and not in all of them: a pass over the whole
+  prompt that ends there. As with CacheBlend, its rows stay in the cache.
+
+Figures of versions are from their capture, and a prompt with these alone needs no pass.
 
 The repair of chunks that the query does not focus on ends in some layer
 (:mod:`ragkv.recompute.focus`); a ratio counts the tokens that are recomputed below it.
@@ -19,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.observe import LayerCall, attention_to_groups
+from ragkv.attend.observe import LayerCall, StopPass, attention_to_groups
 from ragkv.select.method import FloatArray, Focus, Method, Scene
 from ragkv.splice.layout import Placed
-from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion, context_impact
+from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
 
 _FIRST_CHUNK_LAST = 2.0
-"""CCI is at least 1/2, so every other score of chunks without a version is above minus this."""
+"""CFO of entries is 1/2, so every other score of theirs is above minus this."""
 
 _LEAST_OVERHEAD = 1e-3
 """A chunk of less overhead at alpha 1 needs nothing: its tokens come after those of others."""
@@ -42,9 +51,8 @@ def score(scene: Scene) -> FloatArray:
     """
     first, *others = scene.layout.placed
     known = [_of_version(piece) for piece in others]
-    measured = _measured(scene) if None in known else []
-    figures = [own or measured[at] for at, own in enumerate(known, 1)]
-    parts = [_scores(*each) for each in figures]
+    ranks = _ranks(scene) if None in known else []
+    parts = [_scores(*(own or (ranks[at], NO_CONTEXT))) for at, own in enumerate(known)]
     head = _of_version(first)
     if head is None:
         least = min((float(part.min()) for part in parts), default=0.0)
@@ -72,32 +80,25 @@ def _of_version(piece: Placed) -> _Figures | None:
     return np.argsort(np.argsort(placed.version.ranks[piece.rows])), placed.overhead
 
 
-def _measured(scene: Scene) -> list[_Figures]:
-    """Return the figures of all chunks as they are in the prompt, by a full prefill."""
+def _ranks(scene: Scene) -> list[npt.NDArray[np.int64]]:
+    """Rank the tokens of each chunk but the first by their attention to all chunks before it."""
     slots = [piece.slots for piece in scene.layout.placed]
-    paid = _paid(scene, slots)
-    between = np.array([paid[rows].sum(axis=0) for rows in slots])
-    impact = context_impact(between, np.array([len(rows) for rows in slots]))
-    ranks = [
-        np.argsort(np.argsort(-paid[rows, :index].sum(axis=1), kind="stable"))
-        for index, rows in enumerate(slots)
-    ]
-    return list(zip(ranks, impact.tolist(), strict=True))
-
-
-def _paid(scene: Scene, slots: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-    """Return ``[tokens, chunks]``: a token's attention to a chunk, mean over heads and layers."""
+    layers = min(scene.layers, max(2, math.ceil(scene.layers / 10)))
     chunks = np.zeros((len(scene.layout), len(slots)), dtype=np.float32)
     for index, rows in enumerate(slots):
         chunks[rows, index] = 1.0
     member = torch.from_numpy(chunks).to(scene.cache.device)
-    total = np.zeros(chunks.shape, dtype=np.float64)
+    paid = torch.zeros_like(member)
 
     def observe(call: LayerCall) -> None:
-        total[:] += attention_to_groups(call, member).cpu().numpy()
+        paid.add_(attention_to_groups(call, member))
+        if call.layer == layers - 1:
+            raise StopPass
 
-    scene.observe(observe, rows="all", on_copy=True)
-    return total / scene.layers
+    scene.observe(observe, rows="all")
+    inter = np.cumsum(paid.cpu().numpy(), axis=1)
+    order = [np.argsort(-inter[rows, at], kind="stable") for at, rows in enumerate(slots[1:])]
+    return [np.argsort(each) for each in order]
 
 
 METHOD = Method(
@@ -105,5 +106,5 @@ METHOD = Method(
     score=score,
     auto="overhead",
     reuse="versions",
-    focus=Focus(layers=8),
+    focus=Focus(layers=16),
 )
