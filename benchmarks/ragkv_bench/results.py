@@ -27,10 +27,7 @@ def short_name(model: str) -> str:
 def write(path: str | Path, value: Found) -> None:
     """Write a JSON file for people to look into, too.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be written.
+    Raises ConfigError: it cannot be written.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     try:

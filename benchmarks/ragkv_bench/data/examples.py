@@ -61,10 +61,7 @@ class DataSet:
         skip
             Leave out the examples that a limit of this draws with the same seed.
 
-        Raises
-        ------
-        ConfigError
-            ``limit`` is below 1, ``skip`` below 0, or nothing is left.
+        Raises ConfigError: ``limit`` is below 1, ``skip`` below 0, or nothing is left.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be at least 1, not {limit!r}")
@@ -85,10 +82,7 @@ class DataSet:
 def read_data(path: str | Path) -> DataSet:
     """Read a JSONL file of examples; blank lines are passed over.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, a line is bad, or there is none.
+    Raises DataError: the file cannot be read, a line is bad, or there is none.
     """
     file = Path(path)
     try:

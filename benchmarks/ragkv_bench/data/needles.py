@@ -65,11 +65,8 @@ def build_needles(
         Length of prompt and longest answer together, in tokens, as RULER counts it;
         the prompt fills it as far as whole sentences do, and never exceeds it.
 
-    Raises
-    ------
-    ConfigError
-        There is no such kind, the text is empty, or ``tokens`` has no room for needles and
-        question.
+    Raises ConfigError: there is no such kind, the text is empty, or ``tokens`` has no room for
+    needles and question.
     """
     if kind not in KINDS:
         raise ConfigError(f"needle kind must be one of {', '.join(KINDS)}, not {kind!r}")

@@ -68,10 +68,7 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
 
     Stops behind an end-of-text token, or after ``tokens`` tokens.
 
-    Raises
-    ------
-    ConfigError
-        A logit is not a number.
+    Raises ConfigError: a logit is not a number.
     """
     ends = _end_tokens(kv)
     token_ids: list[int] = []

@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
@@ -23,6 +23,7 @@ from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, referenc
 from ragkv_bench.quality.intervals import interval
 from ragkv_bench.quality.records import Ratio
 from ragkv_bench.quality.run import check_chunks
+from ragkv_bench.results import of
 
 if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport
@@ -57,20 +58,6 @@ class HistoryPlan:
     def __post_init__(self) -> None:
         if self.requests < 2:
             raise ConfigError(f"history needs 2 requests or more, not {self.requests}")
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One request under one setting; ``share_recomputed`` is of the tokens whose KV was known."""
-
-    setting: str
-    number: int
-    kl: float
-    agreement: float
-    prompt_tokens: int
-    computed_tokens: int
-    share_recomputed: float
-    ttft_s: float
 
 
 def draw_requests(data: DataSet, plan: HistoryPlan) -> list[Example]:
@@ -111,7 +98,7 @@ def evaluate_history(
     method: str | Method = "query",
     ratio: Ratio = 0.2,
     show_progress: bool = False,
-) -> dict[str, Any]:
+) -> results.Found:
     """Ask an engine with history, one with idle time besides, and one without, the same requests.
 
     Each is a new engine over the model of ``kv``, with its other reuse settings, whose chunks are
@@ -120,12 +107,8 @@ def evaluate_history(
     since a prefill alone leaves nothing behind. Returns model, data and plan; ``rows``, one a
     setting and half of the requests; ``requests``, one a setting and request.
 
-    Raises
-    ------
-    ConfigError
-        The data has several tasks, or no chunk that is long enough to be reused.
-    PromptTooLongError
-        A prompt exceeds the model's positions.
+    Raises ConfigError: the data has several tasks, or no chunk that is long enough to be reused;
+    PromptTooLongError: a prompt exceeds the model's positions.
     """
     check_chunks(data)
     requests, chat = draw_requests(data, plan), bool(kv.tokenizer.chat_template)
@@ -133,7 +116,7 @@ def evaluate_history(
     reuse = kv.reuse.override(method=method, recompute_ratio=ratio, sink=sink)
     texts = dict.fromkeys(text for each in requests for text in chunk_texts(each))
     prompts = [prompt(each, chat=chat) for each in requests]
-    visits: list[Visit] = []
+    visits: list[results.Found] = []
     against: list[Reference] = []
     bar = tqdm(total=len(requests) * (1 + len(SETTINGS)), disable=not show_progress, desc=FULL)
     with bar:
@@ -168,61 +151,56 @@ def evaluate_history(
             for setting in (FULL, *SETTINGS)
             for half in ("first", "second")
         ],
-        "requests": [asdict(visit) for visit in visits],
+        "requests": visits,
     }
 
 
-def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> Visit:
+def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> results.Found:
+    """Return one request's figures; the share is of the tokens whose KV was known."""
     known = report.prompt_tokens - report.sink_tokens - report.fresh_tokens
-    return Visit(
-        setting=setting,
-        number=number,
-        kl=near.kl,
-        agreement=near.agreement,
-        prompt_tokens=report.prompt_tokens,
-        computed_tokens=report.recomputed_tokens + report.fresh_tokens,
-        share_recomputed=report.recomputed_tokens / known if known else 1.0,
-        ttft_s=report.ttft_s,
-    )
+    return {
+        "setting": setting,
+        "number": number,
+        **asdict(near),
+        "prompt_tokens": report.prompt_tokens,
+        "computed_tokens": report.recomputed_tokens + report.fresh_tokens,
+        "share_recomputed": report.recomputed_tokens / known if known else 1.0,
+        "ttft_s": report.ttft_s,
+    }
 
 
-def _row(setting: str, half: str, visits: Sequence[Visit], plan: HistoryPlan) -> dict[str, Any]:
+def _row(
+    setting: str, half: str, visits: Sequence[results.Found], plan: HistoryPlan
+) -> results.Found:
     """Return means over the requests of a half, and the median time."""
-    first = plan.requests // 2
-    found = [
-        visit
-        for visit in visits
-        if visit.setting == setting and (visit.number < first) == (half == "first")
-    ]
-
-    def column(name: str) -> list[float]:
-        return [getattr(visit, name) for visit in found]
-
+    middle = plan.requests // 2
+    of_half = [visit for visit in visits if (visit["number"] < middle) == (half == "first")]
+    found = [visit for visit in of_half if visit["setting"] == setting]
     means = ("kl", "agreement", "prompt_tokens", "computed_tokens", "share_recomputed")
     return {
         "setting": setting,
         "half": half,
         "requests": len(found),
-        **{name: statistics.fmean(column(name)) for name in means},
-        "kl_ci95": interval(np.mean, np.array(column("kl")), seed=plan.seed),
-        "ttft_s": statistics.median(column("ttft_s")),
+        **{name: statistics.fmean(visit[name] for visit in found) for name in means},
+        "kl_ci95": interval(np.mean, np.array([visit["kl"] for visit in found]), seed=plan.seed),
+        "ttft_s": statistics.median(visit["ttft_s"] for visit in found),
     }
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(found: results.Found) -> Table:
     """Return a rich table: one row a setting and half."""
     title = (
         f"{results.short_name(found['model'])} on {found['data']},"
         f" {found['plan']['requests']} requests, {found['method']} {found['recompute_ratio']}"
     )
     columns = {
-        "setting": lambda row: row["setting"],
-        "half": lambda row: row["half"],
-        "tokens": lambda row: f"{row['prompt_tokens']:,.0f}",
-        "computed": lambda row: f"{row['computed_tokens']:,.0f}",
-        "share": lambda row: f"{row['share_recomputed']:.1%}",
-        "KL": lambda row: f"{row['kl']:.4f}",
-        "agree": lambda row: f"{row['agreement']:.1%}",
-        "TTFT": lambda row: f"{row['ttft_s']:.3g}",
+        "setting": of("setting"),
+        "half": of("half"),
+        "tokens": of("prompt_tokens", ",.0f"),
+        "computed": of("computed_tokens", ",.0f"),
+        "share": of("share_recomputed", ".1%"),
+        "KL": of("kl", ".4f"),
+        "agree": of("agreement", ".1%"),
+        "TTFT": of("ttft_s", ".3g"),
     }
     return results.table(title, _CAPTION, found["rows"], columns, words=2)

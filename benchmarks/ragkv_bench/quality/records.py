@@ -50,10 +50,7 @@ class RecordFile:
     path
         The file, or None to keep nothing on disk.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be written, or is not a file of records.
+    Raises ConfigError: the file cannot be written, or is not a file of records.
     """
 
     def __init__(self, path: str | Path | None) -> None:

@@ -30,13 +30,8 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
     A method that chooses no tokens is listed once: at 1 if it reuses nothing, else at 0.
     ``"auto"`` is listed for methods that can choose a ratio.
 
-    Raises
-    ------
-    UnknownMethodError
-        A method does not exist.
-    ConfigError
-        No method is named, two have one name, or one needs a ratio and none that it can use
-        is given.
+    Raises UnknownMethodError: a method does not exist; ConfigError: no method is named, two have
+    one name, or one needs a ratio and none that it can use is given.
     """
     if not methods:
         raise ConfigError("name at least one method to evaluate")
@@ -59,10 +54,7 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
 def check_chunks(data: DataSet) -> None:
     """Say in the log how many examples show nothing of reuse: none of their chunks is cached.
 
-    Raises
-    ------
-    ConfigError
-        All of them.
+    Raises ConfigError: all of them.
     """
     count = sum(not any(map(is_registrable, chunk_texts(each))) for each in data.examples)
     if count and count == len(data.examples):
@@ -104,11 +96,8 @@ def evaluate(
         Measure a full prefill before every method's, not one an example, so that both
         see the same state of the machine.
 
-    Raises
-    ------
-    ConfigError
-        A method or ratio does not exist, no chunk is long enough to be reused, or no
-        example could be measured.
+    Raises ConfigError: a method or ratio does not exist, no chunk is long enough to be reused, or
+    no example could be measured.
     """
     settings = grid(methods, ratios)
     for method, ratio in settings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -97,15 +96,11 @@ def bench_answers(
 
     Returns ``rows``, one a length and setting, ``peers``, and the ``setup``.
 
-    Raises
-    ------
-    ConfigError
-        A prompt cannot be made, or the model does not reuse its chunks.
-    PeerError
-        A peer does not start or gives no token.
+    Raises ConfigError: a prompt cannot be made, or the model does not reuse its chunks; PeerError:
+    a peer does not start or gives no token.
     """
     reuse = ReuseConfig(on_miss="skip", repair_ahead=plan.repair_ahead)
-    with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv, _endless(kv):
+    with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv:
         traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
@@ -153,6 +148,7 @@ def _answer(kv: RagKV, measured: Measured, asked: Prompt, setting: Setting) -> A
             method=setting[0],
             recompute_ratio=setting[1],
             sink=measured.trace.sink,
+            ignore_eos=True,
         ).report
 
     total, report = timed(kv.loaded.device, generate)
@@ -176,6 +172,8 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime
         given,
         attention_mask=torch.ones_like(given),
         max_new_tokens=count,
+        min_new_tokens=count,
+        pad_token_id=0,
         do_sample=False,
         streamer=listener,
         top_p=None,
@@ -255,15 +253,3 @@ def tables(found: Found) -> list[Table]:
 
 def _length(row: Found) -> tuple[int, int]:
     return row["tokens"], row["answer_tokens"]
-
-
-@contextmanager
-def _endless(kv: RagKV) -> Iterator[None]:
-    """Let answers go on behind an end of text: all have the same number of tokens."""
-    config: Any = kv.model.generation_config
-    before = config.eos_token_id, config.pad_token_id
-    config.eos_token_id, config.pad_token_id = None, None
-    try:
-        yield
-    finally:
-        config.eos_token_id, config.pad_token_id = before

@@ -6,7 +6,6 @@ It is made of measurements: linear and attention time of full prefills, and load
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,17 +78,6 @@ def causal_area(rows: Positions, window: int | None = None) -> int:
     return int((seen if window is None else np.minimum(seen, window)).sum())
 
 
-def median_costs(prefills: Sequence[Costs]) -> Costs:
-    """Return the medians over prefills of nearly one length."""
-    layers = zip(*(prefill.attention_s for prefill in prefills), strict=True)
-    return Costs(
-        tokens=round(statistics.median(prefill.tokens for prefill in prefills)),
-        linear_s=statistics.median(prefill.linear_s for prefill in prefills),
-        attention_s=tuple(statistics.median(layer) for layer in layers),
-        windows=prefills[0].windows,
-    )
-
-
 def timed_prefill(loaded: ReusableModel, ids: Sequence[int]) -> Costs:
     """Prefill a prompt's token ids in full and time the parts."""
     with timed_attention(loaded.model) as times:
@@ -133,10 +121,7 @@ class LayerTimes:
 def timed_attention(model: PreTrainedModel) -> Iterator[LayerTimes]:
     """Time the attention function that the model uses, inside the block.
 
-    Raises
-    ------
-    ConfigError
-        The model's attention is none of transformers' registered functions.
+    Raises ConfigError: the model's attention is none of transformers' registered functions.
     """
     config = backbone_of(model).config
     before = str(config._attn_implementation)

@@ -40,10 +40,7 @@ def bench_ingest(
     over rounds: tokens a second of the model alone and from texts to the store, and the ``share``
     that the second is of the first within a round.
 
-    Raises
-    ------
-    ConfigError
-        A number is not positive, or the text has not so many tokens.
+    Raises ConfigError: a number is not positive, or the text has not so many tokens.
     """
     if min(chunks, chunk_tokens, rounds) < 1:
         raise ConfigError("chunks, chunk_tokens and rounds must be at least 1")

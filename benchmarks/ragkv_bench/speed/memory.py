@@ -19,12 +19,9 @@ _PERIOD_S = 0.001
 def peak_growth(call: Callable[[], object], device: torch.device) -> int | None:
     """Run the call and return the bytes by which memory grew at its peak.
 
-    On a CUDA device this is exact: the peak of torch's allocator above what was allocated
-    before. On a CPU under Linux it is the growth of the process's anonymous resident
-    memory, sampled every millisecond while the call runs and once before its result is
-    released. The C library's free memory is returned to the system first,
-    where it is glibc. Not counted are pages of mapped files, memory that is allocated and
-    never touched, and peaks between two samples. None where neither way is there.
+    On a CUDA device it is the peak of torch's allocator. On a CPU under Linux it is that of the
+    process's anonymous resident memory, sampled every millisecond: without mapped files, untouched
+    memory, and peaks between two samples. None where neither way is there.
     """
     gc.collect()
     if device.type == "cuda":

@@ -73,10 +73,7 @@ def make_traces(
     All share their chunks of ``chunk_tokens`` tokens; what is left of a prompt's room is
     one shorter chunk, of another part of the text for each length.
 
-    Raises
-    ------
-    ConfigError
-        A length has no room for a chunk, or the text is too short.
+    Raises ConfigError: a length has no room for a chunk, or the text is too short.
     """
     text = Text(kv.tokenizer, chunk_tokens)
     sink = kv.sink_from(template(_TASK, chat=bool(kv.tokenizer.chat_template)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,14 +24,7 @@ from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv.splice.layout import Origin
 from ragkv_bench.results import Found, cell, grey, of, table
-from ragkv_bench.speed.bound import (
-    Costs,
-    Positions,
-    copy_rate,
-    median_costs,
-    read_rate,
-    timed_prefill,
-)
+from ragkv_bench.speed.bound import Costs, copy_rate, read_rate, timed_prefill
 from ragkv_bench.speed.machine import device_name, setup_of, title_of
 from ragkv_bench.speed.memory import peak_growth
 from ragkv_bench.speed.peers.base import Startable, ask
@@ -90,11 +83,6 @@ class TtftPlan:
         """All combinations, in the order of the options."""
         return [Setting(*each) for each in product(self.methods, self.ratios, self.tiers)]
 
-    @property
-    def reference(self) -> Setting:
-        """What peers are compared with: first method and tier, highest ratio."""
-        return Setting(self.methods[0], max(self.ratios), self.tiers[0])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -102,19 +90,10 @@ class Sample:
 
     full_s: float
     ragkv_s: float
-    steps: dict[str, float]
-    rows: Positions
-    reused_tokens: int
+    report: ReuseReport
 
 
-@dataclass(slots=True, eq=False)
-class Measured:
-    """All that was measured at one prompt length."""
-
-    trace: RequestTrace
-    costs: Costs
-    samples: dict[Setting, list[Sample]]
-    peaks: dict[Setting, int | None]
+Samples = dict[Setting, list[Sample]]
 
 
 def bench_ttft(
@@ -127,24 +106,20 @@ def bench_ttft(
 ) -> Found:
     """Measure times to first token against full prefill, the bound and peers.
 
-    Returns ``rows``, one a length and setting; ``peers``; ``costs``: for each length what a full
-    prefill spends its time on, in seconds; ``setup``: plan, versions, threads, and the loading
-    rates in bytes a second.
+    Returns ``rows``, one a length and setting; ``peers``; ``setup``: plan, versions, threads, and
+    the loading rates in bytes a second.
 
-    Raises
-    ------
-    ConfigError
-        A prompt cannot be made, or the model does not reuse its chunks.
-    PromptTooLongError
-        The model has fewer positions than a prompt has.
-    PeerError
-        A peer does not start or gives no token.
+    Raises ConfigError: a prompt cannot be made, or the model does not reuse its chunks;
+    PromptTooLongError: the model has fewer positions than a prompt has; PeerError: a peer does not
+    start or gives no token.
     """
     reusable = require_reusable(loaded)
     reuse = ReuseConfig(auxiliary_model=auxiliary_model, on_miss="skip")
     total = len(plan.tokens) * plan.rounds * len(plan.settings)
     rates: dict[Tier, float] = {}
     engines: dict[Tier, RagKV] = {}
+    rows: list[Found] = []
+    measured: list[tuple[RequestTrace, Samples]] = []
     with ExitStack() as stack, tqdm(total=total, disable=not show_progress, desc="ttft") as bar:
         bar.set_postfix_str("cutting the text into prompts")
         for tier in plan.tiers:
@@ -158,39 +133,33 @@ def bench_ttft(
             if (chunks := engines[tier]._reuse) is not None:  # noqa: SLF001
                 chunks.corpus.loads_always = True  # slow loads are measured, too
         first = engines[plan.tiers[0]]
-        traces = make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
-        measured = [_measure(reusable, engines, plan, trace, bar) for trace in traces]
+        for trace in make_traces(first, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed):
+            samples, costs = _measure(reusable, engines, plan, trace, bar)
+            measured.append((trace, samples))
+            for setting, own in samples.items():
+                request = partial(_reused, engines[setting.tier], setting, trace, trace.prompts[0])
+                reusable.workspace.release()  # or its memory were not counted
+                peak = peak_growth(request, loaded.device)
+                row = _row(reusable, own, costs, rates[setting.tier])
+                rows.append({"tokens": trace.tokens, **asdict(setting), **row, "peak_bytes": peak})
+    against = Setting(plan.methods[0], max(plan.ratios), plan.tiers[0])
     return {
         "model": loaded.name,
         "device": device_name(loaded.device),
-        "rows": [
-            _row(reusable, setting, one, rates[setting.tier])
-            for one in measured
-            for setting in plan.settings
-        ],
-        "peers": [row for peer in peers for row in _compare(peer, measured, plan.reference)],
-        "costs": [
-            {
-                "tokens": one.trace.tokens,
-                "prompt_tokens": one.costs.tokens,
-                "prefill_s": one.costs.prefill_s,
-                "linear_s": one.costs.linear_s,
-                "attention_s": sum(one.costs.attention_s),
-            }
-            for one in measured
-        ],
+        "rows": rows,
+        "peers": [row for peer in peers for row in _compare(peer, measured, against)],
         "setup": {**setup_of(loaded, plan), "bytes_per_s": rates},
     }
 
 
 def _measure(
     loaded: ReusableModel,
-    engines: dict[Tier, RagKV],
+    engines: Mapping[Tier, RagKV],
     plan: TtftPlan,
     trace: RequestTrace,
     bar: tqdm[Any],
-) -> Measured:
-    """Measure all settings at one prompt length."""
+) -> tuple[Samples, Costs]:
+    """Measure all settings at one prompt length, and what a full prefill costs."""
     settings = plan.settings
     for kv in engines.values():
         for method in plan.methods:
@@ -200,7 +169,7 @@ def _measure(
     for setting in settings:
         bar.set_postfix_str(f"{trace.tokens} tokens: warming up {setting}")
         _pair(engines[setting.tier], setting, trace, warm)
-    samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
+    samples: Samples = {setting: [] for setting in settings}
     prefills = []
     for number, prompt in enumerate(prompts):
         first = number % len(settings)  # no setting always comes at the same place
@@ -209,12 +178,8 @@ def _measure(
             samples[setting].append(_pair(engines[setting.tier], setting, trace, prompt))
             bar.update()
         prefills.append(timed_prefill(loaded, trace.ids[number + 1]))
-    peaks = {}
-    for setting in settings:
-        request = partial(_reused, engines[setting.tier], setting, trace, warm)
-        loaded.workspace.release()  # or its memory were not counted
-        peaks[setting] = peak_growth(request, loaded.device)
-    return Measured(trace, median_costs(prefills), samples, peaks)
+    prefills.sort(key=lambda one: one.prefill_s)
+    return samples, prefills[len(prefills) // 2]
 
 
 def _pair(kv: RagKV, setting: Setting, trace: RequestTrace, prompt: Prompt) -> Sample:
@@ -227,11 +192,7 @@ def _pair(kv: RagKV, setting: Setting, trace: RequestTrace, prompt: Prompt) -> S
             f"{report.prompt_tokens} tokens are prefilled in full, so there is nothing to "
             "compare; give smaller --tokens"
         )
-    rest = ragkv_s - report.ttft_s
-    steps = {**report.steps, "first_token": report.steps["first_token"] + rest}
-    origin = np.frombuffer(report.positions, dtype=np.uint8)
-    rows = np.flatnonzero(origin >= Origin.RECOMPUTED)
-    return Sample(full_s, ragkv_s, steps, rows, report.reused_tokens)
+    return Sample(full_s, ragkv_s, report)
 
 
 def _reused(
@@ -252,49 +213,48 @@ def _first_token(kv: RagKV, prompt: Prompt, **overrides: Any) -> tuple[float, Re
     return timed(kv.loaded.device, prefill)
 
 
-def _row(loaded: ReusableModel, setting: Setting, measured: Measured, rate: float) -> Found:
+def _row(loaded: ReusableModel, samples: Sequence[Sample], costs: Costs, rate: float) -> Found:
     """Return medians over rounds; what belongs to one request is of the round with the median time.
 
     ``steps`` sum to ``ragkv_s``. ``speedup`` and its quartiles are over rounds, a full prefill's
-    time over that of ragkv right after it. ``peak_bytes`` is of a separate request.
+    time over that of ragkv right after it.
     """
-    samples = measured.samples[setting]
     median = sorted(samples, key=lambda sample: sample.ragkv_s)[(len(samples) - 1) // 2]
+    report, rest = median.report, median.ragkv_s - median.report.ttft_s
+    origin = np.frombuffer(report.positions, dtype=np.uint8)
+    rows = np.flatnonzero(origin >= Origin.RECOMPUTED)
     token_bytes = loaded.architecture.values_per_token * loaded.dtype.itemsize
-    bound = measured.costs.bound_s(median.rows, median.reused_tokens * token_bytes / rate)
+    bound = costs.bound_s(rows, report.reused_tokens * token_bytes / rate)
     full, own = zip(*((sample.full_s, sample.ragkv_s) for sample in samples), strict=True)
     speedup, quartiles = ratio_of(full, own)
     return {
-        "tokens": measured.trace.tokens,
-        **asdict(setting),
         "full_s": statistics.median(full),
         "ragkv_s": median.ragkv_s,
         "speedup": speedup,
         "bound_s": bound,
         "efficiency": bound / median.ragkv_s,
-        "steps": median.steps,
-        "peak_bytes": measured.peaks[setting],
+        "steps": {**report.steps, "first_token": report.steps["first_token"] + rest},
         "quartiles": quartiles,
-        "prompt_tokens": measured.costs.tokens,
-        "computed_tokens": len(median.rows),
+        "prompt_tokens": costs.tokens,
+        "computed_tokens": len(rows),
         "rounds": len(samples),
     }
 
 
 def _compare(
-    startable: Startable, measured: Sequence[Measured], against: Setting
+    startable: Startable, measured: Sequence[tuple[RequestTrace, Samples]], against: Setting
 ) -> Iterator[Found]:
     """Give a peer the prompts that ragkv had, in the same order, and close it.
 
     ``speedup`` is its time over ragkv's with the setting ``against``.
     """
     with startable as peer:
-        for one in measured:
-            found = [each.ttft_s for each in ask(peer, one.trace.ids, 1)]
-            speedup, quartiles = ratio_of(found, (own.ragkv_s for own in one.samples[against]))
+        for trace, samples in measured:
+            found = [each.ttft_s for each in ask(peer, trace.ids, 1)]
+            speedup, quartiles = ratio_of(found, (own.ragkv_s for own in samples[against]))
             yield {
                 "name": peer.name,
-                "tokens": one.trace.tokens,
+                "tokens": trace.tokens,
                 "ttft_s": statistics.median(found),
                 "speedup": speedup,
                 "quartiles": quartiles,

@@ -53,10 +53,7 @@ class Tail:
     layers
         How many layers are trained, the last one included.
 
-    Raises
-    ------
-    ConfigError
-        The model does not have that many layers.
+    Raises ConfigError: the model does not have that many layers.
     """
 
     def __init__(self, loaded: ReusableModel, layers: int) -> None:
@@ -78,12 +75,8 @@ class Tail:
         Tokens are those of :class:`ragkv.select.auxiliary.Auxiliary`: each chunk alone,
         behind the sink and before the query.
 
-        Raises
-        ------
-        ConfigError
-            The primary model's query does not attend to the chunks at all.
-        PromptTooLongError
-            A chunk and the query have more tokens than the model has positions.
+        Raises ConfigError: the primary model's query does not attend to the chunks at all;
+        PromptTooLongError: a chunk and the query have more tokens than the model has positions.
         """
         question, tokenizer = target.question, self._loaded.tokenizer
         query_ids = tokenize(Rendered(question.query, add_special_tokens=False), tokenizer).ids

@@ -14,16 +14,7 @@ from ragkv_bench import results
 from ragkv_bench.data.examples import DataSet
 from ragkv_bench.tune.features import Tail
 from ragkv_bench.tune.target import Target, look, read_question
-from ragkv_bench.tune.train import TOP, Epoch, TuneSettings, TuningFigures, measure, split, train
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleSet:
-    """The training or the held-out examples, before and after."""
-
-    examples: int
-    before: TuningFigures
-    after: TuningFigures
+from ragkv_bench.tune.train import TOP, Epoch, TuneSettings, split, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +25,8 @@ class Tuning:
     auxiliary: str
     data: str
     settings: TuneSettings
-    training: ExampleSet
-    heldout: ExampleSet
+    trained_on: int
+    held_out: int
     epochs: tuple[Epoch, ...]
     best_epoch: int
 
@@ -44,23 +35,22 @@ class Tuning:
         results.write(path, asdict(self))
 
     def table(self) -> Table:
-        """Return a rich table: held-out and training examples, before and after."""
+        """Return a rich table: one row a pass, the first before training."""
         caption = (
-            "KL: of the auxiliary model's scores from the primary model's attention, in nats."
-            f" overlap: Jaccard of the top {TOP:.0%} of the chunk tokens. Weights of pass"
-            f" {self.best_epoch} of {self.epochs[-1].number}: those with the least held-out KL."
+            f"{self.trained_on} examples trained on, {self.held_out} held out. KL: of the auxiliary"
+            " model's scores from the primary model's attention, in nats. overlap: Jaccard of the"
+            f" top {TOP:.0%} of the chunk tokens. Kept: pass {self.best_epoch}, with the least"
+            " held-out KL."
         )
         columns = {
-            "examples": lambda row: row[0],
-            "number": lambda row: str(row[1].examples),
-            "KL before": lambda row: f"{row[1].before.kl:.3f}",
-            "KL after": lambda row: f"{row[1].after.kl:.3f}",
-            "overlap before": lambda row: f"{row[1].before.jaccard:.1%}",
-            "after": lambda row: f"{row[1].after.jaccard:.1%}",
+            "pass": lambda row: str(row.number),
+            "KL trained on": lambda row: f"{row.training.kl:.3f}",
+            "overlap": lambda row: f"{row.training.jaccard:.1%}",
+            "KL held out": lambda row: f"{row.heldout.kl:.3f}",
+            "overlap held out": lambda row: f"{row.heldout.jaccard:.1%}",
         }
-        rows = [("held out", self.heldout), ("trained on", self.training)]
         title = f"{self.auxiliary} for {self.primary} on {self.data}"
-        return results.table(title, caption, rows, columns)
+        return results.table(title, caption, self.epochs, columns, words=0)
 
 
 def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = False) -> list[Target]:
@@ -68,12 +58,8 @@ def targets_of(data: DataSet, primary: LoadedModel, *, show_progress: bool = Fal
 
     All prompts are read before the model runs: a bad one is named at once.
 
-    Raises
-    ------
-    ConfigError
-        An example has no chunk that can be reused.
-    PromptTooLongError
-        A prompt has more tokens than the primary model has positions.
+    Raises ConfigError: an example has no chunk that can be reused; PromptTooLongError: a prompt has
+    more tokens than the primary model has positions.
     """
     reusable = require_reusable(primary)
     questions = [read_question(example, primary) for example in data.examples]
@@ -94,10 +80,7 @@ def tune(
 ) -> Tuning:
     """Train the auxiliary model, in place, towards the targets; ``primary``, ``data`` are names.
 
-    Raises
-    ------
-    ConfigError
-        There are too few examples to split, or the model has too few layers.
+    Raises ConfigError: there are too few examples to split, or the model has too few layers.
     """
     divided = split(targets, settings)
     tail = Tail(require_reusable(auxiliary), settings.layers)
@@ -107,13 +90,6 @@ def tune(
     )
     epochs = train(tail, training, heldout, settings, show_progress=show_progress)
     best = min(epochs, key=lambda epoch: epoch.heldout.kl)
-    return Tuning(
-        primary=primary,
-        auxiliary=auxiliary.name,
-        data=data,
-        settings=settings,
-        training=ExampleSet(len(training), epochs[0].training, measure(tail, training)),
-        heldout=ExampleSet(len(heldout), epochs[0].heldout, best.heldout),
-        epochs=tuple(epochs),
-        best_epoch=best.number,
-    )
+    counts = len(training), len(heldout)
+    names = primary, auxiliary.name, data
+    return Tuning(*names, settings, *counts, tuple(epochs), best.number)

@@ -59,12 +59,8 @@ class Target:
 def read_question(example: Example, loaded: LoadedModel) -> Question:
     """Render an example's prompt and find its chunks, as the engine does.
 
-    Raises
-    ------
-    ConfigError
-        No chunk is found in the prompt.
-    PromptTooLongError
-        The primary model does not know that many positions.
+    Raises ConfigError: no chunk is found in the prompt; PromptTooLongError: the primary model does
+    not know that many positions.
     """
     chat = bool(loaded.tokenizer.chat_template)
     rendered = render(prompt(example, chat=chat), loaded.tokenizer)

@@ -100,10 +100,7 @@ class Epoch:
 def split(examples: Sequence[Item], settings: TuneSettings) -> tuple[list[Item], list[Item]]:
     """Return the training and the held-out examples, drawn with the seed.
 
-    Raises
-    ------
-    ConfigError
-        One of the two would be empty.
+    Raises ConfigError: one of the two would be empty.
     """
     held = round(settings.holdout * len(examples))
     if not 0 < held < len(examples):

@@ -20,8 +20,15 @@ from ragkv.errors import ConfigError
 from ragkv.select import get_method
 from ragkv.select.method import Spread
 from ragkv_bench.data.examples import write_data
-from ragkv_bench.quality.calibration import RATIOS, Calibration, NotShownError, calibrate
-from ragkv_bench.quality.trial import Trial, bound, judge
+from ragkv_bench.quality.calibration import (
+    RATIOS,
+    Calibration,
+    NotShownError,
+    Trial,
+    bound,
+    calibrate,
+    judge,
+)
 
 
 def _records(agreements, *, scores=None, full=None):

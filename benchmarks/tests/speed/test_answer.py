@@ -38,9 +38,7 @@ class Peer:
 @pytest.fixture(scope="module")
 def measured(kv):
     peer = Peer()
-    before = kv.model.generation_config.eos_token_id
     found = bench_answers(kv.loaded, PLAN, peers=[nullcontext(peer)])
-    assert kv.model.generation_config.eos_token_id == before
     return found, peer
 
 

@@ -167,5 +167,5 @@ def test_what_the_command_refuses(tmp_path):
     (tmp_path / "bad.json").write_text('{"rows": []}')
     assert "is not by" in refused("--beside", str(tmp_path / "bad.json"))
     assert "omit one" in refused("--clients", "1", "--trace", "f", "--data", "g")
-    assert "cannot be read" in refused("--clients", "1", "--trace", str(tmp_path / "none"))
+    assert "is not by" in refused("--trace", str(tmp_path / "none"))
     assert "does not answer" in refused("--clients", "1", "--url", "http://127.0.0.1:9")

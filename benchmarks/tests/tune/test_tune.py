@@ -208,9 +208,8 @@ def test_tuning_is_reproducible_and_its_report_adds_up() -> None:
         tune(asked, loaded("llama", seed=1), settings, primary="p", data="d") for _ in range(2)
     )
     assert first == second
-    assert (first.training.examples, first.heldout.examples) == (3, 2)
+    assert (first.trained_on, first.held_out) == (3, 2)
     best = first.epochs[first.best_epoch]
-    assert best.heldout == first.heldout.after
     assert best.heldout.kl == min(epoch.heldout.kl for epoch in first.epochs)
 
 
@@ -245,11 +244,12 @@ def test_from_data_to_a_model_folder(tmp_path: Path, make_engine: Make) -> None:
     write_data(data, examples(6))
     output = run("--data", data, "--primary", primary, "--auxiliary", auxiliary, "--out", out,
                  "--skip", 1, "--holdout", 0.4, "--epochs", 4, "--lr", 0.001, "--json", figures)  # fmt: skip
-    for words in ("held out 2", "trained on 3", "KL before", f"Saved: {out}"):
+    for words in ("3 examples trained on", "2 held out", "KL held out", f"Saved: {out}"):
         assert words in output
     result = json.loads(figures.read_text())
-    assert result["training"]["after"]["kl"] < result["training"]["before"]["kl"]
-    assert len(result["epochs"]) >= result["best_epoch"] + 1 > 1
+    first, *later = result["epochs"]
+    assert later[-1]["training"]["kl"] < first["training"]["kl"]
+    assert len(later) >= result["best_epoch"] > 0
 
     # The folder is an auxiliary model; entries of the untuned one are not reused.
     old, new = (load_model(str(each), None).fingerprint for each in (auxiliary, out))

@@ -42,12 +42,8 @@ async def bench_serve(
     :mod:`ragkv_bench.speed.load.result` makes them, and the ``setup``. The first ``warm_up``
     requests come from one client and are not counted; ``on_answer`` is called after them, too.
 
-    Raises
-    ------
-    PeerError
-        The endpoint does not answer a plain chat request, or refuses chunks.
-    ConfigError
-        A number is below 1, or a warm-up of everything.
+    Raises PeerError: the endpoint does not answer a plain chat request, or refuses chunks;
+    ConfigError: A number is below 1, or a warm-up of everything.
     """
     if min(clients, answer_tokens) < 1:
         raise ConfigError("--clients and --answer-tokens must be at least 1")
