@@ -51,6 +51,17 @@ def framework(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
+def model(framework: Any, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``model(length, **settings)``: a chat model of the framework that is there."""
+
+    def model(length: int = 12, **settings: Any) -> Any:
+        given = {framework.length: length, **framework.form, **settings}
+        return make(framework.kind, **given)
+
+    return model
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> str:
     """Return the folder of a tiny model."""
     tiny_model().save_pretrained(tmp_path / "model")

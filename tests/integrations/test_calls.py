@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from frameworks import LangChain, LlamaIndex
+from frameworks import LangChain
 from served import model_held, until
 from tiny import some_chunks
 
@@ -24,17 +24,16 @@ def kv(make_engine) -> RagKV:
 
 
 @pytest.fixture
-def model(framework, make):
-    """Return ``model(length, **settings)``: a chat model of the framework that has its chunks."""
-    form = {"is_chat_model": True} if framework.kind is LlamaIndex.kind else {}
+def model(model):
+    """Return ``model`` for models that have the chunks."""
 
-    def model(length=12, **settings):
-        llm = make(framework.kind, **{framework.length: length}, **form, **settings)
+    def encoded(length=12, **settings):
+        llm = model(length, **settings)
         if sink := getattr(llm, "sink", None):  # of a server, the default template's head
             llm.kv.precompute(some_chunks(), sink=sink)
         return llm
 
-    return model
+    return encoded
 
 
 def test_settings_hold_per_model_and_per_call(framework, model):
@@ -63,6 +62,20 @@ async def text_of(framework, llm, how):
     if how == "task":
         return await framework.atext(llm, PROMPT)
     return "".join([piece async for piece in framework.apieces(llm, PROMPT)])
+
+
+@pytest.mark.parametrize("how", ["text", "pieces", "task", "stream"])
+async def test_the_whole_report_is_at_hand(framework, model, how):
+    llm = model(recompute_ratio=0)
+    assert llm.last_report is None
+    if how in ("text", "pieces"):
+        assert "".join(getattr(framework, how)(llm, PROMPT))
+    else:
+        assert await text_of(framework, llm, how)
+    report = llm.last_report
+    assert report.recompute_ratio == 0
+    assert [use.text for use in report.chunks] == some_chunks()
+    assert report.completion_tokens == 12
 
 
 @pytest.mark.parametrize("how", ["task", "stream"])

@@ -6,9 +6,9 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_ragkv import ChatRagKV
 from listening import listening
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.ragkv import RagKVLLM
+from pydantic import ValidationError
 from tiny import some_chunks, tiny_tokenizer
 
 from ragkv import Chat, RagKV, ReuseConfig
@@ -31,16 +31,6 @@ def kv(make_engine, monkeypatch) -> RagKV:
     return engine
 
 
-@pytest.fixture(params=["here", "served"])
-def door(request, kv):
-    """Return the arguments that make ChatRagKV and RagKVLLM over one engine, and the core's."""
-    if request.param == "here":
-        yield {"kv": kv}, {"kv": kv}, kv
-        return
-    with listening(kv) as url, RemoteRagKV(url) as remote:
-        yield {"base_url": url}, {"api_base": url}, remote
-
-
 @pytest.fixture
 def size(kv):
     """Return a function that counts the tokens of a prompt with these variables."""
@@ -53,8 +43,16 @@ def size(kv):
     return count
 
 
-def test_the_core(door, size):
-    *_, kv = door
+@pytest.mark.parametrize("served", [False, True])
+def test_the_core(kv, size, served):
+    if served:
+        with listening(kv) as url, RemoteRagKV(url) as remote:
+            check_core(remote, size)
+    else:
+        check_core(kv, size)
+
+
+def check_core(kv, size):
     for given in ({}, HIGH, LOW):
         answer = kv.generate(MESSAGES, max_new_tokens=2, **given)
         assert answer.report.prompt_tokens == size(**given)
@@ -69,46 +67,33 @@ def test_the_core(door, size):
         kv.generate("x", **HIGH)
 
 
-def test_langchain(door, size):
-    given, *_ = door
-    plain, high = ChatRagKV(**given, max_tokens=2), ChatRagKV(**given, max_tokens=2, **HIGH)
+def test_models_of_both_frameworks(framework, model, size):
+    plain, high = model(2), model(2, **HIGH)
 
     def tokens(llm, **more) -> int:
-        return llm.invoke(ASKED, **more).usage_metadata["input_tokens"]
+        framework.text(llm, ASKED, **more)
+        return llm.last_report.prompt_tokens
 
     assert tokens(plain) == tokens(plain, chat_template_kwargs=None) == size()
-    assert tokens(plain, **HIGH) == tokens(plain.bind(**HIGH)) == tokens(high) == size(**HIGH)
-    assert tokens(high, **LOW) == tokens(high.bind(extra_body=LOW)) == size(**LOW)
-    *_, last = high.stream(ASKED)
-    assert last.usage_metadata["input_tokens"] == size(**HIGH)
+    assert tokens(plain, **HIGH) == tokens(high) == size(**HIGH)
+    assert tokens(high, **LOW) == size(**LOW)
+    assert list(framework.pieces(high, ASKED))
+    assert high.last_report.prompt_tokens == size(**HIGH)
+    with pytest.raises(ConfigError, match="cannot have tools"):
+        framework.text(plain, ASKED, **WRONG)
+    with pytest.raises((ConfigError, ValidationError), match="cannot have tools"):
+        model(2, **WRONG)
+
+
+def test_what_the_frameworks_have_besides(kv, size):
+    plain, high = ChatRagKV(kv=kv, max_tokens=2), ChatRagKV(kv=kv, max_tokens=2, **HIGH)
+    for given, bound in ((HIGH, plain.bind(**HIGH)), (LOW, high.bind(extra_body=LOW))):
+        assert bound.invoke(ASKED).usage_metadata["input_tokens"] == size(**given)
     assert high._identifying_params != plain._identifying_params  # LangChain's cache
-    for wrong in (WRONG, {"chat_template_kwargs": {5: 1}}):
-        with pytest.raises(ConfigError, match="chat_template_kwargs"):
-            plain.invoke(ASKED, **wrong)
-    with pytest.raises(ValueError, match="cannot have tools"):
-        ChatRagKV(**given, **WRONG)
-
-
-async def test_llama_index(door, size):
-    _, given, _ = door
-    given = {**given, "is_chat_model": True, "max_new_tokens": 2, "context_window": 4000}
-    plain, high = RagKVLLM(**given), RagKVLLM(**given, **HIGH)
-    asked = [ChatMessage(ASKED)]
-
-    def tokens(response) -> int:
-        return response.raw["usage"]["prompt_tokens"]
-
-    assert tokens(plain.chat(asked)) == size()
-    assert tokens(plain.chat(asked, **HIGH)) == tokens(high.chat(asked)) == size(**HIGH)
-    assert tokens(high.chat(asked, **LOW)) == tokens(await high.achat(asked, **LOW)) == size(**LOW)
-    assert high.to_dict()["chat_template_kwargs"] == HIGH["chat_template_kwargs"]
-    with pytest.raises(ConfigError, match="cannot have tools"):
-        plain.chat(asked, **WRONG)
-    with pytest.raises(ConfigError, match="cannot have tools"):
-        RagKVLLM(**given, **WRONG)
-    if "api_base" in given:
-        plain.kv.close()
-        high.kv.close()
+    with pytest.raises(ConfigError, match="chat_template_kwargs"):
+        plain.invoke(ASKED, chat_template_kwargs={5: 1})
+    written = RagKVLLM(kv=kv, is_chat_model=True, **HIGH).to_dict()
+    assert written["chat_template_kwargs"] == HIGH["chat_template_kwargs"]
 
 
 def test_sinks_have_them(kv):

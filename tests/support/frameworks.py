@@ -26,8 +26,7 @@ SYSTEM = 'Answer as {{"answer": ...}}.\n\n'
 class LangChain:
     """ChatRagKV."""
 
-    kind = ChatRagKV
-    length = "max_tokens"
+    kind, length, form = ChatRagKV, "max_tokens", dict[str, Any]()
     chain = ChatPromptTemplate.from_messages(
         [("system", SYSTEM + "{context}"), ("human", "{input}")]
     )
@@ -72,8 +71,7 @@ class LangChain:
 class LlamaIndex:
     """RagKVLLM as a chat model."""
 
-    kind = RagKVLLM
-    length = "max_new_tokens"
+    kind, length, form = RagKVLLM, "max_new_tokens", {"is_chat_model": True}
     chain = Messages(
         [
             ChatMessage(role="system", content=SYSTEM + "{context_str}"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import cache, reduce
-from operator import add
+from functools import cache
 
 import pytest
 from langchain_core.documents import Document
@@ -30,39 +28,15 @@ def chat(**fields):
 
 def test_the_account_does_not_repeat_the_prompt():
     prompt = "\n\n".join([*some_chunks(), "What is a target list?"])
-    account = chat().invoke(prompt).response_metadata["ragkv"]
+    llm = chat()
+    account = llm.invoke(prompt).response_metadata["ragkv"]
+    assert llm.last_report.ttft_s == account["ttft_s"]
+    assert llm.last_report.trace is not None
     whole = engine().generate(prompt, max_new_tokens=1).report.to_dict()
     assert set(account) == set(whole) - {"positions"}
     fields = {"start", "end", "reused", "recomputed", "source"}
     assert [set(use) for use in account["chunks"]] == [fields] * 3
     assert not any(text[:40] in str(account) for text in some_chunks())
-
-
-@pytest.mark.parametrize("how", ["invoke", "stream", "ainvoke", "astream"])
-def test_the_whole_report_is_at_hand(how):
-    llm = chat()
-    assert llm.last_report is None
-    prompt = "\n\n".join([*some_chunks(), "What is a target list?"])
-    account = answered(llm.bind(recompute_ratio=0), how, prompt).response_metadata["ragkv"]
-    report = llm.last_report
-    assert report.recompute_ratio == 0
-    assert [use.text for use in report.chunks] == some_chunks()
-    assert report.ttft_s == account["ttft_s"]
-    assert report.trace is not None
-
-
-def answered(llm, how, prompt):
-    if how == "invoke":
-        return llm.invoke(prompt)
-    if how == "stream":
-        return reduce(add, llm.stream(prompt))
-    if how == "ainvoke":
-        return asyncio.run(llm.ainvoke(prompt))
-
-    async def whole():
-        return reduce(add, [piece async for piece in llm.astream(prompt)])
-
-    return asyncio.run(whole())
 
 
 def test_the_whole_report_of_a_text_model_is_at_hand():
