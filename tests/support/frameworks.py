@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
 from llama_index.core import VectorStoreIndex
@@ -16,10 +17,12 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.prompts import ChatPromptTemplate as Messages
 from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVTransform
 from tiny import some_chunks
 
+Called = tuple[str, list[tuple[str, dict[str, Any]]]]
 SYSTEM = 'Answer as {{"answer": ...}}.\n\n'
 
 
@@ -57,6 +60,18 @@ class LangChain:
     async def apieces(self, llm: Any, prompt: str) -> AsyncIterator[str]:
         async for chunk in llm.astream(prompt):
             yield chunk.content
+
+    def calls(
+        self, llm: Any, tools: list[Callable[..., Any]], *, streaming: bool, **settings: Any
+    ) -> Called:
+        """Return an answer's text and its calls; ``settings`` are those of ``Chat``."""
+        bound = llm.bind_tools([tool(each) for each in tools], **settings)
+        if streaming:
+            first, *rest = bound.stream("Where?")
+            message = sum(rest, first)
+        else:
+            message = bound.invoke("Where?")
+        return message.content, [(call["name"], call["args"]) for call in message.tool_calls]
 
     def rag(self, llm: Any, question: str) -> list[str]:
         """Ingest, retrieve and answer, as an application does; return an answer and a stream."""
@@ -107,6 +122,21 @@ class LlamaIndex:
     async def apieces(self, llm: Any, prompt: str) -> AsyncIterator[str]:
         async for each in await llm.astream_chat([ChatMessage(prompt)]):
             yield each.delta or ""
+
+    def calls(
+        self, llm: Any, tools: list[Callable[..., Any]], *, streaming: bool, **settings: Any
+    ) -> Called:
+        """Return an answer's text and its calls; ``settings`` are those of ``Chat``."""
+        parallel = settings.pop("parallel_tool_calls", True)
+        given = {"user_msg": "Where?", "allow_parallel_tool_calls": parallel, **settings}
+        functions = [FunctionTool.from_defaults(each) for each in tools]
+        if streaming:
+            *_, response = llm.stream_chat_with_tools(functions, **given)
+        else:
+            response = llm.chat_with_tools(functions, **given)
+        calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+        text = response.message.content or ""
+        return text, [(call.tool_name, call.tool_kwargs) for call in calls]
 
     def rag(self, llm: Any, question: str) -> list[str]:
         """Ingest, retrieve and answer, as an application does; return an answer and a stream."""

@@ -70,24 +70,15 @@ def answered(bound, streaming) -> AIMessage:
     return sum(rest, first)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("given", "count"),
-    [
-        ({}, 2),
-        ({"parallel_tool_calls": True}, 2),
-        ({"parallel_tool_calls": False}, 1),
-    ],
-)
-def test_one_call_at_most(chat, make_say, given, count, streaming):
+def test_an_answer_of_two_calls(chat, make_say):
     llm, kv = chat
-    make_say(kv, f"Look:\n{CALL}{CALL}")
-    answer = answered(llm.bind_tools([add], **given), streaming)
-    assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 2}] * count
-    assert len({call["id"] for call in answer.tool_calls}) == count
-    assert (answer.content, answer.invalid_tool_calls) == ("Look:", [])
+    make_say(kv, CALL + CALL)
+    answer = llm.bind_tools([add]).invoke("x")
+    assert len({call["id"] for call in answer.tool_calls}) == 2
+    assert answer.invalid_tool_calls == []
     assert answer.response_metadata["finish_reason"] == "tool_calls"
-    assert len(llm.bind(tools=[add], **given).invoke("x").tool_calls) == count
+    given = {"tools": [add], "parallel_tool_calls": False}
+    assert len(llm.bind(**given).invoke("x").tool_calls) == 1
 
 
 async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
@@ -112,34 +103,6 @@ def test_a_forced_call_that_is_cut_off(chat, make_say, tokens, names, streaming)
     assert [call["name"] for call in answer.invalid_tool_calls] == names
     assert answer.content == ""
     assert answer.response_metadata["finish_reason"] == "length"
-
-
-CHOICES = [
-    *("any", "required", True, "add", {"type": "tool", "name": "add"}, {"type": "any"}),
-    {"type": "function", "function": {"name": "add"}},
-    {
-        "type": "allowed_tools",
-        "allowed_tools": {
-            "mode": "required",
-            "tools": [{"type": "function", "function": {"name": "add"}}],
-        },
-    },
-]
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_choices_of_a_call(chat, make_say, choice):
-    llm, kv = chat
-    make_say(kv, FORCED)
-    (call,) = llm.bind_tools([add, other], tool_choice=choice).invoke("x").tool_calls
-    assert call["name"] == "add"
-
-
-@pytest.mark.parametrize("choice", [None, False, "auto", "none", {"type": "auto"}])
-def test_choices_that_leave_it_to_the_model(chat, make_say, choice):
-    llm, kv = chat
-    make_say(kv, "It is 3.")
-    assert llm.bind_tools([add], tool_choice=choice).invoke("x").content == "It is 3."
 
 
 def test_allowed_tools_are_the_only_ones(make_engine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import pytest
 from langchain.agents import create_agent
@@ -30,12 +29,6 @@ def search(query: str) -> str:
     return "\n\n".join(CHUNKS[:2]) if "targets" in query else "Nothing."
 
 
-@tool
-def count(limit: Annotated[int, Field(ge=1, le=9)]) -> int:
-    """Count to a limit."""
-    return limit
-
-
 class Person(BaseModel):
     """A person."""
 
@@ -53,27 +46,6 @@ def chat(make, kv):
 def joined(chunks) -> AIMessage:
     first, *rest = chunks
     return sum(rest, first)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        ("any", {"search", "count"}),
-        ("count", {"count"}),
-    ],
-)
-def test_a_call_that_has_to_be_made(chat, choice, names, streaming):
-    llm, _ = chat
-    bound = llm.bind_tools([search, count], tool_choice=choice, max_tokens=400)
-    asked = [HumanMessage("Count.")]
-    answer = joined(bound.stream(asked)) if streaming else bound.invoke(asked)
-    (call,) = answer.tool_calls or answer.invalid_tool_calls
-    assert call["name"] in names or answer.invalid_tool_calls
-    if call["name"] == "count":
-        assert 1 <= call["args"]["limit"] <= 9
-        assert count.invoke(call).content == str(call["args"]["limit"])
-    assert not answer.content
 
 
 @pytest.mark.parametrize("streaming", [False, True])

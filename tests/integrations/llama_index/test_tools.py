@@ -62,25 +62,6 @@ def test_it_says_that_it_calls_functions(made):
     assert made[0].metadata.is_function_calling_model
 
 
-def test_a_call_that_has_to_be_made(made):
-    llm, _ = made
-    response = llm.chat_with_tools([SEARCH], user_msg="Search!", tool_required=True)
-    calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-    assert [call.tool_name for call in calls] in (["search"], [])
-    assert calls or response.message.content.startswith('{"name": "search"')
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_the_model_decides(made, make_say, parallel):
-    llm, kv = made
-    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
-    given = {"user_msg": "Where?", "allow_parallel_tool_calls": parallel}
-    response = llm.chat_with_tools([SEARCH], **given)
-    calls = llm.get_tool_calls_from_response(response)
-    assert [call.tool_kwargs for call in calls] == [{"query": "targets"}] * (1 + parallel)
-    assert response.message.content == "I will look."
-
-
 async def test_a_stream_ends_with_the_calls(made, make_say):
     llm, kv = made
     make_say(kv, CALL, CALL)
@@ -91,29 +72,8 @@ async def test_a_stream_ends_with_the_calls(made, make_say):
     assert [call.tool_name for call in llm.get_tool_calls_from_response(last)] == ["search"]
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-async def test_streams_of_several_calls(made, make_say, parallel):
+def test_a_choice_that_is_given_stands_above_tool_required(made, make_say):
     llm, kv = made
-    make_say(kv, f"I will look.\n{CALL}\n{CALL}")
-    given = {"user_msg": "Where?", "allow_parallel_tool_calls": parallel}
-    *_, last = llm.stream_chat_with_tools([SEARCH], **given)
-    assert len(llm.get_tool_calls_from_response(last)) == 1 + parallel
-    async for response in await llm.astream_chat_with_tools([SEARCH], **given):
-        last = response
-    assert len(llm.get_tool_calls_from_response(last)) == 1 + parallel
-    assert last.message.content == "I will look."
-
-
-@pytest.mark.parametrize(
-    "choice", ["search", {"type": "function", "function": {"name": "search"}}, "required"]
-)
-def test_a_choice_is_given(made, make_say, choice):
-    """It stands above ``tool_required``, as with OpenAI's class."""
-    llm, kv = made
-    make_say(kv, '{"name": "search", "arguments": {"query": "targets"}}')
-    tools = [SEARCH, FunctionTool.from_defaults(search, name="other")]
-    response = llm.chat_with_tools(tools, user_msg="Where?", tool_choice=choice)
-    assert [each.tool_name for each in llm.get_tool_calls_from_response(response)] == ["search"]
     make_say(kv, "I know that.")
     given = {"tool_choice": "auto", "tool_required": True}
     response = llm.chat_with_tools([SEARCH], user_msg="Where?", **given)
