@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -75,14 +75,9 @@ class AnswerPlan:
         return list(dict.fromkeys(pairs))
 
 
-@dataclass(slots=True)
-class Measured:
-    """One prompt length with one answer length: a time a round."""
-
-    trace: RequestTrace
-    answer_tokens: int
-    full: list[AnswerTime]
-    own: dict[Setting, list[AnswerTime]]
+Times = dict[Setting, list[AnswerTime]]
+Measured = tuple[RequestTrace, int, Times]
+"""A prompt length with an answer length, and a time a round."""
 
 
 def bench_answers(
@@ -103,51 +98,48 @@ def bench_answers(
     with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv:
         traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)
+        rows, measured = list[Found](), list[Measured]()
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
-            measured = [one for trace in traces for one in _measure(kv, plan, trace, bar)]
+            for trace, count in product(traces, plan.answer_tokens):
+                full, own = _measure(kv, plan, trace, count, bar)
+                rows += [_row(trace, count, setting, full, own[setting]) for setting in own]
+                measured.append((trace, count, own))
     return {
         "model": loaded.name,
         "device": device_name(loaded.device),
-        "rows": [_row(one, setting) for one in measured for setting in plan.settings],
+        "rows": rows,
         "peers": [row for each in peers for row in _compare(each, measured, plan.settings[0])],
         "setup": setup_of(loaded, plan),
     }
 
 
-def _measure(kv: RagKV, plan: AnswerPlan, trace: RequestTrace, bar: tqdm[Any]) -> list[Measured]:
-    """Time transformers and then each setting, prompt after prompt, all answer lengths."""
-    settings = plan.settings
-    for method, _ in settings:
+def _measure(
+    kv: RagKV, plan: AnswerPlan, trace: RequestTrace, count: int, bar: tqdm[Any]
+) -> tuple[list[AnswerTime], Times]:
+    """Time transformers and then each setting, prompt after prompt; the first one warms up."""
+    full, own = list[AnswerTime](), {setting: list[AnswerTime]() for setting in plan.settings}
+    bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
+    for method, _ in own:
         if get_method(method).uses_chunks:
-            bar.set_postfix_str(f"{trace.tokens} tokens: encoding chunks")
             kv.precompute(trace.chunks, method=method, sink=trace.sink)
-    found = [
-        Measured(trace, count, [], {each: [] for each in settings}) for count in plan.answer_tokens
-    ]
-    for number, (asked, ids) in enumerate(zip(trace.prompts, trace.ids, strict=True)):
-        for one in found:
-            count = one.answer_tokens
-            bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
-            full = transformers_answer(kv, ids, count)
-            own = {each: _answer(kv, one, asked, each) for each in settings}
-            bar.update()
-            if number:  # the first prompt warms up
-                one.full.append(full)
-                for setting, answer in own.items():
-                    one.own[setting].append(answer)
-    return found
+    for asked, ids in zip(trace.prompts, trace.ids, strict=True):
+        full.append(transformers_answer(kv, ids, count))
+        for setting, times in own.items():
+            times.append(_answer(kv, trace, asked, setting, count))
+        bar.update()
+    return full[1:], {setting: times[1:] for setting, times in own.items()}
 
 
-def _answer(kv: RagKV, measured: Measured, asked: Prompt, setting: Setting) -> AnswerTime:
-    count = measured.answer_tokens
-
+def _answer(
+    kv: RagKV, trace: RequestTrace, asked: Prompt, setting: Setting, count: int
+) -> AnswerTime:
     def generate() -> ReuseReport:
         return kv.generate(
             asked,
             max_new_tokens=count,
             method=setting[0],
             recompute_ratio=setting[1],
-            sink=measured.trace.sink,
+            sink=trace.sink,
             ignore_eos=True,
         ).report
 
@@ -184,11 +176,16 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime
     return AnswerTime(listener.first_at - started, total)
 
 
-def _row(measured: Measured, setting: Setting) -> Found:
+def _row(
+    trace: RequestTrace,
+    count: int,
+    setting: Setting,
+    full: Sequence[AnswerTime],
+    own: Sequence[AnswerTime],
+) -> Found:
     """Return medians over rounds; ``full_…`` are of transformers' ``generate`` just before."""
-    own, full, count = measured.own[setting], measured.full, measured.answer_tokens
     return {
-        "tokens": measured.trace.tokens,
+        "tokens": trace.tokens,
         "answer_tokens": count,
         "method": setting[0],
         "ratio": setting[1],
@@ -205,15 +202,11 @@ def _compare(
 ) -> Iterator[Found]:
     """Give a peer the same prompts, and close it; ``speedup_total`` is ragkv's over its."""
     with startable as peer:
-        for one in measured:
-            found = ask(peer, one.trace.ids, one.answer_tokens)
-            yield {
-                "name": peer.name,
-                "tokens": one.trace.tokens,
-                "answer_tokens": one.answer_tokens,
-                **medians(found, one.answer_tokens),
-                **_speedup(found, one.own[against]),
-            }
+        for trace, count, own in measured:
+            found = ask(peer, trace.ids, count)
+            lengths = {"tokens": trace.tokens, "answer_tokens": count}
+            times = medians(found, count) | _speedup(found, own[against])
+            yield {"name": peer.name, **lengths, **times}
 
 
 def _speedup(first: Sequence[AnswerTime], second: Sequence[AnswerTime]) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,9 +21,9 @@ _SOURCES = ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
 class ServedAnswer:
     """What one request gave, and when.
 
-    Seconds to the first and the last piece of the answer count from when it was sent; the longest
-    gap is None where there is one piece. Tokens are those of ``usage``; where the endpoint sends
-    none, the pieces are counted, and ``counted`` is True. ``error`` is an HTTP
+    Seconds to the first and the last piece of the answer count from when it was sent. Tokens are
+    those of ``usage``; where the endpoint sends none, the pieces are counted, and ``counted`` is
+    True. ``error`` is an HTTP
     status, ``timeout``, ``connection``, ``cut off`` or ``stream``, and None for a whole answer;
     ``message`` has the endpoint's words.
     """
@@ -33,7 +32,6 @@ class ServedAnswer:
     text: str = ""
     ttft_s: float | None = None
     answer_s: float | None = None
-    longest_gap_s: float | None = None
     completion_tokens: int = 0
     counted: bool = False
     prompt_tokens: int = 0
@@ -92,7 +90,6 @@ async def _read(response: httpx.Response, found: ServedAnswer, now: Callable[[],
     """Fill in what a stream says."""
     pieces: list[str] = []
     ended = False
-    last = math.nan
     usage: Mapping[str, Any] = {}
     async for event in events(response):
         if event is None:
@@ -106,13 +103,9 @@ async def _read(response: httpx.Response, found: ServedAnswer, now: Callable[[],
         for choice in event.get("choices") or ():
             ended = ended or choice.get("finish_reason") is not None
             if text := (choice.get("delta") or {}).get("content"):
-                last, before = now(), last
-                if found.ttft_s is None:
-                    found.ttft_s = last
-                else:
-                    found.longest_gap_s = max(found.longest_gap_s or 0.0, last - before)
                 pieces.append(text)
-                found.answer_s = last
+                found.answer_s = now()
+                found.ttft_s = found.ttft_s or found.answer_s
     found.text = "".join(pieces)
     details = usage.get("prompt_tokens_details") or {}
     found.prompt_tokens = int(usage.get("prompt_tokens") or 0)

@@ -50,31 +50,26 @@ class Endpoint:
 
 
 async def probe(client: httpx.AsyncClient, model: str | None = None) -> Endpoint:
-    """Ask which model is served and, by a short request each, which fields are taken.
+    """Ask which model is served and, by a short request each, how many of the fields are taken.
 
     Raises PeerError where not even a plain request is answered.
     """
     name = model or await _only_model(client)
     plain = Endpoint(name, {}).body([{"role": "user", "content": "Say yes."}], 2)
-    answer = await ask(client, plain)
-    if answer.error is not None:
+    for count in (len(_FIELDS), 1, 0):
+        extra = dict(list(_FIELDS.items())[:count])
+        answer = await ask(client, plain | extra)
+        if answer.error is None:
+            break
+    else:
         raise PeerError(
             f"{client.base_url} does not answer a chat request for {name!r} "
             f"({answer.error}): {answer.message or 'the stream has no end'}"
         )
-    extra: dict[str, Any] = {}
-    notes = []
-    if not answer.text and (await ask(client, plain | _NEARLY_GREEDY)).text:
+    notes = [f"{field} is not taken" for field in _FIELDS if field not in extra]
+    if not answer.text and (await ask(client, plain | extra | _NEARLY_GREEDY)).text:
         extra |= _NEARLY_GREEDY
         notes.append(f"says nothing at temperature 0: {_NEARLY_GREEDY['temperature']:g} instead")
-    for field, value in _FIELDS.items():
-        answer = await ask(client, plain | extra | {field: value})
-        # Whether it did what it is for, or at least no harm where that cannot be seen.
-        did = {"stream_options": not answer.counted, "ragkv": bool(answer.sources)}
-        if answer.error is None and did.get(field, True):
-            extra[field] = value
-        else:
-            notes.append(f"{field} is not taken")
     return Endpoint(name, extra, tuple(notes))
 
 

@@ -36,14 +36,14 @@ def percentile(values: Sequence[float | None], percent: int) -> float | None:
 def _row(turns: str, answers: Sequence[ServedAnswer], wall_s: float) -> Found:
     """Return percentiles over whole answers, and shares and rates over all of their tokens.
 
-    Inter-token times are a request's mean, the longest gap its worst. ``counted`` are answers
-    whose tokens are counted pieces. ``cached_share`` is of the prompt tokens as ``usage`` has them.
+    Inter-token times are a request's mean. ``counted`` are answers whose tokens are counted
+    pieces. ``cached_share`` is of the prompt tokens as ``usage`` has them.
     """
     whole = [answer for answer in answers if answer.error is None]
     kinds = Counter(answer.error for answer in answers if answer.error is not None)
     measured = {
         name: [getattr(answer, f"{name}_s") for answer in whole]
-        for name in ("ttft", "inter_token", "longest_gap", "answer")
+        for name in ("ttft", "inter_token", "answer")
     }
     prompt = sum(answer.prompt_tokens for answer in whole)
     completion = sum(answer.completion_tokens for answer in whole)
