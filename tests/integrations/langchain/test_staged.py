@@ -128,6 +128,9 @@ def test_no_stage_at_all_and_a_copy(kv):
     llm = ChatRagKV(kv=kv)
     retriever = RagKVStagedRetriever(stages=lambda _: [], llm=llm)
     assert retrieved(retriever, False) == retrieved(retriever, True) == []
+    by_engine = RagKVStagedRetriever(stages=lambda _: [DOCUMENTS[:2]], kv=kv)
+    assert retrieved(by_engine, False) == DOCUMENTS[:2]
+    assert len(kv.generate("So?", max_new_tokens=1).report.misses) == 2
     assert copy.deepcopy(retriever).llm is llm
     with pytest.raises(ValueError, match="either llm"):
         RagKVStagedRetriever(stages=lambda _: [], llm=None)
