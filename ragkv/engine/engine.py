@@ -33,6 +33,7 @@ from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.flops import prefill_flops_of
+from ragkv.model.linear import release_packed
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -363,6 +364,7 @@ class RagKV:
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()
+                    release_packed(self._loaded.model)
             self._store.close()
 
     def __enter__(self) -> Self:

@@ -2,8 +2,8 @@
 
 A pass has few rows, and on AMD's processors torch's choice, MKL, then spends much of its time
 arranging the weights. oneDNN, which is in torch too, reads the weights as they lie: 1.1 times as
-fast for hundreds of rows, up to 1.4 times for fewer. Two to four short rows, as in a step with
-a short draft, are faster still as MKL's product of the weights with the rows, transposed.
+fast for hundreds of rows, up to 1.4 times for fewer; and up to 1.7 times as fast again for 4 to 32
+rows where the weights are arranged once, in memory of their own.
 docs/log.md has the measurements. Other processors have not been measured, and keep torch's
 choice.
 """
@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 
-Implementation = Literal["kernel", "onednn", "transposed", "torch"]
+Implementation = Literal["kernel", "onednn", "torch"]
 Operation = Literal["linear", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group times its keys are faster by torch, all groups at once."""
-
-_TRANSPOSED_ROWS, _TRANSPOSED_WIDTH = range(2, 5), 1024
+_PACKED_FOR = 16
+"""Rows that weights are arranged for: 1 to 800 are as fast as with an arrangement of their own."""
 
 _backends: Any = torch.backends
 _override: Implementation | None = None
@@ -46,11 +46,7 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
         return "kernel" if operation == "attention" and _runs_kernel(*tensors) else "torch"
     if _override is not None and _override != "onednn":
         return _override
-    if not _runs_onednn(operation, first):
-        return "torch"
-    if operation == "linear" and _override is None and _is_few_short(first):
-        return "transposed"
-    return "onednn"
+    return "onednn" if _runs_onednn(operation, first) else "torch"
 
 
 @contextmanager
@@ -67,28 +63,25 @@ def override_implementation(implementation: Implementation) -> Iterator[None]:
         _override = before
 
 
-def transposed_linear(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``(weight @ rows^T)^T + bias``, new memory: ``[…, n, in]``, ``[out, in]``."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    out = torch.mm(weight, flat.t()).t().contiguous()
-    if bias is not None:
-        out += bias
-    return out.view(*rows.shape[:-1], len(weight))
-
-
 def onednn_linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``rows @ weight^T + bias`` by oneDNN, new memory: ``[…, n, in]``, ``[out, in]``."""
+    """Return ``rows @ weight^T + bias`` by oneDNN, new memory: ``[…, n, in]``, ``[out, in]``.
+
+    The weight may be of :func:`packed_weight`.
+    """
     out: torch.Tensor = _onednn()(rows, weight, bias, "none", [], "")
     return out
 
 
-def _is_few_short(rows: torch.Tensor) -> bool:
-    width = rows.shape[-1]
-    return width <= _TRANSPOSED_WIDTH and rows.numel() // width in _TRANSPOSED_ROWS
+def packed_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight ``[out, in]`` as oneDNN arranges it, for :func:`onednn_linear`; new memory.
+
+    The weight itself where this torch has no such operator.
+    """
+    pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    packed: torch.Tensor = weight if pack is None else pack(weight.detach(), _PACKED_FOR)
+    return packed
 
 
 def _runs_kernel(*tensors: torch.Tensor) -> bool:
