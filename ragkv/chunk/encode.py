@@ -19,7 +19,7 @@ BATCH_TOKENS = 4096
 """Most tokens that are encoded in one batch, padding included."""
 
 BATCH_TOKENS_CPU = 1024
-"""The same on a CPU: it is no faster with more, and who waits for the model waits for a batch."""
+"""The same on a CPU: it is no faster with more, and a request waits for one of its layers."""
 
 
 def encode_sink(text: str, tokens: Tokens, loaded: ReusableModel) -> ChunkKV:

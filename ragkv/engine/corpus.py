@@ -14,11 +14,12 @@ from typing import TypeVar
 from ragkv.chunk.encode import encode_chunks, encode_sink
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
-from ragkv.decode.batch import batch_of
+from ragkv.decode.batch import batch_of, before_layers
 from ragkv.engine.ingestion_size import IngestionSize
 from ragkv.engine.landmarks import Landmarks
 from ragkv.engine.not_stored import NotStored
 from ragkv.engine.request import check_document, check_seconds
+from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
@@ -72,6 +73,7 @@ class Corpus:
         self.store = store
         self._codec = codec
         self._lock = lock
+        self._requests = lock.shared(RequestQueue)
         self._fingerprint, self._state = loaded.fingerprint, loaded.state
         self._sinks: dict[str, Sink] = {}  # the last used at the end
         self._sinks_lock = threading.Lock()
@@ -301,6 +303,11 @@ class Corpus:
         with self.not_stored.noting_full(chunks):
             bar = size.begin(self.store.room(), len(wanted), show_progress=show_progress)
         tokens = written = 0
+        waited = 0.0
+
+        def give_way() -> None:
+            nonlocal waited
+            waited += self._requests.let_pass()
 
         copies = side_stream(self.loaded.device)
 
@@ -318,11 +325,16 @@ class Corpus:
             writing = writer.submit(write, [])
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
-                with self._lock, batch_of(self.loaded).between_layers(self.loaded):
+                waited = 0.0
+                with (
+                    self._lock,
+                    batch_of(self.loaded).between_layers(self.loaded),
+                    before_layers(self.loaded, give_way),
+                ):
                     began = time.perf_counter()
                     batch = next(batches, None)
                     self.loaded.wait()  # a device's call returns before its work is done
-                    seconds = time.perf_counter() - began
+                    seconds = time.perf_counter() - began - waited
                 writing.result()  # at most one batch is written while the next is computed
                 if batch is None:
                     break

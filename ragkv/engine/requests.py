@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -144,6 +145,21 @@ class RequestQueue:
             with self._changed:
                 self._running.discard(turn)
                 self._changed.notify_all()
+
+    def let_pass(self) -> float:
+        """Let a request that waits for the model have it first; return the seconds waited.
+
+        The calling thread has the model.
+        """
+        began, first = time.perf_counter(), self._prefilling
+        if first is not None and first.is_request:
+            self.lock.release()
+            try:
+                self.lock.acquire()
+            except BaseException:  # interrupted; the caller releases it
+                self.lock.acquire()
+                raise
+        return time.perf_counter() - began
 
     def end_prefill(self, turn: Turn) -> None:
         """Let the next request begin, while this one's answer goes on."""

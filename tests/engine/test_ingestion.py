@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
+import torch
 from tiny import some_chunks
 
 from ragkv import RagKV
 from ragkv.chunk import encode
 from ragkv.engine import corpus
+from ragkv.model.architecture import backbone_of
+from ragkv.model.pool import Pool
 from ragkv.store import TieredStore
 
 Make = Callable[..., RagKV]
@@ -43,28 +47,27 @@ def test_a_batch_is_written_while_the_next_is_computed(
     assert all(engine.contains(chunk) for chunk in chunks)
 
 
-def test_a_request_waits_for_one_batch_of_an_ingestion(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-    computed: list[object] = []
-    begun = threading.Event()
+def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine: Make) -> None:
+    engine, chunks = make_engine(), some_chunks(4)
+    engine.precompute(chunks[:2])
+    layers = backbone_of(engine.model).layers
+    encoding, passes, here = threading.Event(), list[tuple[bool, int]](), threading.get_ident()
 
-    def batches(*args: object) -> Iterator[object]:
-        for batch in encode.encode_chunks(*args):  # type: ignore[arg-type]
-            time.sleep(0.01)
-            computed.append(batch)
-            begun.set()
-            yield batch
+    def note(layer: int, *_: object) -> None:
+        passes.append((threading.get_ident() == here, layer))
+        if not encoding.is_set():
+            encoding.set()
+            while not engine._lock.is_wanted():
+                time.sleep(0.001)
 
-    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
-    monkeypatch.setattr(corpus, "encode_chunks", batches)
-    chunks = list(dict.fromkeys(some_chunks(60)))
-    ingestion = threading.Thread(target=engine.precompute, args=(chunks,), daemon=True)
-    ingestion.start()
-    assert begun.wait(30)
-    before = len(computed)
-    engine.prefill("Hello", on_miss="skip")
-    assert len(computed) - before <= 3
-    ingestion.join()
-    assert len(computed) > 20
+    for at, layer in enumerate(layers):
+        layer.register_forward_pre_hook(partial(note, at))
+    with Pool(1) as thread:
+        thread.submit(engine.precompute, chunks[2:])
+        encoding.wait()
+        assert engine.prefill("\n\n".join(chunks[:2])).report.reused_tokens
+    assert passes.index((False, at)) > passes.index((True, at))  # the last layer
+    prompt, other = "\n\n".join([*chunks, "What?"]), make_engine()
+    other.precompute(chunks)
+    found, expected = (kv.prefill(prompt, method="reuse").logits for kv in (engine, other))
+    torch.testing.assert_close(found, expected)
