@@ -11,6 +11,7 @@ from __future__ import annotations
 import pydoc_data.topics
 import random
 import re
+import textwrap
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,17 +93,12 @@ def read_haystack(path: str | Path) -> str:
 
 def sentences(text: str) -> list[str]:
     """Cut a text into sentences of at most 400 characters, white space collapsed."""
-    out: list[str] = []
-    for part in _SENTENCE_END.split(text):
-        words = " ".join((part or "").split())
-        while len(words) > _LONGEST_SENTENCE:
-            cut = words.rfind(" ", 0, _LONGEST_SENTENCE)
-            cut = cut if cut > 0 else _LONGEST_SENTENCE
-            out.append(words[:cut])
-            words = words[cut:].lstrip()
-        if words:
-            out.append(words)
-    return out
+    parts = (" ".join((part or "").split()) for part in _SENTENCE_END.split(text))
+    return [
+        piece
+        for part in parts
+        for piece in textwrap.wrap(part, _LONGEST_SENTENCE, break_on_hyphens=False)
+    ]
 
 
 def _example(

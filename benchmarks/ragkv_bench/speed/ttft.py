@@ -303,4 +303,8 @@ def _speedup(row: Found) -> str:
 
 
 def _step(name: str) -> Callable[[Found], str]:
-    return lambda row: f"{1000 * row['steps'].get(name, 0.0):.4g}"
+    def shown(row: Found) -> str:
+        milliseconds = 1000 * row["steps"].get(name, 0.0)
+        return f"{milliseconds:.{int(milliseconds < 100)}f}"
+
+    return shown
