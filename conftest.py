@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.decode import loop
 from ragkv.model.implementation import override_implementation
 
@@ -30,11 +30,15 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def make_engine() -> Iterator[Callable[..., RagKV]]:
-    """Return ``make(family="llama", attention="sdpa", **RagKV's arguments)``; closed afterwards."""
+    """Return ``make(family="llama", attention="sdpa", **RagKV's arguments)``; closed afterwards.
+
+    Unless ``reuse`` is given, each prompt is answered as if it were the first.
+    """
     engines: list[RagKV] = []
 
     def make(family: str = "llama", attention: str = "sdpa", **kwargs: object) -> RagKV:
         kwargs.setdefault("store", ":memory:")
+        kwargs.setdefault("reuse", ReuseConfig(history=False))
         engine = RagKV(tiny_model(family, attention), tiny_tokenizer(), **kwargs)  # type: ignore[arg-type]
         engines.append(engine)
         return engine

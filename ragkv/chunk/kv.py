@@ -66,6 +66,28 @@ class LayeredKV(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class KnownChunk:
+    """A chunk whose rows are all a former prompt's: a :class:`LayeredKV` that is never read."""
+
+    text: str
+    token_ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int32]
+    nbytes: int = 0
+
+    def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raise RuntimeError, as the others do."""
+        raise RuntimeError(f"layers {which} of a chunk that has no entry")
+
+    def coded(self, which: slice) -> CodedLayers | None:
+        """Raise RuntimeError."""
+        raise RuntimeError(f"layers {which} of a chunk that has no entry")
+
+    def whole(self) -> ChunkKV:
+        """Raise RuntimeError."""
+        raise RuntimeError("a chunk that has no entry")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class ChunkKV:
     """A chunk's cache, without the sink's rows.
 

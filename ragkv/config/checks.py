@@ -14,7 +14,7 @@ _CONTINUE = (
 _REMOVED = {
     "auto": "omit it: recompute_ratio='auto' chooses by fixed shares (docs/settings.md)",
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
-    "contextual_versions": "method='cachecraft' keeps versions of chunks, unless history=False",
+    "contextual_versions": "versions of chunks are kept unless history=False",
     "costs": "omit it: entries are weighed by the FLOPs of computing them",
     "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "evict": "set disk_bytes: a store that has it evicts",

@@ -62,9 +62,8 @@ class ReuseConfig(Settings):
         (``query`` alone does). Answers come closer to full prefill (mean KL 0.032 instead of
         0.066 at a ratio of 0.2), and a step takes 1.15 to 1.5 times as long on a CPU.
     history
-        Whether a prompt uses what former prompts left, and leaves its own: with ``query`` the rows
-        of a former prompt that begins with the same tokens, with ``cachecraft`` versions of the
-        chunks as they are behind other chunks. The method says which (``Method.reuse``).
+        Whether a prompt takes rows that former prompts computed, and versions of chunks as they
+        are behind other chunks, and leaves its own rows.
     seed
         Seed that a method of your own may draw with, ``scene.seed``.
     calibrated_for

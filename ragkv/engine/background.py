@@ -1,4 +1,4 @@
-"""An engine's work in the background: load named chunks, encode missed ones, compute versions."""
+"""An engine's work in the background: load named chunks, encode missed ones, heal hot runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVarTuple
 
-from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.former import FormerPrompts
+from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.versions import Versions
@@ -25,7 +26,7 @@ Given = TypeVarTuple("Given")
 class Background:
     """Loads and encodes chunks in one thread, and copies the rows of finished answers.
 
-    Another thread computes versions, while no request does.
+    Another thread heals, while no request runs.
 
     Parameters
     ----------
@@ -36,14 +37,16 @@ class Background:
     def __init__(
         self,
         corpus: Corpus,
-        conversations: Conversations,
+        former: FormerPrompts,
         versions: Versions,
+        healing: Healing,
         *,
         writable: bool,
     ) -> None:
         self._corpus = corpus
-        self._conversations = conversations
+        self._former = former
         self._versions = versions
+        self._healing = healing
         self._writable = writable
         self._named: dict[str, None] = {}
         self._lock = threading.Lock()
@@ -56,13 +59,15 @@ class Background:
         with self._lock:
             return list(self._named)
 
-    def fetch(self, texts: Sequence[str], sink_of: Callable[[], Sink]) -> None:
+    def fetch(self, texts: Sequence[str], sink_of: Callable[[], Sink], *, heal: bool) -> None:
         """Start loading chunks that the next prompts will contain; remember those not stored.
 
         Parameters
         ----------
         sink_of
             Returns their sink; may wait for the model.
+        heal
+            Whether they are computed behind one another besides, while no request runs.
 
         Raises
         ------
@@ -77,17 +82,28 @@ class Background:
                 self._named[text] = None
             while len(self._named) > MOST_NAMED:
                 del self._named[next(iter(self._named))]
-        self._submit(self._fetch, named, sink_of)
+        self._submit(self._fetch, named, sink_of, heal)
 
-    def _fetch(self, named: Sequence[str], sink_of: Callable[[], Sink]) -> None:
+    def _fetch(self, named: Sequence[str], sink_of: Callable[[], Sink], heal: bool) -> None:  # noqa: FBT001
         sink = sink_of()
         self._corpus.fetch(named, sink)
+        if heal and self._healing.prefetch(named, sink):
+            self._submit(self._healing.work, thread=self._idle)
         self._forget(text for text in named if self._corpus.contains(text, sink))
 
     def _forget(self, named: Iterable[str]) -> None:
         for text in named:
             with self._lock:
                 self._named.pop(text, None)
+
+    @property
+    def healed_tokens(self) -> int:
+        """Tokens that were computed while no request ran."""
+        return self._healing.tokens
+
+    def forget_runs(self) -> None:
+        """Heal nothing that was asked for before."""
+        self._healing.clear()
 
     def stores(self, request: Request) -> bool:
         """Whether chunks that a prompt missed are encoded and stored after its answer."""
@@ -96,11 +112,11 @@ class Background:
     def schedule_followups(self, request: Request, plan: Plan) -> None:
         """Copy the answer's rows; encode the chunks that the prompt missed; load the slow ones.
 
-        Versions of the prompt's chunks are computed where the method uses them.
+        Chunks that are asked for together again are computed while no request runs.
         """
         located, config = plan.located, request.config
-        if request.uses_prompts:
-            self._submit(self._conversations.settle)
+        if request.uses_history:
+            self._submit(self._former.settle)
         sink_of = partial(self._corpus.sink_for, config)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
@@ -111,8 +127,8 @@ class Background:
         if missed and self.stores(request):
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of())
-        if self._versions.want(request, plan):
-            self._submit(self._versions.compute_wanted, thread=self._idle)
+        if self._healing.note(request, plan):
+            self._submit(self._healing.work, thread=self._idle)
         if self._corpus.landmarks.is_behind:
             self._submit(self._corpus.landmarks.update)
 
@@ -138,12 +154,13 @@ class Background:
             thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the submitted work, end the threads, and forget conversations.
+        """Finish the submitted work, end the threads, and forget former prompts.
 
-        Versions that are not computed yet never are.
+        Chunks that are not healed yet never are.
         """
-        self._versions.stop()
+        self._healing.stop()
         for thread in (self._thread, self._idle):
             thread.shutdown(wait=True)
-        self._conversations.clear()
-        self._versions.clear()
+        self._former.clear()
+        self._healing.clear()
+        self._versions.kept.clear()

@@ -80,6 +80,8 @@ class Corpus:
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
+        self.on_removed: Callable[[], object] = lambda: None
+        """Called when chunks were deleted, by any process; not where this one evicted them."""
         self.landmarks = Landmarks(self._finder.__contains__)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
@@ -167,6 +169,8 @@ class Corpus:
                 self._finder.discard(text)
             self._finder.add(added)
             self.landmarks.add(added)
+        if not all(map(self.store.was_evicted, removed)):
+            self.on_removed()
 
     def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
         """Return the chunk's entry, or the reason of the miss."""

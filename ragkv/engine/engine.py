@@ -188,7 +188,7 @@ class RagKV:
             if for_next_answer:
                 self._named.add(named)
             if self._reuse is not None:
-                self._reuse.load(named, self._configured(overrides)[0])
+                self._reuse.load(named, self._configured(overrides))
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.

@@ -112,7 +112,7 @@ class FullPrefill:
                 f"a prompt of {len(tokens)} tokens exceeds the model's {limit} positions: "
                 "retrieve fewer or shorter chunks"
             )
-        return Located(rendered.text, tokens)
+        return Located(rendered, tokens)
 
     def _prefill(self, request: Request, plan: Plan) -> tuple[Plan, torch.Tensor, Cache]:
         del request

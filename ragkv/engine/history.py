@@ -18,12 +18,14 @@ def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     Answers that are too short to be chunks are left aside.
     """
     located, prompt = plan.located, request.prompt
-    if isinstance(prompt, str) or not request.uses_prompts:
+    if isinstance(prompt, str) or not request.uses_history:
         return ()
     contents = [each["content"] for each in prompt if each["role"] == "assistant"]
     answers = [text.strip() for text in contents if isinstance(text, str)]
     answers = [text for text in answers if is_registrable(text) and text in located.text]
-    end = located.continued_chars
+    former = located.former
+    known = 0 if former is None or not len(former.positions) else int(former.positions[-1]) + 1
+    end = int(located.tokens.offsets[:known, 1].max(initial=0))
     reused = {entry.text for entry, _, _ in located.entries}
     anew = [
         text

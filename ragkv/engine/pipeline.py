@@ -19,8 +19,8 @@ from ragkv.attend.forward import subset_forward
 from ragkv.chunk.kv import LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
-from ragkv.engine.conversations import LEAST_TOKENS, Conversations
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.former import FormerPrompts
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
 from ragkv.engine.request import Request
@@ -40,6 +40,8 @@ from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
+_WAITED_S = 0.02
+"""What was found before a longer wait is looked for again."""
 _MOST_PRELOADED = 4
 """Waiting requests whose entries are read before their turn; the others' are read in it."""
 _NO_IDS = np.zeros(0, dtype=np.int32)
@@ -64,7 +66,7 @@ class Pipeline(FullPrefill):
         The model's chunks.
     auxiliary
         Returns the auxiliary model of a configuration.
-    conversations
+    former
         What former prompts left; None keeps nothing.
     versions
         The chunks' contextual versions; None for entries alone.
@@ -75,12 +77,12 @@ class Pipeline(FullPrefill):
         corpus: Corpus,
         auxiliary: Callable[[ReuseConfig], Auxiliary],
         requests: RequestQueue,
-        conversations: Conversations | None = None,
+        former: FormerPrompts | None = None,
         versions: Versions | None = None,
     ) -> None:
         super().__init__(corpus.loaded, requests)
         self._corpus = corpus
-        self._conversations = conversations or Conversations(corpus, None)
+        self._former = former or FormerPrompts(corpus, None)
         self._versions = versions
         self._model = corpus.loaded
         self._auxiliary = auxiliary
@@ -109,6 +111,10 @@ class Pipeline(FullPrefill):
                 ahead.start()
             with self._turn(request, located, cancelled) as turn:
                 waiting.close()
+                if self._has_more(request, located):
+                    reading.close()
+                    located = self._find_and_load(request, corrupt)
+                    ahead = self._read_ahead(located, reading)
                 while True:
                     try:
                         ahead.start()
@@ -120,6 +126,15 @@ class Pipeline(FullPrefill):
                         located = self._find_and_load(request, corrupt)
                         ahead = self._read_ahead(located, reading)
 
+    def _has_more(self, request: Request, located: Located) -> bool:
+        """Whether prompts have computed rows for this one while it waited for its turn."""
+        sink, waited = located.sink, request.clock.steps.get("wait", 0.0)
+        if sink is None or waited < _WAITED_S:
+            return False
+        found = self._former.find(request, located.tokens, sink, located.known or ())
+        before = 0 if located.former is None else len(located.former.positions)
+        return found is not None and len(found.positions) > before
+
     def _plan(self, request: Request, located: Located) -> Plan:
         spliced = self._splice(request, located)
         return self._select(request, spliced)
@@ -129,10 +144,8 @@ class Pipeline(FullPrefill):
     def _find_and_load(self, request: Request, corrupt: Mapping[str, str]) -> Located:
         """Find what can be reused: a former prompt's rows, and behind them known chunks.
 
-        A conversation is continued; then an exact prefix is taken, unless the sink and the chunk
-        right behind it are about as long a one (:meth:`_splice`); then entries, which are
-        repaired. A former prompt's rows are in memory, so only entries are compared with
-        computing, by the speeds measured here.
+        Chunks of which former prompts computed every token need no entry. Their rows are in
+        memory, so only entries are compared with computing, by the speeds measured here.
 
         Parameters
         ----------
@@ -146,27 +159,32 @@ class Pipeline(FullPrefill):
             spans = self._corpus.find(prompt.text)
         with request.clock.step("load"):
             sink = self._corpus.sink_for(request.config)
-            continued = self._conversations.find(request, prompt.tokens, sink)
-            located = replace(prompt, sink=sink, known=tuple(spans), continued=continued)
-            begin = located.continued_chars
-            rivals = spans[: int(_has_rival(request, located))]
-            spans = [span for span in spans if span.end > begin or span in rivals]
+            former = self._former.find(request, prompt.tokens, sink, spans)
+            located = replace(prompt, sink=sink, known=tuple(spans), former=former)
+            if self._versions is not None and self._versions.restore(request, located):
+                former = self._former.find(request, prompt.tokens, sink, spans)
+                located = replace(located, former=former)
+            known = {span for span in spans if located.has_rows(span)}
             slower = set[str]()
             for span in spans:
-                first, end = np.searchsorted(prompt.tokens.offsets[:, 0], (span.start, span.end))
-                if self._corpus.is_slower(span.text, int(end - first), sink):
+                first, end = located.tokens_of(span)
+                if span not in known and self._corpus.is_slower(span.text, end - first, sink):
                     slower.add(span.text)
             wanted = dict.fromkeys(
-                span.text for span in spans if span.text not in corrupt and span.text not in slower
+                span.text
+                for span in spans
+                if span not in known and span.text not in corrupt and span.text not in slower
             )
             opened = dict(zip(wanted, self._corpus.open(list(wanted), sink), strict=True))
             entries: list[LocatedEntry] = []
             missed: list[tuple[str, str]] = []
             for span in spans:
                 found = opened.get(span.text) or Found(None, corrupt.get(span.text, "slower"))
-                if found.entry is not None:
+                if span in known:
+                    entries.append((located.known_chunk(span), span.start, span.end))
+                elif found.entry is not None:
                     entries.append((found.entry, span.start, span.end))
-                elif span.end > begin:
+                else:
                     missed.append((span.text, found.reason))
         located = replace(
             located,
@@ -176,7 +194,7 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
-        if self._conversations.is_beyond(prompt.tokens):
+        if self._former.is_beyond(prompt.tokens):
             unused = tuple((entry.text, "positions") for entry, _, _ in entries)
             located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
@@ -192,19 +210,16 @@ class Pipeline(FullPrefill):
 
     def _splice(self, request: Request, located: Located) -> Spliced:
         """Lay out the prompt and place the entries' rows in its cache."""
-        sink, tokens, continued = located.sink, located.tokens, located.continued
-        if sink is None or not (located.entries or continued):
+        sink, tokens, former = located.sink, located.tokens, located.former
+        if sink is None or not (located.entries or former):
             return Spliced.nothing(located)
         with request.clock.step("splice"):
-            head = _NO_IDS if self._conversations.is_beyond(tokens) else sink.ids
-            layout = lay_out(tokens, head, located.entries, continued)
-            if continued is not None and _has_rival(request, located):
-                plain = lay_out(tokens, head, located.entries)
-                layout = layout if plain.exact + LEAST_TOKENS <= continued.length else plain
+            head = _NO_IDS if self._former.is_beyond(tokens) else sink.ids
+            layout = lay_out(tokens, head, located.entries, former)
             missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
-            if not layout.exact and not layout.placed:
+            if not layout.exact and not layout.placed and former is None:
                 return Spliced(located, layout, missed=missed)
             cache = splice(
                 layout,
@@ -232,7 +247,8 @@ class Pipeline(FullPrefill):
                 seed=config.seed,
             )
             choice = choose(method, scene, config)
-            repair = Repair.of(method, layout, choice, self._model, copies=config.repair_ahead)
+            shift, copies = spliced.cache.shift, config.repair_ahead
+            repair = Repair.of(method, layout, choice, self._model, shift=shift, copies=copies)
         return Plan(spliced, choice, repair)
 
     # ---- the last step: recompute, and go on or not
@@ -267,7 +283,7 @@ class Pipeline(FullPrefill):
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the prompt's and the answer's rows for prompts that begin with them."""
-        self._conversations.keep(request, plan, cache, drawn)
+        self._former.keep(request, plan, cache, drawn)
 
     # ---- details
 
@@ -297,30 +313,14 @@ class Pipeline(FullPrefill):
         return (message,)
 
 
-def _has_rival(request: Request, located: Located) -> bool:
-    """Whether the first chunk's entry may be as good as the exact prefix that was found.
-
-    The prefix may be a little longer, by what was computed behind that chunk. But with the entry,
-    whose exact tokens count, the ratio recomputes as much as it does where nothing is kept.
-    """
-    continued, known = located.continued, located.known
-    if continued is None or continued.conversation or not known:
-        return False
-    end = int(np.searchsorted(located.tokens.offsets[:, 0], known[0].end))
-    return request.config.recompute_ratio != 1 and end + LEAST_TOKENS > continued.length
-
-
 def _unaligned(layout: Layout, located: Located) -> tuple[tuple[str, str], ...]:
     """Count the entries of which no token is the prompt's; encoding them again does not help."""
     used: set[int] = {id(piece.entry) for piece in layout.placed}
     in_sink = located.tokens.offsets[: layout.sink, 1].max(initial=0)
-    continued = 0 if layout.continued is None else located.continued_chars
 
-    def is_unused(entry: LayeredKV, start: int, end: int) -> bool:
-        return id(entry) not in used and end > in_sink and start >= continued
+    def is_unused(entry: LayeredKV, end: int) -> bool:
+        return id(entry) not in used and end > in_sink
 
     return tuple(
-        (entry.text, "unaligned")
-        for entry, start, end in located.entries
-        if is_unused(entry, start, end)
+        (entry.text, "unaligned") for entry, _, end in located.entries if is_unused(entry, end)
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.forward import SubsetPass
-from ragkv.chunk.kv import LayeredKV
+from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.decode.generate import Drawn
 from ragkv.engine.corpus import Sink
 from ragkv.engine.request import Request
 from ragkv.prompt.find import Span
+from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
 from ragkv.report.account import ChunkUse, Miss, ReuseReport, Source
@@ -32,6 +32,7 @@ Account = tuple[tuple[Miss, ...], tuple[str, ...]]
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
+_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "former"}
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
@@ -51,11 +52,11 @@ class Located:
         The known chunks without a usable entry, each with the reason.
     to_encode, to_load
         Their texts: those to encode after the answer, and those to load into memory.
-    continued
-        A former prompt's rows that this one can begin with.
+    former
+        Rows of former prompts.
     """
 
-    text: str
+    rendered: Rendered
     tokens: Tokens
     entries: tuple[LocatedEntry, ...] = ()
     sink: Sink | None = None
@@ -63,19 +64,44 @@ class Located:
     missed: tuple[tuple[str, str], ...] = ()
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
-    continued: PrefixMatch | None = None
+    former: PrefixMatch | None = None
 
     @property
-    def continued_chars(self) -> int:
-        """Characters of the prompt that the continued rows cover."""
-        length = 0 if self.continued is None else self.continued.length
-        return int(self.tokens.offsets[:length, 1].max(initial=0))
+    def text(self) -> str:
+        """The prompt's text."""
+        return self.rendered.text
+
+    def tokens_of(self, span: Span) -> tuple[int, int]:
+        """Return the positions, first and end, of the tokens with any character of the span."""
+        offsets = self.tokens.offsets
+        first = int(np.searchsorted(offsets[:, 1], span.start, side="right"))
+        return first, int(np.searchsorted(offsets[:, 0], span.end, side="left"))
+
+    def has_rows(self, span: Span) -> bool:
+        """Whether former prompts computed every token of the span."""
+        first, end = self.tokens_of(span)
+        return bool(self._in_history()[first:end].all())
+
+    def known_chunk(self, span: Span) -> KnownChunk:
+        """Return a chunk whose rows are all a former prompt's, as the prompt has it."""
+        tokens = slice(*self.tokens_of(span))
+        offsets = self.tokens.offsets[tokens] - np.int32(span.start)
+        inside = (offsets[:, 0] >= 0) & (offsets[:, 1] <= span.end - span.start)
+        return KnownChunk(span.text, self.tokens.ids[tokens][inside], offsets[inside])
+
+    def _in_history(self) -> npt.NDArray[np.bool_]:
+        out = np.zeros(len(self.tokens), dtype=bool)
+        if self.former is not None:
+            out[self.former.positions] = True
+        return out
 
     @property
     def cached_share(self) -> float:
         """Cached over to-be-computed tokens, roughly: entries are not aligned yet."""
-        cached = 0 if self.continued is None else self.continued.length
-        cached += sum(len(entry.token_ids) for entry, _, _ in self.entries)
+        there = self._in_history()
+        for _, start, end in self.entries:
+            there[slice(*np.searchsorted(self.tokens.offsets[:, 0], (start, end)).tolist())] = True
+        cached = int(there.sum())
         return cached / max(1, len(self.tokens) - cached)
 
 
@@ -161,9 +187,9 @@ def report_of(
 
     ``account`` are the chunks that were not reused, and the warnings.
     """
-    origin = plan.origin
+    origin = _with_versions(plan)
     counts = np.bincount(origin, minlength=len(Origin)).tolist()
-    sink, reused, recomputed, fresh, conversation, prefix = counts
+    sink, reused, recomputed, fresh, exact, repaired, version = counts
     steps = request.clock.steps
     ttft = first_token_at - request.clock.started
     copies = plan.repair.copies
@@ -174,10 +200,11 @@ def report_of(
         reused_tokens=reused,
         recomputed_tokens=recomputed,
         fresh_tokens=fresh,
-        conversation_tokens=conversation,
-        prefix_tokens=prefix,
+        former_exact_tokens=exact,
+        former_repaired_tokens=repaired,
+        version_tokens=version,
         recompute_ratio=request.config.recompute_ratio,
-        effective_ratio=recomputed / max(1, reused + recomputed),
+        effective_ratio=recomputed / max(1, len(plan.spliced.layout.cached)),
         choice=plan.choice.reason,
         ttft_s=ttft,
         steps={**steps, "first_token": ttft - sum(steps.values())},
@@ -189,7 +216,7 @@ def report_of(
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
-        exact_tokens=0 if plan.cache is None else plan.spliced.layout.exact,
+        exact_tokens=_exact_tokens(plan),
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,
@@ -197,6 +224,22 @@ def report_of(
             attention=request.method.auto == "attention",
         ),
     )
+
+
+def _with_versions(plan: Plan) -> npt.NDArray[np.uint8]:
+    """Return the plan's origins, versions' rows told from entries'."""
+    origin = plan.origin
+    for piece in plan.spliced.layout.placed:
+        if isinstance(piece.entry, PlacedVersion):
+            origin[piece.slots[origin[piece.slots] == Origin.CACHED]] = Origin.VERSION
+    return origin
+
+
+def _exact_tokens(plan: Plan) -> int:
+    if plan.cache is None:
+        return 0
+    layout = plan.spliced.layout
+    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
 
 
 def _decoding(drawn: Drawn) -> dict[str, Any]:
@@ -221,34 +264,13 @@ def _scores(plan: Plan) -> npt.NDArray[np.float32]:
 
 
 def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-    placed = [
-        ChunkUse(
-            piece.entry.text,
-            piece.start,
-            piece.end,
-            reused=int((origin[piece.slots] == Origin.CACHED).sum()),
-            recomputed=int((origin[piece.slots] == Origin.RECOMPUTED).sum()),
-            source="version" if isinstance(piece.entry, PlacedVersion) else "entry",
-        )
-        for piece in plan.spliced.layout.placed
-    ]
-    inside = list(_uses_inside(plan))
-    if inside and placed and (inside[-1].text, inside[-1].end) == (placed[0].text, placed[0].start):
-        head = inside.pop()  # the former prompt ends in this chunk
-        reused = head.reused + placed[0].reused
-        placed[0] = replace(placed[0], start=head.start, reused=reused, source=head.source)
-    return (*inside, *placed)
-
-
-def _uses_inside(plan: Plan) -> Iterator[ChunkUse]:
-    """Yield the chunks, or heads of chunks, whose rows are a former prompt's."""
-    layout = plan.spliced.layout
-    if layout.continued is None:
-        return
-    source: Source = "conversation" if layout.continued.conversation else "prefix"
-    for span in plan.located.known or ():
-        start = int(np.searchsorted(layout.offsets[:, 1], span.start, side="right"))
-        end = int(np.searchsorted(layout.offsets[:, 0], span.end, side="left"))
-        start, end = max(start, layout.sink), min(end, layout.continued.length)
-        if start < end:
-            yield ChunkUse(span.text, start, end, end - start, 0, source)
+    """Return the chunks of which the prompt has rows, in its order."""
+    uses = []
+    for piece in plan.spliced.layout.placed:
+        source = _SOURCES.get(type(piece.entry), "entry")
+        counts = np.bincount(origin[piece.start : piece.end], minlength=len(Origin))
+        recomputed, fresh = int(counts[Origin.RECOMPUTED]), int(counts[Origin.FRESH])
+        reused = piece.end - piece.start - recomputed - fresh
+        text = piece.entry.text
+        uses.append(ChunkUse(text, piece.start, piece.end, reused, recomputed, source))
+    return tuple(uses)

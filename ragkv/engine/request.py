@@ -41,14 +41,9 @@ class Request:
     named: tuple[NamedList, ...] = ()
 
     @property
-    def uses_prompts(self) -> bool:
-        """Whether it may begin with a former prompt's rows, and leaves its own."""
-        return self.config.history and self.method.uses_prompts
-
-    @property
-    def uses_versions(self) -> bool:
-        """Whether its chunks may be placed from versions, and leave theirs."""
-        return self.config.history and self.method.uses_versions
+    def uses_history(self) -> bool:
+        """Whether it may take former prompts' rows, and leaves its own."""
+        return self.config.history and self.method.uses_chunks
 
 
 def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:

@@ -10,8 +10,9 @@ from typing import Self
 from ragkv.config import HISTORY_BYTES, ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
-from ragkv.engine.conversations import Conversations
 from ragkv.engine.corpus import Corpus
+from ragkv.engine.former import FormerPrompts
+from ragkv.engine.healing import Healing
 from ragkv.engine.history import history_warnings
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
@@ -31,12 +32,12 @@ from ragkv.store.prefixes.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks and their versions, conversations, auxiliary models, background work."""
+    """The model's chunks and their versions, former prompts, auxiliary models, background work."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
     background: Background
-    conversations: Conversations
+    former: FormerPrompts
     versions: Versions
     teller: Teller = field(default_factory=Teller)
 
@@ -53,16 +54,19 @@ class Reuse:
         corpus = make(loaded)
         budget = HISTORY_BYTES if settings.history_bytes is None else settings.history_bytes
         tree = PrefixTree(budget, costs) if budget else None
-        conversations = Conversations(corpus, tree)
+        former = FormerPrompts(corpus, tree)
         writable = not settings.read_only
         requests = lock_of(loaded.model).shared(RequestQueue)
-        versions = Versions(corpus, requests, budget, writable=writable)
-        background = Background(corpus, conversations, versions, writable=writable)
-        return cls(corpus, Auxiliaries(corpus, make), background, conversations, versions)
+        versions = Versions(corpus, former, writable=writable)
+        healing = Healing(corpus, former, versions, requests, budget)
+        background = Background(corpus, former, versions, healing, writable=writable)
+        made = cls(corpus, Auxiliaries(corpus, make), background, former, versions)
+        corpus.on_removed = made._drop_former
+        return made
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
         """Return what runs prompts over these chunks."""
-        kept = self.conversations, self.versions
+        kept = self.former, self.versions
         return Pipeline(self.corpus, self.auxiliaries.scorer, requests, *kept)
 
     def precompute(
@@ -90,21 +94,23 @@ class Reuse:
             )
             for corpus, sink in corpora
         ]
-        if config.history and method.uses_versions:
+        if config.history:
             self.versions.note_ingested(chunks)
         self._drop_former_after(reports[0].removed)
         return reports[0]
 
-    def load(self, named: Sequence[str], config: ReuseConfig) -> None:
+    def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
         """Start loading chunks that the next prompts will contain."""
-        self.background.fetch(named, partial(self.corpus.sink_for, config))
+        config, method = setting
+        heal = config.history and method.uses_chunks
+        self.background.fetch(named, partial(self.corpus.sink_for, config), heal=heal)
 
     def delete(self, text: str) -> int:
-        """Delete a chunk, and the conversations, whose prompts may have contained it."""
+        """Delete a chunk, and the former prompts, which may have contained it."""
         return self._drop_former_after(self.corpus.forget(text))
 
     def forget_document(self, document: str) -> int:
-        """Delete a document's own chunks, and the conversations; return how many chunks."""
+        """Delete a document's own chunks, and the former prompts; return how many chunks."""
         return self._drop_former_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
@@ -119,12 +125,16 @@ class Reuse:
         """Bytes and hits of the store's tiers, of former prompts and of versions."""
         return (
             *self.corpus.store.tiers_in_use(),
-            *self.conversations.in_use(),
+            *self.former.in_use(),
             *self.versions.in_use(),
         )
 
     def _drop_former_after(self, deleted: int) -> int:
         if deleted:
-            self.conversations.clear()
-            self.versions.drop_deleted()
+            self._drop_former()
         return deleted
+
+    def _drop_former(self) -> None:
+        self.former.clear()
+        self.background.forget_runs()
+        self.versions.drop_deleted()

@@ -21,11 +21,14 @@ class EngineStatus:
         Requests over the model that have begun and not ended, and those that wait for their turn.
     tiers
         Bytes and hits of each tier, of former prompts and of versions.
+    healed_tokens
+        Tokens of chunks that were computed exactly while no request ran.
     """
 
     running: int
     waiting: int
     tiers: tuple[TierUse, ...]
+    healed_tokens: int = 0
 
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
@@ -38,5 +41,5 @@ def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
 
 def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
-    tiers = () if reuse is None else reuse.tiers
-    return EngineStatus(requests.running, requests.waiting, tiers)
+    known = ((), 0) if reuse is None else (reuse.tiers, reuse.background.healed_tokens)
+    return EngineStatus(requests.running, requests.waiting, *known)

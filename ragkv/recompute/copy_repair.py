@@ -29,13 +29,18 @@ class CopyRepair:
     scores
         ``[cached]`` the ranking of the cached tokens: among matches of one length those
         with higher scores behind them come first.
+
+    Attributes
+    ----------
+    taken
+        ``[rows]`` positions that were recomputed since, each once.
     """
 
     def __init__(
         self, layout: Layout, rows: Positions, scores: FloatArray, lookup: CopyLookup
     ) -> None:
         self.prompt = layout.ids
-        self.repaired = 0
+        self.taken = np.zeros(0, np.int64)
         self._stale = np.zeros(len(layout), dtype=bool)
         self._stale[layout.stale(rows)] = True
         self._lookup = lookup
@@ -43,6 +48,11 @@ class CopyRepair:
         padded = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
         padded[layout.cached] = scores
         self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
+
+    @property
+    def repaired(self) -> int:
+        """Number of the positions taken."""
+        return len(self.taken)
 
     def take(self, history: TokenHistory) -> Positions:
         """Return the positions to recompute now, sorted, and mark them repaired.
@@ -61,5 +71,5 @@ class CopyRepair:
         _, first = np.unique(near, return_index=True)
         chosen = np.sort(near[np.sort(first)[: self._lookup.at_most]])
         self._stale[chosen] = False
-        self.repaired += len(chosen)
+        self.taken = np.concatenate([self.taken, chosen])
         return chosen

@@ -20,7 +20,8 @@ import torch
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import add_rotated, unrotate
 from ragkv.model.streams import to_device
-from ragkv.splice.layout import Layout
+from ragkv.splice.buffer import Shift
+from ragkv.splice.layout import Layout, Origin
 
 # Shares of a token's squared shift: common to its whole chunk; common to near and very near
 # tokens (share, tokens within which it falls to 1/e); its own. Measured, see docs/log.md.
@@ -45,30 +46,55 @@ class Drift:
     compared and moved unrotated. A layer's ``d_i``, keys and values apart, are shortened to
     the median length of all ``d_i / g_i``.
 
+    Rows that former prompts recomputed count as recomputed now: so stale rows move alike however
+    many prompts it took to recompute the others.
+
     Parameters
     ----------
     layout
         The prompt's layout; rows that are exact already are neither read nor moved.
     rows
         ``[rows]`` sorted positions that the pass computes.
+    former
+        How the rows that former prompts recomputed differ from the entries'.
     """
 
-    def __init__(self, layout: Layout, rows: npt.NDArray[np.int64], loaded: ReusableModel) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rows: npt.NDArray[np.int64],
+        loaded: ReusableModel,
+        former: Shift | None = None,
+    ) -> None:
         architecture, rotary, device = loaded.architecture, loaded.rotary, loaded.device
+        nothing = np.empty(0, dtype=np.int64)
+        known = nothing if former is None else former.positions
+        self._former = former if len(known) else None
+        both = np.concatenate([known, rows])
+        order = np.argsort(both)
         self._kinds = architecture.rope_kinds
         self._end = layout.query_start
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
         width = 2 * architecture.kv_heads * architecture.head_dim
-        stretches = list(_stretches(layout, rows))
+        stretches = list(_stretches(layout, both[order]))
         self._weights: _PerStretch | _Batched | None = None
         if stretches:
             kind = _PerStretch if device.type == "cpu" else _Batched
             self._weights = kind(stretches, self._end, width, device)
-        nothing = np.empty(0, dtype=np.int64)
-        seen = np.concatenate([nothing, *(part.observed for part in stretches)])
+        observed = order[np.concatenate([nothing, *(part.observed for part in stretches)])]
         places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
-        self._seen = to_device(seen, device)
-        self._here = to_device(rows[seen], device)
+        now = observed >= len(known)
+        kept = np.flatnonzero(layout.origin[: self._end] >= Origin.EXACT)
+        self._kept = to_device(kept, device)
+        self._here = to_device(both[observed], device)
+        self._computed = to_device(observed[now] - len(known), device)
+        self._replaced = to_device(both[observed[now]], device)
+        # the former's and the pass's, in the order of the positions
+        self._order: torch.Tensor | None = None
+        if not now.all():
+            of_former = observed[~now]
+            self._of_former = to_device(of_former, device)
+            self._order = to_device(np.argsort(np.argsort(now, kind="stable")), device)
         self._sizes = _sizes(to_device(places, device))
 
     def __call__(
@@ -81,19 +107,27 @@ class Drift:
         if self._weights is None:
             return
         keys, values = (part[:, : self._end] for part in rows)
+        of_keys, of_values = (None, None) if self._former is None else self._former.of(layer)
         table = self._tables[self._kinds[layer]]
-        moved = self._moved(keys, fresh[0])
+        moved = self._moved(keys, fresh[0], of_keys)
         moved_keys = self._bounded(unrotate(moved, table.at(self._here)))
-        moved_values = self._bounded(self._moved(values, fresh[1]))
+        moved_values = self._bounded(self._moved(values, fresh[1], of_values))
         moved = torch.cat([moved_keys, moved_values])
         expected = self._weights.times(moved.transpose(0, 1).flatten(1))
+        expected.index_fill_(0, self._kept, 0)
         expected = expected.view(self._end, *moved.shape[::2]).transpose(0, 1)
         add_rotated(keys, expected[: len(keys)], table)
         values += expected[len(keys) :]
 
-    def _moved(self, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        before, after = rows.index_select(1, self._here), fresh.index_select(1, self._seen)
-        return after.float() - before.float()
+    def _moved(
+        self, rows: torch.Tensor, fresh: torch.Tensor, former: torch.Tensor | None
+    ) -> torch.Tensor:
+        before = rows.index_select(1, self._replaced)
+        moved = fresh.index_select(1, self._computed).float() - before.float()
+        if former is None or self._order is None:
+            return moved
+        known = former.index_select(1, self._of_former).float()
+        return torch.cat([known, moved], dim=1).index_select(1, self._order)
 
     def _bounded(self, moved: torch.Tensor) -> torch.Tensor:
         """Limit shifts to the median length."""
@@ -125,7 +159,7 @@ class _Stretch(NamedTuple):
 
 
 def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch]:
-    for piece in layout.placed:
+    for piece in filter(layout.has_stale, layout.placed):
         cached = piece.slots >= layout.exact
         slots = piece.slots[cached]
         if not len(slots):

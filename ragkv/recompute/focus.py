@@ -39,10 +39,13 @@ class FocusedChunks:
     ----------
     ended_at
         First layer that computes the focused chunks alone; None: no chunk's repair has ended.
+    left
+        Sorted positions of the rows that are not computed from there on.
     """
 
     def __init__(self, layout: Layout, rows: Positions, layers: int) -> None:
         self.ended_at: int | None = None
+        self.left: Positions = np.zeros(0, np.int64)
         self._layout, self._rows, self._layers = layout, rows, layers
         self._paid = np.zeros(len(layout.placed))
         self._focused: frozenset[int] = frozenset()
@@ -51,7 +54,7 @@ class FocusedChunks:
     def __call__(self, call: LayerCall) -> Positions | None:
         """Add a layer's attention; return the rows that stay, once the chunks are known."""
         if call.layer == 0:
-            self.ended_at, self._running = None, 0
+            self.ended_at, self.left, self._running = None, self._rows[:0], 0
             self._paid[:] = 0
         layout = self._layout
         paid = attention_of_last_rows(call, len(layout) - layout.query_start)
@@ -64,7 +67,8 @@ class FocusedChunks:
             return None
         self.ended_at = call.layer + 1
         others = [piece.slots for at, piece in enumerate(layout.placed) if at not in self._focused]
-        return np.setdiff1d(self._rows, np.concatenate(others), assume_unique=True)
+        self.left = np.intersect1d(self._rows, np.concatenate(others))
+        return np.setdiff1d(self._rows, self.left, assume_unique=True)
 
 
 def focused_chunks(paid: npt.NDArray[np.float64]) -> frozenset[int]:

@@ -17,7 +17,7 @@ from ragkv.recompute.drift import Drift
 from ragkv.recompute.focus import FEWEST, FocusedChunks
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
-from ragkv.splice.buffer import BeforeWrite, SplicedCache
+from ragkv.splice.buffer import BeforeWrite, Shift, SplicedCache
 from ragkv.splice.layout import Layout
 
 
@@ -50,20 +50,27 @@ class Repair:
         choice: Choice,
         loaded: ReusableModel,
         *,
+        shift: Shift,
         copies: bool,
     ) -> Self:
         """Prepare the method's parts; none where no stale token remains.
 
         Parameters
         ----------
+        shift
+            How former prompts' rows differ from the entries'.
         copies
             Whether copy repair is switched on.
         """
         rows = np.union1d(layout.fresh, choice.positions)
-        if not len(choice.positions) or len(choice.positions) == len(layout.cached):
+        if not len(layout.stale(rows)):
             return cls()
+        drift: BeforeWrite | None = None
+        if method.drift and (len(choice.positions) or len(shift.positions)):
+            drift = Drift(layout, rows, loaded, shift)
+        if not len(choice.positions):
+            return cls(drift=drift)
         on_cpu = loaded.device.type == "cpu"
-        drift: BeforeWrite | None = Drift(layout, rows, loaded) if method.drift else None
         if choice.mover is not None:
             drift = choice.mover(rows)
         return cls(

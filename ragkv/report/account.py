@@ -42,9 +42,9 @@ class Miss:
         return f"{mend} {STORED_NEXT}".strip() if self.stored_next else mend
 
 
-Source = Literal["entry", "version", "conversation", "prefix"]
+Source = Literal["entry", "version", "former"]
 """Where a chunk's rows come from: its stored entry, a version of it that was computed behind other
-chunks, or a former prompt that this one continues."""
+chunks, or former prompts that begin with the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class ChunkUse:
     """One chunk of the prompt: its position, and what was done with its tokens.
 
     ``start`` and ``end`` are token positions in the prompt; ``reused`` and
-    ``recomputed`` count its cached tokens, the rest of the span is fresh. ``source`` is where its
-    first rows come from: the others of a chunk in which a former prompt ends are an entry's.
+    ``recomputed`` count its cached tokens, the rest of the span is fresh. ``source`` is where the
+    rows come from that no former prompt computed; ``former`` where there are none.
     """
 
     text: str
@@ -68,24 +68,27 @@ class ChunkUse:
 class ReuseReport:
     """Where every prompt token came from and what each step cost.
 
-    ``prompt_tokens = sink_tokens + conversation_tokens + prefix_tokens + reused_tokens +
-    recomputed_tokens + fresh_tokens``.
+    ``prompt_tokens = sink_tokens + former_exact_tokens + former_repaired_tokens + reused_tokens +
+    version_tokens + recomputed_tokens + fresh_tokens``.
 
     Attributes
     ----------
     sink_tokens
         Tokens whose KV is the shared sink's.
-    conversation_tokens, prefix_tokens
-        Tokens behind the sink whose KV is a former prompt's and its answer's: of one that this
-        prompt continues whole, or of one that begins with the same tokens and is exact there.
+    former_exact_tokens, former_repaired_tokens
+        Tokens behind the sink whose KV former prompts that begin with the same tokens, or their
+        answers, computed: as a full prefill does, or over a partly stale context.
     reused_tokens
         Chunk tokens whose cached KV, from their entries, was kept.
+    version_tokens
+        The same, from versions of the chunks.
     recomputed_tokens
         Chunk tokens that were cached and computed again.
     fresh_tokens
         Tokens that were not cached: query, text between chunks, misses.
     recompute_ratio, effective_ratio
-        The requested share (or ``"auto"``), and ``recomputed / (reused + recomputed)``.
+        The requested share (or ``"auto"``), and the share of the placed chunks' tokens that was
+        computed by this prompt.
     choice
         What ``"auto"`` saw and chose.
     ttft_s
@@ -110,11 +113,11 @@ class ReuseReport:
         all layers recomputed all of ``recomputed_tokens``.
     exact_tokens
         First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
-        rounds: the sink, the chunk right behind it, a former prompt's exact part. None of them
-        is recomputed below a ratio of 1.
+        rounds: the sink, the chunk right behind it, former prompts' exact rows. None of them is
+        recomputed below a ratio of 1.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
-        conversation, 5 prefix (bytes of length ``prompt_tokens``).
+        exact and 5 repaired by former prompts, 6 version (bytes of length ``prompt_tokens``).
     warnings
         What the user can mend, such as a prompt whose head is not the sink; each kind is logged
         once per engine.
@@ -149,8 +152,9 @@ class ReuseReport:
     dtype: str = ""
     ahead_tokens: int = 0
     choice: str = ""
-    conversation_tokens: int = 0
-    prefix_tokens: int = 0
+    former_exact_tokens: int = 0
+    former_repaired_tokens: int = 0
+    version_tokens: int = 0
     focused_from: int | None = None
     exact_tokens: int = 0
     trace: Trace | None = field(default=None, repr=False, compare=False)
@@ -162,8 +166,8 @@ class ReuseReport:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed, by whatever kind of reuse."""
-        kept = self.conversation_tokens + self.prefix_tokens
-        return self.sink_tokens + kept + self.reused_tokens
+        kept = self.former_exact_tokens + self.former_repaired_tokens
+        return self.sink_tokens + kept + self.reused_tokens + self.version_tokens
 
     @property
     def hits(self) -> dict[Source, int]:

@@ -19,9 +19,10 @@ def summary(report: ReuseReport) -> str:
     """Return where tokens and time went, and what was not reused and why."""
     sources = {
         "sink": report.sink_tokens,
-        "from the conversation": report.conversation_tokens,
-        "from a former prompt": report.prefix_tokens,
+        "exact from former prompts": report.former_exact_tokens,
+        "repaired by former prompts": report.former_repaired_tokens,
         "reused": report.reused_tokens,
+        "from versions": report.version_tokens,
         "recomputed": report.recomputed_tokens,
         "not cached": report.fresh_tokens,
     }

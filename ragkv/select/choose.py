@@ -14,6 +14,7 @@ from ragkv.config import ReuseConfig
 from ragkv.select.method import FloatArray, Grouping, Method, Scene, Scored, Spread
 from ragkv.splice.buffer import BeforeWrite
 from ragkv.splice.layout import Layout
+from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
 
 Positions = npt.NDArray[np.int64]
 
@@ -35,6 +36,8 @@ class Choice:
         Prompt positions to recompute, sorted.
     scores
         ``[cached]`` float32: the ranking; None where nothing was scored.
+    ratio
+        The share of the cached tokens that was to be recomputed.
     reason
         How ``"auto"`` chose, in one sentence; empty for a given ratio.
     mover
@@ -43,6 +46,7 @@ class Choice:
 
     positions: Positions
     scores: FloatArray | None = None
+    ratio: float = 0.0
     reason: str = ""
     mover: Callable[[Positions], BeforeWrite] | None = None
 
@@ -57,18 +61,28 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     """Choose the cached positions to recompute.
 
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
-    without scoring. Tokens that are exact already are not chosen below 1, whatever their
-    scores: the budget goes to the others.
+    without scoring. Tokens whose entry is exact there are not chosen below 1, whatever their
+    scores: the budget goes to the others. Of the chosen, those that have a former prompt's row
+    cost nothing: they are left out. A prompt that was asked before, to the last token, chose
+    then. Versions that fit take less of the budget.
     """
-    cached = scene.layout.cached
+    layout = scene.layout
+    cached, known = layout.cached, layout.known
     ratio = config.recompute_ratio
-    if takes_all(scene.layout, config):
-        return Choice(cached)
-    stale = cached >= scene.layout.exact
-    if not stale.any() or ratio == 0 or method.score is None:
-        return Choice(cached[:0])
+    if takes_all(layout, config):
+        return Choice(np.setdiff1d(cached, known, assume_unique=True), ratio=1.0)
+    stale = cached >= layout.exact
+    was_asked = layout.former is not None and len(layout.fresh) == 1
+    if was_asked or not len(layout.stale(known)) or ratio == 0 or method.score is None:
+        nothing = 0.0 if method.score is None else FLOOR if ratio == "auto" else ratio
+        return Choice(cached[:0], ratio=nothing)
     found = method.score(scene)
     scores, mover = found if isinstance(found, Scored) else (found, None)
+    fit = (
+        _fit_of_versions(layout) if method.auto != "overhead" else np.ones(len(cached), np.float32)
+    )
+    if method.auto == "attention":
+        scores = scores * fit
     paid = scores
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
@@ -78,14 +92,26 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     if ratio == "auto":
         by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
         ratio, reason = by_what(paid[ranks], len(cached))
-    budget = round(ratio * len(cached))
+    budget = round(ratio * float(fit.sum()))
     if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
     else:
-        positions = _whole_windows(
-            scene.layout, cached[stale], cached[ranks], budget, method.grouping
-        )
-    return Choice(positions, scores, reason, mover)
+        positions = _whole_windows(layout, cached[stale], cached[ranks], budget, method.grouping)
+    positions = np.setdiff1d(positions, known, assume_unique=True)
+    return Choice(positions, scores, ratio, reason, mover)
+
+
+def _fit_of_versions(layout: Layout) -> FloatArray:
+    """Return ``[cached]`` the share of the repair that tokens need: 1 for those of entries.
+
+    For a version's its cache fix overhead, of which an entry has :data:`NO_CONTEXT` (Cache-Craft).
+    """
+    cached = layout.cached
+    fit = np.ones(len(cached), dtype=np.float32)
+    for piece in layout.placed:
+        if isinstance(piece.entry, PlacedVersion):
+            fit[np.searchsorted(cached, piece.slots)] = min(1, piece.entry.overhead / NO_CONTEXT)
+    return fit
 
 
 def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.float64]) -> FloatArray:

@@ -25,7 +25,7 @@ from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.layout import Layout
 
 FloatArray = npt.NDArray[np.float32]
-_REUSE = ("none", "prefix", "chunks", "versions", "prompts")
+_REUSE = ("none", "prefix", "chunks")
 
 
 class Scored(NamedTuple):
@@ -197,10 +197,10 @@ class Method:
         The share of neighbours' scores that is added to a token's, or None.
     reuse
         What a prompt uses of what was computed before: ``none``, an ordinary prefill; ``prefix``,
-        an exact prefix of the prompt; ``chunks``, the entries of all known chunks. Of former
-        prompts too, unless ``ReuseConfig.history`` is off: ``versions``, the chunks as they are
-        behind other chunks (:mod:`ragkv.store.versions`), or ``prompts``, the rows of prompts that
-        begin with the same tokens (:mod:`ragkv.store.prefixes`).
+        an exact prefix of the prompt; ``chunks``, the entries of all known chunks and, unless
+        ``ReuseConfig.history`` is off, the rows of prompts that begin with the same tokens
+        (:mod:`ragkv.store.prefixes`) and the chunks as they are behind other chunks
+        (:mod:`ragkv.store.versions`).
     grouping
         Windows that are recomputed whole, or None.
     auxiliary
@@ -223,7 +223,7 @@ class Method:
     score: Callable[[Scene], FloatArray | Scored] | None = None
     auto: Literal["attention", "overhead"] | None = None
     spread: Spread | None = None
-    reuse: Literal["none", "prefix", "chunks", "versions", "prompts"] = "chunks"
+    reuse: Literal["none", "prefix", "chunks"] = "chunks"
     grouping: Grouping | None = None
     auxiliary: bool = False
     drift: bool = False
@@ -235,16 +235,6 @@ class Method:
     def uses_chunks(self) -> bool:
         """Whether chunks are placed wherever they stand in the prompt."""
         return self.reuse not in ("none", "prefix")
-
-    @property
-    def uses_versions(self) -> bool:
-        """Whether chunks may be placed from their contextual versions."""
-        return self.reuse == "versions"
-
-    @property
-    def uses_prompts(self) -> bool:
-        """Whether a prompt may begin with a former prompt's rows."""
-        return self.reuse == "prompts"
 
     def __post_init__(self) -> None:
         if self.auto is not None:

@@ -25,9 +25,10 @@ def tokens_by_source(report: ReuseReport) -> dict[str, int]:
     """Return how many prompt tokens came from where."""
     return {
         "sink": report.sink_tokens,
-        "conversation": report.conversation_tokens,
-        "prefix": report.prefix_tokens,
+        "exact": report.former_exact_tokens,
+        "repaired": report.former_repaired_tokens,
         "reused": report.reused_tokens,
+        "version": report.version_tokens,
         "recomputed": report.recomputed_tokens,
         "fresh": report.fresh_tokens,
     }

@@ -10,27 +10,31 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ragkv.engine.state import EngineStatus
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import tokens_by_source
-from ragkv.store.base import TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class _Tiers(Collector):
-    """Bytes and hits by tier, read when Prometheus asks."""
+class _Engines(Collector):
+    """Bytes and hits by tier, and tokens healed, read when Prometheus asks."""
 
-    def __init__(self, tiers: Callable[[], Iterable[TierUse]]) -> None:
-        self._tiers = tiers
+    def __init__(self, status: Callable[[], Iterable[EngineStatus]]) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Yield both, summed over the namespaces."""
-        held, hits = Counts[str](), Counts[str]()
-        for tier in self._tiers():
-            hits[tier.name] += tier.hits
-            if tier.nbytes is not None:
-                held[tier.name] += tier.nbytes
+        """Yield them, summed over the namespaces."""
+        held, hits, healed = Counts[str](), Counts[str](), 0
+        for status in self._status():
+            healed += status.healed_tokens
+            for tier in status.tiers:
+                hits[tier.name] += tier.hits
+                if tier.nbytes is not None:
+                    held[tier.name] += tier.nbytes
+        what = "Tokens of chunks computed exactly while no request ran."
+        yield CounterMetricFamily("ragkv:healed_tokens", what, value=healed)
         nbytes = GaugeMetricFamily("ragkv:tier_bytes", "Bytes of KV by tier.", labels=["tier"])
         served = CounterMetricFamily("ragkv:tier_hits", "Hits by tier.", labels=["tier"])
         for family, counts in ((nbytes, held), (served, hits)):
@@ -46,15 +50,15 @@ class ServerMetrics:
     ----------
     running, waiting
         Return how many answers there are now.
-    tiers
-        Return what the stores' tiers hold, those of all namespaces.
+    status
+        Returns that of the engines of all namespaces.
     """
 
     def __init__(
         self,
         running: Callable[[], float],
         waiting: Callable[[], float],
-        tiers: Callable[[], Iterable[TierUse]],
+        status: Callable[[], Iterable[EngineStatus]],
     ) -> None:
         self._registry = CollectorRegistry()
         self._first_token = self._histogram(
@@ -85,7 +89,7 @@ class ServerMetrics:
             ("num_requests_waiting", "Answers that wait for the model.", waiting),
         ):
             Gauge(f"ragkv:{name}", what, registry=self._registry).set_function(count)
-        self._registry.register(_Tiers(tiers))
+        self._registry.register(_Engines(status))
 
     def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
         return Histogram(f"ragkv:{name}", what, labels, registry=self._registry, buckets=_SECONDS)

@@ -56,7 +56,7 @@ class Service:
         self.metrics = ServerMetrics(
             lambda: first.status().running,
             lambda: first.status().waiting,
-            lambda: (tier for engine in self.engines.values() for tier in engine.status().tiers),
+            lambda: [engine.status() for engine in self.engines.values()],
         )
         self.gate = Gate(settings.max_running + settings.max_waiting)
         self.ingestion = IngestionQueue(limits.JOBS)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -36,6 +38,29 @@ class BeforeWrite(Protocol):
         ``rows`` are ``[kv_heads, tokens, head_dim]``, ``fresh`` ``[kv_heads, slots, head_dim]``.
         """
         ...
+
+
+class Shift:
+    """How former prompts' rows differ from those of the entries at the same positions.
+
+    Attributes
+    ----------
+    positions
+        ``[rows]`` sorted; none where no stale row can be moved by it.
+    """
+
+    def __init__(self, positions: npt.NDArray[np.int64]) -> None:
+        self.positions = positions
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, layers: slice, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Note layers' differences, ``[layers, kv_heads, rows, head_dim]``."""
+        numbers = range(layers.start, layers.start + len(keys))
+        self._layers |= dict(zip(numbers, zip(keys, values, strict=True), strict=True))
+
+    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's differences, ``[kv_heads, rows, head_dim]``, keys rotated."""
+        return self._layers[layer]
 
 
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -147,6 +172,8 @@ class SplicedCache(Cache):
     ----------
     written
         Layers that were written since the last :meth:`write_at`.
+    shift
+        Known of a layer once its rows are loaded.
     """
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
@@ -180,6 +207,7 @@ class SplicedCache(Cache):
         super().__init__(layers=list(layers))
         self._prompt = length
         self.written = 0
+        self.shift = Shift(np.zeros(0, np.int64))
 
     def update(
         self,

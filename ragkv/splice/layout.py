@@ -18,14 +18,19 @@ if TYPE_CHECKING:  # the stores, and the kernels' codecs with them, are loaded l
 
 
 class Origin(IntEnum):
-    """Where a prompt token's KV comes from."""
+    """Where a prompt token's KV comes from.
+
+    CACHED is an entry's, EXACT and REPAIRED are a former prompt's; VERSION, of reports alone, is a
+    version's in place of an entry's.
+    """
 
     SINK = 0
     CACHED = 1
     RECOMPUTED = 2
     FRESH = 3
-    CONVERSATION = 4
-    PREFIX = 5
+    EXACT = 4
+    REPAIRED = 5
+    VERSION = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +65,10 @@ class Layout:
     origin
         ``[tokens]`` uint8, an :class:`Origin` each.
     exact
-        Cached rows before this position stand as they are. They are those of a full prefill: the
-        sink's, and those of the first chunk as far as it follows right behind the whole sink; or
-        those of ``continued``.
-    continued
-        The former prompt's rows that the first positions take, the sink's among them; no chunk
-        is placed there.
+        Entries' rows before this position are those of a full prefill: the sink's, and those of
+        the first chunk as far as it follows right behind the whole sink.
+    former
+        Rows of former prompts, in their places; an entry's rows there are not used.
     """
 
     ids: IntArray
@@ -74,19 +77,39 @@ class Layout:
     placed: tuple[Placed, ...]
     origin: npt.NDArray[np.uint8]
     exact: int = 0
-    continued: PrefixMatch | None = None
+    former: PrefixMatch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def cached(self) -> npt.NDArray[np.int64]:
-        """Positions with a cached chunk row, sorted."""
-        return np.flatnonzero(self.origin == Origin.CACHED)
+        """Positions of the placed chunks' tokens, sorted, those with a former row too."""
+        inside = self.origin == Origin.CACHED
+        for piece in self.placed:
+            inside[piece.slots] = True
+        return np.flatnonzero(inside)
+
+    @property
+    def known(self) -> npt.NDArray[np.int64]:
+        """Positions of the placed chunks' tokens that have a former prompt's row, sorted."""
+        cached = self.cached
+        return cached[self.origin[cached] >= Origin.EXACT]
+
+    @property
+    def compared(self) -> npt.NDArray[np.int64]:
+        """Positions of the known tokens of chunks with a stale row, sorted."""
+        slots = [piece.slots for piece in self.placed if self.has_stale(piece)]
+        return np.intersect1d(self.known, np.concatenate([*slots, np.zeros(0, np.int64)]))
+
+    def has_stale(self, piece: Placed) -> bool:
+        """Whether a chunk has any row that is its entry's, and not exact."""
+        stale = self.origin[piece.slots] == Origin.CACHED
+        return bool((stale & (piece.slots >= self.exact)).any())
 
     def stale(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the cached positions, sorted, that are neither exact nor among the rows."""
-        cached = self.cached
+        """Return the positions, sorted, of entries' rows that are not exact, but ``rows``."""
+        cached = np.flatnonzero(self.origin == Origin.CACHED)
         return np.setdiff1d(cached[cached >= self.exact], rows, assume_unique=True)
 
     @property
@@ -96,17 +119,17 @@ class Layout:
 
     @property
     def query_start(self) -> int:
-        """First position after the last chunk; in a prompt that ends with it, the last token."""
-        if self.placed:
-            return min(self.placed[-1].end, len(self) - 1)
-        return self.sink if self.continued is None else self.continued.length
+        """First position to compute behind the last chunk; the last token where there is none."""
+        end = self.placed[-1].end if self.placed else self.sink
+        behind = np.flatnonzero(self.origin[end:] == Origin.FRESH)
+        return end + int(behind[0]) if len(behind) else len(self) - 1
 
 
 def lay_out(
     tokens: Tokens,
     sink_ids: IntArray,
     found: Sequence[tuple[LayeredKV, int, int]],
-    continued: PrefixMatch | None = None,
+    former: PrefixMatch | None = None,
 ) -> Layout:
     """Align entries with the prompt's tokens.
 
@@ -119,28 +142,27 @@ def lay_out(
     found
         ``(entry, start, end)`` in prompt order: the characters of the prompt where
         the entry's text, or its head, stands.
-    continued
-        A former prompt's rows, longer than the sink: entries are placed behind it.
+    former
+        Rows of former prompts, not of the last token.
 
     The prompt's last token is always fresh: its hidden state gives the first logits.
     """
     origin = np.full(len(tokens), Origin.FRESH, dtype=np.uint8)
     sink = min(_common_prefix(tokens.ids, sink_ids), len(tokens) - 1)
-    begin = sink
-    if continued is not None:
-        begin = continued.length
-        origin[:begin] = Origin.CONVERSATION if continued.conversation else Origin.PREFIX
-    origin[:sink] = Origin.SINK
     placed = []
     for entry, start, end in found:
-        piece = _align(tokens, entry, start, end, begin)
+        piece = _align(tokens, entry, start, end, sink)
         if piece is not None:
             origin[piece.slots] = Origin.CACHED
             placed.append(piece)
-    exact = begin
-    if placed and continued is None and sink == len(sink_ids):
-        exact += _run(placed[0], sink)
-    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, exact, continued)
+    if former is not None:
+        origin[former.positions] = np.where(former.is_exact, Origin.EXACT, Origin.REPAIRED)
+    origin[:sink] = Origin.SINK
+    right_behind = bool(placed) and sink == len(sink_ids)
+    end = sink + (_run(placed[0], sink) if right_behind else 0)
+    if (origin[sink:end] == Origin.REPAIRED).any():
+        end = sink
+    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, end, former)
 
 
 def _run(piece: Placed, first: int) -> int:

@@ -13,10 +13,9 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import RopeKind, Table, rotate
 from ragkv.model.streams import side_stream, to_device
-from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.layout import Layout, Placed
+from ragkv.splice.buffer import Shift, SplicedCache
+from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.on_device import put_on_device
-from ragkv.store.prefixes.node import PrefixRows
 
 _LAYERS_AT_ONCE = 4
 """More of them wait longer, fewer need more calls."""
@@ -36,14 +35,13 @@ def splice(
 
     Layers are placed just before one of them is first used: lazy entries load while the layers
     before are computed (Cache-Craft, section 4). Other rows are zero until the subset pass
-    computes them. Keys are unrotated in entries, and rotated once at their positions. Rows of a
-    continued prompt are copied bit by bit: they stand where they stood.
+    computes them. Keys are unrotated in entries, and rotated once at their positions. Rows of
+    former prompts are copied bit by bit: they stand where they stood.
 
     Parameters
     ----------
     sink
-        The shared sink's rows, encoded from position 0; None where there is none. A continued
-        prompt has them already.
+        The shared sink's rows, encoded from position 0; None where there is none.
     spare
         Rows to keep free for generated tokens.
     step
@@ -58,20 +56,27 @@ def splice(
         spare=spare,
         workspace=loaded.workspace,
     )
-    pieces, former, begin = list(layout.placed), tuple[PrefixRows, ...](), 0
-    if layout.continued is not None:
-        former, begin = layout.continued.parts, layout.continued.length
-    elif sink is not None and layout.sink:
+    former = () if layout.former is None else layout.former.parts
+    pieces = [
+        piece for piece in layout.placed if (layout.origin[piece.slots] == Origin.CACHED).any()
+    ]
+    if sink is not None and layout.sink and (layout.former is None or not layout.former.exact):
         head = np.arange(layout.sink)
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
-    end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=begin)
+    begin = min((int(piece.slots[0]) for piece in pieces), default=0)
+    end = max((int(piece.slots[-1]) + 1 for piece in pieces), default=0)
+    shift = Shift(layout.compared)
     device = loaded.device
     positions = torch.arange(begin, end, device=device)
     tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
     put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
     where = [part for piece in pieces for part in (piece.rows, piece.slots - begin)]
-    *there, fresh = _indices([*where, layout.fresh], device)
-    moves = list(zip((piece.entry for piece in pieces), there[::2], there[1::2], strict=True))
+    where += [part.positions for part in former]
+    *there, compared, fresh = _indices([*where, shift.positions, layout.fresh], device)
+    of_pieces, of_former = there[: 2 * len(pieces)], there[2 * len(pieces) :]
+    moves = list(
+        zip((piece.entry for piece in pieces), of_pieces[::2], of_pieces[1::2], strict=True)
+    )
     copies = side_stream(device)
     copies.wait_for_compute()  # the buffer's memory may just have been another's
 
@@ -82,14 +87,23 @@ def splice(
                 for part in target:
                     _clear(part, fresh)
                     _clear(part, slice(len(layout), None))
-                for rows in former:
-                    for into, kept in zip(target, (rows.keys, rows.values), strict=True):
-                        here = kept[layers].to(device, non_blocking=device.type != "mps")
-                        into[:, :, rows.start : rows.end] = here
             if moves:
                 behind = target[0][:, :, begin:], target[1][:, :, begin:]
                 put(moves, layers, behind, architecture.rope_kinds[layers], tables)
+            with copies.on_side_stream():
+                overlay(target, layers)
 
+    def overlay(target: tuple[torch.Tensor, torch.Tensor], layers: slice) -> None:
+        found = len(shift.positions) > 0
+        before = [part[:, :, compared].clone() for part in target] if found else []
+        for rows, at in zip(former, of_former, strict=True):
+            for into, kept in zip(target, rows.rows, strict=True):
+                into[:, :, at] = kept[layers].to(device, non_blocking=device.type != "mps")
+        if found:
+            after = (part[:, :, compared] for part in target)
+            shift.add(layers, *(now - was for now, was in zip(after, before, strict=True)))
+
+    cache.shift = shift
     cache.await_rows(place, _LAYERS_AT_ONCE)
     return cache
 
@@ -120,6 +134,8 @@ def _clear(part: torch.Tensor, positions: _Index) -> None:
 
 def _index(positions: npt.NDArray[np.int64]) -> _Index:
     """Return a slice where the positions are contiguous: a copy without gathering."""
+    if not len(positions):
+        return slice(0, 0)
     first, last = int(positions[0]), int(positions[-1])
     if last - first + 1 == len(positions):
         return slice(first, last + 1)

@@ -17,7 +17,7 @@ from ragkv.errors import ConfigError
         (ReuseConfig, {"auto": None}, "recompute_ratio='auto'"),
         (ReuseConfig, {"grouping": None}, "a Method with the grouping"),
         (ReuseConfig, {"load": "always"}, "omit it"),
-        (ReuseConfig, {"contextual_versions": True}, "method='cachecraft'"),
+        (ReuseConfig, {"contextual_versions": True}, "history=False"),
         (DecodeConfig, {"prompt_lookup_num_tokens": 3}, "drafts=True or drafts=False"),
         (StoreConfig, {"encrypt": True}, "encrypt the disk below the store"),
         (StoreConfig, {"costs": None}, "FLOPs of computing them"),

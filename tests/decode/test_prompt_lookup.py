@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ragkv import Completion, RagKV
+from ragkv import Completion, RagKV, ReuseConfig
 from ragkv.decode.draft import LONGEST, Drafts
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Take
@@ -234,7 +234,8 @@ def test_no_step_crosses_the_position_where_the_rotary_table_changes(
 ) -> None:
     """There all keys of a pass would rotate by the other table, the last token's too."""
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
-    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+    first = ReuseConfig(history=False)
+    with RagKV(model, tiny_tokenizer(), store=":memory:", reuse=first) as engine:
         endless(engine)
         tokens = tiny_tokenizer()(" ".join(some_chunks(3)))["input_ids"][:235]
         prompt = tiny_tokenizer().decode(tokens)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV, StoreConfig
+from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.stream import CompletionStream
 from ragkv.errors import ClosedError, ModelInUseError, RagKVError
 
@@ -22,7 +22,7 @@ PROMPT = "\n\n".join(CHUNKS) + "\n\nWhat now?"
 
 def an_engine(path: Path | None = None) -> RagKV:
     store = ":memory:" if path is None else StoreConfig(path=path, memory_bytes=0)
-    return RagKV(tiny_model(), tiny_tokenizer(), store=store)
+    return RagKV(tiny_model(), tiny_tokenizer(), store=store, reuse=ReuseConfig(history=False))
 
 
 @pytest.mark.parametrize("kept", ["in memory", "on disk"])

@@ -24,7 +24,7 @@ def warnings_of(engine, prompt, **settings) -> str:
 
 
 def test_answers_behind_another_head(make_engine):
-    engine = make_engine()
+    engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)
     found = warnings_of(engine, chat(CHUNKS[0]))
     assert "2 of 2 earlier answers were computed anew" in found
@@ -32,7 +32,7 @@ def test_answers_behind_another_head(make_engine):
 
 
 def test_a_conversation_that_goes_on_warns_of_nothing(make_engine):
-    engine = make_engine()
+    engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)
     prompt = chat(CHUNKS[0])[:4]
     answer = engine.generate(prompt, max_new_tokens=2).text
@@ -41,7 +41,7 @@ def test_a_conversation_that_goes_on_warns_of_nothing(make_engine):
 
 
 def test_answers_that_are_chunks_warn_of_nothing(make_engine):
-    engine = make_engine()
+    engine = make_engine(reuse=ReuseConfig())
     engine.precompute([*CHUNKS, *SAID])
     assert "earlier answers" not in warnings_of(engine, chat(CHUNKS[1]))
     engine.forget(SAID[0])
@@ -49,8 +49,12 @@ def test_answers_that_are_chunks_warn_of_nothing(make_engine):
 
 
 def test_other_prompts_warn_of_nothing(make_engine):
-    engine = make_engine()
-    for prompt, method in (("A text.", "query"), (chat("Read."), "full"), (chat("Read."), "epic")):
+    engine = make_engine(reuse=ReuseConfig())
+    for prompt, method in (
+        ("A text.", "query"),
+        (chat("Read."), "full"),
+        (chat("Read."), "prefix"),
+    ):
         assert "earlier answers" not in warnings_of(engine, prompt, method=method)
 
 

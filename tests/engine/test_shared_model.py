@@ -16,12 +16,13 @@ from threads import each_in_a_thread
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, pipeline
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.attend.attention import last_row_ends, subset_attention
 from ragkv.errors import ModelInUseError
 from ragkv.model.calls import cache_argument, cache_in
 from ragkv.model.lock import lock_of
 
+FIRST = ReuseConfig(history=False)  # each prompt is answered as if it were the first
 CHUNKS = some_chunks(4, 60)
 PROMPTS = ["\n\n".join(CHUNKS[i:] + CHUNKS[:i]) + f"\n\nQuestion {i}?" for i in range(4)]
 
@@ -46,9 +47,11 @@ def all_at_once(ways: dict[str, Callable[[str], object]], times: int = 3) -> Non
 @pytest.mark.parametrize("again", ["the model", "what was loaded"])
 def test_two_engines_over_one_model(again: str) -> None:
     with ExitStack() as stack:
-        one = stack.enter_context(RagKV(tiny_model(), tiny_tokenizer(), store=":memory:"))
+        one = stack.enter_context(
+            RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=FIRST)
+        )
         given = (one.loaded,) if again == "what was loaded" else (one.model, one.tokenizer)
-        two = stack.enter_context(RagKV(*given, store=":memory:"))
+        two = stack.enter_context(RagKV(*given, store=":memory:", reuse=FIRST))
         for engine in (one, two):
             engine.precompute(CHUNKS)
         all_at_once(
@@ -78,7 +81,7 @@ def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: 
     with ExitStack() as stack:
         ways: dict[str, Callable[[str], object]] = {}
         for main, auxiliary in (("llama", "qwen2"), ("qwen2", "llama")):
-            engine = stack.enter_context(RagKV(tmp_path / main, store=":memory:"))
+            engine = stack.enter_context(RagKV(tmp_path / main, store=":memory:", reuse=FIRST))
             settings = {"method": "cacheclip", "auxiliary_model": str(tmp_path / auxiliary)}
             engine.precompute(CHUNKS, **settings)
             ways[main] = partial(ids_of, engine, settings)
@@ -94,7 +97,7 @@ def chats() -> Iterator[Callable[[str], ChatRagKV]]:
     model, made = tiny_model(), []
 
     def chat(namespace: str = "default") -> ChatRagKV:
-        kv = RagKV(model, tiny_tokenizer(), store=":memory:", namespace=namespace)
+        kv = RagKV(model, tiny_tokenizer(), store=":memory:", reuse=FIRST, namespace=namespace)
         kv.precompute(CHUNKS)
         made.append(kv)
         return ChatRagKV(kv=kv, max_tokens=6)
@@ -202,14 +205,16 @@ def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
     for first in (-1, 2):
         with pytest.raises(ModelInUseError, match="sdpa"), switched_at(model, first, 4):
             model(input_ids=ids)
-    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:  # ours are served
+    with RagKV(model, tiny_tokenizer(), store=":memory:", reuse=FIRST) as engine:  # ours are served
         engine.precompute(CHUNKS)
         assert engine.generate(PROMPTS[0], max_new_tokens=2).report.reused_tokens > 100
 
 
 def test_seeded_answers_are_the_same_beside_others() -> None:
     """torch's own generators are the process's: two models would draw from the same."""
-    engines = [RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:") for i in range(2)]
+    engines = [
+        RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:", reuse=FIRST) for i in range(2)
+    ]
     settings = {"temperature": 1.5, "max_new_tokens": 30}
     for engine in engines:
         engine.model.generation_config.eos_token_id = None

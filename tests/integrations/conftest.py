@@ -11,12 +11,12 @@ from frameworks import FRAMEWORKS
 from listening import listening
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 
 
 @pytest.fixture
 def kv(make_engine: Callable[..., RagKV]) -> RagKV:
-    return make_engine()
+    return make_engine(reuse=ReuseConfig())
 
 
 @pytest.fixture(params=["here", "served"])

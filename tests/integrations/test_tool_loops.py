@@ -89,7 +89,7 @@ def by_core(kv: RagKV | RemoteRagKV, texts: list[str]) -> str:
     while True:
         answer = kv.generate(Chat(messages, [DEFINITION]), max_new_tokens=300)
         if not answer.tool_calls:
-            assert answer.report.conversation_tokens or answer.report.prefix_tokens
+            assert answer.report.former_exact_tokens or answer.report.former_repaired_tokens
             return answer.text
         made = [
             {"id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}

@@ -15,7 +15,7 @@ from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.corpus import SINKS_KEPT
 from ragkv.model.calls import cache_argument
-from ragkv.model.memory import Workspace
+from ragkv.model.memory import Workspace, uninitialised
 
 A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
 PROMPT = f"Answer from this:\n{A}\n{B}\nWhen was it built?"
@@ -32,6 +32,10 @@ def test_memory_is_used_again_when_it_is_free() -> None:
         tensor = workspace.uninitialised(shape, dtype)
         assert (tensor.shape, tensor.dtype, tensor.data_ptr()) == (shape, dtype, where)
         del tensor
+
+
+def test_tensors_may_be_empty() -> None:
+    assert uninitialised((2, 0, 3), torch.float32).shape == (2, 0, 3)
 
 
 @pytest.mark.parametrize("part", ["itself", "view", "numpy", "storage"])

@@ -18,7 +18,7 @@ from explain_prompts import CHUNKS, PROMPT, Reader
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
-from ragkv import Completion, RagKV, ReuseReport
+from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
 from ragkv.cli.main import app
 from ragkv.report.account import Miss
 from ragkv.report.page.page import page as draw
@@ -30,7 +30,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RagKV]:
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+    first = ReuseConfig(history=False)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=first) as kv:
         kv.precompute(CHUNKS)
         yield kv
 
@@ -103,16 +104,18 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     chat = [{"role": "user", "content": "\n\n".join(some_chunks(4)) + "\n\nSo?"}]
     ascii_report(engine)
     plain = Reader(draw(engine.prefill(chat).report))
-    assert (plain.marks("v"), plain.marks("x")) == (0, 0)
-    assert "kept from the former turns" not in plain.words
-    first = engine.generate(chat, max_new_tokens=3)
+    assert [plain.marks(kind) for kind in "xvw"] == [0, 0, 0]
+    assert "computed by former prompts" not in plain.words
+    first = engine.generate(chat, max_new_tokens=3, history=True)
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
-    report = engine.prefill(chat).report
+    report = engine.prefill(chat, history=True).report
     read = Reader(draw(report))
-    assert read.marks("v") == report.conversation_tokens > 400
-    assert "from the conversation" in read.words
-    assert "kept from the former turns" in read.words
-    assert f"{report.conversation_tokens} from the conversation" in str(report)
+    counts = [report.former_exact_tokens, report.former_repaired_tokens]
+    assert [read.marks(kind) for kind in "xv"] == counts
+    assert sum(counts) > 200
+    assert "from former prompts" in read.words
+    assert "computed by former prompts" in read.words
+    assert f"{counts[0]} exact from former prompts" in str(report)
 
 
 def test_a_character_of_several_tokens_is_one_mark(page, answered):

@@ -12,7 +12,7 @@ import pytest
 from explain_prompts import CHUNKS, PROMPT
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import Prefilled, RagKV
+from ragkv import Prefilled, RagKV, ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
@@ -22,7 +22,8 @@ from ragkv.report.trace import Trace
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RagKV]:
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+    first = ReuseConfig(history=False)
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=first) as kv:
         kv.precompute(CHUNKS)
         yield kv
 
@@ -100,6 +101,7 @@ def test_parts_cover_the_prompt_and_add_up(answered):
         report.fresh_tokens,
         0,
         0,
+        0,
     ]
     chunks = [part for part in found if part.text]
     assert [part.text for part in chunks] == CHUNKS
@@ -114,7 +116,7 @@ def test_parts_cover_the_prompt_and_add_up(answered):
 def test_parts_of_a_prompt_without_chunks(engine):
     report = engine.prefill("Nothing is known of this.", method="full").report
     (part,) = parts(report, report.trace)
-    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.prompt_tokens, 0, 0))
+    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.prompt_tokens, 0, 0, 0))
 
 
 def test_ranks_and_levels_against_a_slow_count():

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT, CHUNKS, chat, model_held, refused, until
 from tiny import ask, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
@@ -103,9 +103,10 @@ def test_metrics_are_the_reports_figures(client, kv):
     assert found["ragkv:generation_tokens_total"] == total("completion_tokens")
     sources = {
         name: found[f"ragkv:prompt_tokens_by_source_total[{name}]"]
-        for name in ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
+        for name in ("sink", "exact", "repaired", "reused", "version", "recomputed", "fresh")
     }
-    assert sources == {name: total(f"{name}_tokens") for name in sources}
+    of = {"exact": "former_exact", "repaired": "former_repaired"}
+    assert sources == {name: total(f"{of.get(name, name)}_tokens") for name in sources}
     assert found["ragkv:request_success_total[length]"] == 1
     assert found["ragkv:request_success_total[stop]"] == 1
     for name, seconds in (
@@ -121,7 +122,7 @@ def test_metrics_are_the_reports_figures(client, kv):
 
 
 def test_tiers_are_counted(make_engine):
-    kv = make_engine()
+    kv = make_engine(reuse=ReuseConfig())
     client = TestClient(make_app(ServeConfig(), {"default": kv}))
     kv.precompute(CHUNKS)
     asked = chat(max_tokens=4, ignore_eos=True)

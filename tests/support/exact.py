@@ -24,7 +24,7 @@ def assert_exact(engine: RagKV, *, in_deviations: float | None = None) -> None:
     engine.precompute(chunks)
     for count, ratio in ((3, 1.0), (1, 0.0)):
         prompt = ask(chunks[:count])
-        out = engine.prefill(prompt, recompute_ratio=ratio)
+        out = engine.prefill(prompt, recompute_ratio=ratio, history=False)
         counts = out.report.reused_tokens, out.report.recomputed_tokens
         assert max(counts) == counts[int(ratio)] > 80
         assert min(counts) == 0
@@ -32,7 +32,9 @@ def assert_exact(engine: RagKV, *, in_deviations: float | None = None) -> None:
         limit = 5e-5 if in_deviations is None else in_deviations * float(full.std())
         assert float((out.logits - full).abs().max()) < limit
         ours, plain = (
-            engine.generate(prompt, max_new_tokens=4, recompute_ratio=ratio, method=method)
+            engine.generate(
+                prompt, max_new_tokens=4, history=False, recompute_ratio=ratio, method=method
+            )
             for method in ("query", "full")
         )
         assert ours.token_ids == plain.token_ids

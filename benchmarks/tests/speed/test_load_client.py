@@ -67,13 +67,15 @@ async def test_the_sources_of_a_report_add_up_to_the_prompt():
         recompute_ratio=0.5,
         effective_ratio=0.4,
         ttft_s=0.01,
-        conversation_tokens=30,
-        prefix_tokens=10,
+        former_exact_tokens=24,
+        former_repaired_tokens=10,
+        version_tokens=6,
+        exact_tokens=34,
     )
     last = {**usage(60, 1), "ragkv": report.to_dict()}
     found = await answer_to(Reply([piece("a"), end(), last, DONE]))
     assert sum(found.sources.values()) == report.prompt_tokens
-    assert found.sources["conversation"] == 30
+    assert found.sources["former_exact"] == 24
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,15 @@ _MEANING = {
     "reused": "kept as cached with its chunk",
     "recomputed": "cached, and computed again here",
     "fresh": "not cached: the query, and the text between chunks",
-    "conversation": "kept from the former turns, which this prompt continues",
-    "prefix": "kept from a former prompt that begins with the same text",
+    "exact": "computed by former prompts, as a full prefill does",
+    "repaired": "recomputed by former prompts",
+    "version": "kept as it was behind other chunks",
 }
 _EXACT = (
     "It stands right behind the sink, as when it was encoded. Its cached rows are those of a full "
     "prefill, so none of it is recomputed: the whole ratio goes to the chunks behind it."
 )
-_RARE = ("conversation", "prefix")
+_RARE = ("exact", "repaired", "version")
 """Origins that the legend has only where the prompt has them."""
 _STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
 """Steps that the style sheet has a colour for."""
@@ -106,8 +107,8 @@ def _head(report: ReuseReport, name: str, model: str, answer: str) -> str:
 
 
 def _figures(report: ReuseReport) -> str:
-    cached = report.reused_tokens + report.recomputed_tokens
-    known = cached + report.conversation_tokens + report.prefix_tokens
+    cached = report.reused_tokens + report.version_tokens + report.recomputed_tokens
+    known = report.cached_tokens + report.recomputed_tokens - report.sink_tokens
     asked = report.recompute_ratio
     facts = [
         ("First token after", seconds(report.ttft_s), ""),
@@ -200,8 +201,9 @@ def _legend(report: ReuseReport, trace: Trace) -> str:
         report.reused_tokens,
         report.recomputed_tokens,
         report.fresh_tokens,
-        report.conversation_tokens,
-        report.prefix_tokens,
+        report.former_exact_tokens,
+        report.former_repaired_tokens,
+        report.version_tokens,
     )
     bar, rows = [], []
     for origin in SHOWN:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport, Source
     from ragkv.report.trace import Trace
 
-ORIGINS = ("sink", "reused", "recomputed", "fresh", "conversation", "prefix")
+ORIGINS = ("sink", "reused", "recomputed", "fresh", "exact", "repaired", "version")
 """Names of the numbers in ``ReuseReport.positions``."""
 
-SHOWN = (0, 4, 5, 1, 2, 3)
+SHOWN = (0, 4, 5, 1, 6, 2, 3)
 """The origins by how much of a token was computed."""
 
 
@@ -54,8 +54,8 @@ class Part:
     @property
     def recomputed(self) -> float:
         """The share of its cached tokens that was recomputed, 0 to 1."""
-        reused, recomputed = self.counts[1:3]
-        return recomputed / max(1, reused + recomputed)
+        cached = sum(self.counts) - self.counts[3]
+        return self.counts[2] / max(1, cached)
 
 
 def parts(report: ReuseReport, trace: Trace) -> list[Part]:

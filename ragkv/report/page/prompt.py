@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport
     from ragkv.report.trace import Trace
 
-CLASSES = "srcfvx"
+CLASSES = "srcfxvw"
 """The style sheet's names of the origins, in the order of :data:`ORIGINS`."""
 
 
@@ -44,8 +44,8 @@ def prompt(report: ReuseReport, trace: Trace) -> str:
 
 
 def _facts(part: Part, chunks: int, *, attention: bool) -> str:
-    if part.source in ("conversation", "prefix"):
-        return f"<span>from the {part.source}</span>"
+    if part.source == "former":
+        return "<span>from former prompts</span>"
     facts = ["<span>a version in context</span>"] if part.source == "version" else []
     facts.append(_meter("recomputed", part.recomputed, "c"))
     if part.score is not None:

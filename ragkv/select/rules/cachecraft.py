@@ -29,6 +29,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.observe import LayerCall, StopPass, attention_to_groups
+from ragkv.chunk.kv import KnownChunk
 from ragkv.select.method import FloatArray, Focus, Method, Scene
 from ragkv.splice.layout import Placed
 from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
@@ -73,8 +74,13 @@ def _scores(ranks: npt.NDArray[np.int64], overhead: float) -> npt.NDArray[np.flo
 
 
 def _of_version(piece: Placed) -> _Figures | None:
-    """Return the figures of a chunk's version; None where it is an entry that is placed."""
+    """Return the figures of a chunk's version; None where it is an entry that is placed.
+
+    A chunk that former prompts computed needs nothing.
+    """
     placed = piece.entry
+    if isinstance(placed, KnownChunk):
+        return np.arange(len(piece.rows)), 0.0
     if not isinstance(placed, PlacedVersion):
         return None
     return np.argsort(np.argsort(placed.version.ranks[piece.rows])), placed.overhead
@@ -105,6 +111,5 @@ METHOD = Method(
     "cachecraft",
     score=score,
     auto="overhead",
-    reuse="versions",
     focus=Focus(layers=16),
 )

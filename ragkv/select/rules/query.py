@@ -50,7 +50,6 @@ METHOD = Method(
     score=score,
     auto="attention",
     spread=Spread(0.05, within=8.0),
-    reuse="prompts",
     drift=True,
     sparse=Sparse(after=0.6, near=16),
     lookup=CopyLookup(tokens=6, at_most=16, rare=4),

@@ -1,1 +1,1 @@
-"""A knowledge tree: KV of former prompts and answers, by their tokens (RAGCache)."""
+"""A knowledge tree: rows that former prompts computed, by their tokens (RAGCache)."""

@@ -1,11 +1,13 @@
-"""A node of the tree: a run of tokens with their rows, and which prompts repaired rows serve."""
+"""Rows of former prompts, and the tree's nodes that hold them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ragkv.model.memory import uninitialised
@@ -14,35 +16,58 @@ from ragkv.prompt.tokens import IntArray
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Keys, rotated at their positions, and values: ``[layers, kv_heads, tokens, head_dim]``."""
 
+Positions = npt.NDArray[np.int64]
+Freshness = npt.NDArray[np.float32]
+"""``[tokens]``: :data:`EXACT`, the recompute ratio of the prompt that computed the row over a
+partly stale context, or :data:`ABSENT`."""
+
+EXACT, ABSENT = 2.0, -1.0
+
 NODE_OVERHEAD = 1024
 """Bytes counted for each node beside its arrays."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairTerms:
-    """How a prompt's rows were repaired, or are to be.
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownRows:
+    """Rows that were computed at some positions of a path.
 
     Attributes
     ----------
-    settings
-        What has to be equal: the method, the sink, and whatever else changes its choice.
-    ratio
-        The requested recompute ratio.
+    positions
+        ``[rows]`` sorted.
+    freshness
+        ``[rows]``, never ABSENT.
+    rows
+        Their keys and values, on the host.
     """
 
-    settings: tuple[object, ...]
-    ratio: float | Literal["auto"]
+    positions: Positions
+    freshness: Freshness
+    rows: Rows
 
-    def serve(self, wanted: RepairTerms) -> bool:
-        """Whether rows of these terms may serve a prompt of the wanted ones.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (self.positions, self.freshness, *self.rows)
+        return sum(each.nbytes for each in arrays)
 
-        Not where more was to be recomputed than was; at ratio 1 only exact rows will do.
-        """
-        if self.settings != wanted.settings:
-            return False
-        if isinstance(self.ratio, str) or isinstance(wanted.ratio, str):
-            return self.ratio == wanted.ratio
-        return wanted.ratio <= self.ratio and wanted.ratio < 1
+    def between(self, start: int, end: int) -> KnownRows:
+        """Return those of the positions ``start`` to ``end``, as views."""
+        return self._only(slice(*np.searchsorted(self.positions, (start, end)).tolist()))
+
+    def at_least(self, freshness: float) -> KnownRows:
+        """Return those that are so fresh or fresher."""
+        chosen = np.flatnonzero(self.freshness >= freshness)
+        if len(chosen) == len(self.positions):
+            return self
+        if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
+            return self._only(slice(int(chosen[0]), int(chosen[-1]) + 1))
+        return self._only(chosen)
+
+    def _only(self, which: slice | Positions) -> KnownRows:
+        index = which if isinstance(which, slice) else torch.from_numpy(which)
+        keys, values = (part[:, :, index] for part in self.rows)
+        return KnownRows(self.positions[which], self.freshness[which], (keys, values))
 
 
 @dataclass(slots=True, eq=False)
@@ -51,34 +76,21 @@ class PrefixNode:
 
     Attributes
     ----------
-    rows
-        Never written to: a request may be reading them. A split replaces them by copies.
-    terms
-        Of a *turn*: the repaired rows of a prompt, from its first stale one to its end. It is used
-        whole or not at all, by prompts that its terms serve. None for every other node: it may be
-        used in part, and be split.
+    known
+        The rows that were computed there, perhaps not of all tokens. Replaced, never written to:
+        a request may be reading them.
     children
-        By first token, where ``end`` is reached.
-    turns
-        They begin anywhere in the node.
-    prompts
-        Positions in the node where a prompt ended whose rows are exact.
+        By first token.
     digest
-        A number of the path's content; the node's hash, so that a policy knows it again.
-    alive
-        Whether it is in the tree.
+        A number of the path's tokens; the node's hash, so that a policy knows it again.
     """
 
     ids: IntArray
     start: int
-    rows: Rows
+    known: KnownRows
     parent: PrefixNode | None
     digest: int = 0
-    terms: RepairTerms | None = None
     children: dict[int, PrefixNode] = field(default_factory=dict)
-    turns: list[PrefixNode] = field(default_factory=list)
-    prompts: set[int] = field(default_factory=set)
-    alive: bool = True
 
     def __hash__(self) -> int:
         return self.digest
@@ -91,12 +103,7 @@ class PrefixNode:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return sum(part.nbytes for part in self.rows) + self.ids.nbytes + NODE_OVERHEAD
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether nothing continues it."""
-        return not self.children and not self.turns
+        return self.known.nbytes + self.ids.nbytes + NODE_OVERHEAD
 
     def reached(self, ids: IntArray) -> int:
         """Return the position up to which a prompt that comes to this node agrees with it."""
@@ -113,47 +120,65 @@ class PrefixNode:
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixRows:
-    """Some of a node's rows, for the positions ``start`` to ``end``."""
-
-    start: int
-    end: int
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PrefixMatch:
-    """The longest usable prefix of a prompt.
+    """What former prompts computed of a prompt's longest path.
 
-    Its tensors stay whole while it exists, whatever the tree evicts.
-
-    Attributes
-    ----------
-    length
-        Tokens whose rows are used: never the prompt's last.
-    exact
-        The rows before it are equal to a full prefill's, but for rounding.
-    conversation
-        Whether the prompt begins with a whole former prompt.
-    node, matched
-        Where the agreement ends, and the number of tokens that agree.
+    Its tensors stay whole while it exists, whatever the tree evicts. ``parts`` are in the path's
+    order.
     """
 
-    parts: tuple[PrefixRows, ...]
-    length: int
-    exact: int
-    conversation: bool
-    node: PrefixNode
-    matched: int
+    parts: tuple[KnownRows, ...]
+
+    @cached_property
+    def positions(self) -> Positions:
+        """``[rows]`` sorted."""
+        return np.concatenate([np.zeros(0, np.int64), *(part.positions for part in self.parts)])
+
+    @cached_property
+    def freshness(self) -> Freshness:
+        """``[rows]``."""
+        return np.concatenate([np.zeros(0, np.float32), *(part.freshness for part in self.parts)])
+
+    @property
+    def is_exact(self) -> npt.NDArray[np.bool_]:
+        """``[rows]``."""
+        return self.freshness >= EXACT
+
+    @property
+    def exact(self) -> int:
+        """Number of the prompt's first tokens whose rows are all exact."""
+        exact = self.positions[self.is_exact]
+        gaps = np.flatnonzero(exact != np.arange(len(exact)))
+        return int(gaps[0]) if len(gaps) else len(exact)
+
+    def at_least(self, freshness: float) -> PrefixMatch:
+        """Return the rows that are so fresh or fresher."""
+        return _match(part.at_least(freshness) for part in self.parts)
+
+    def between(self, start: int, end: int) -> PrefixMatch:
+        """Return the rows of the positions ``start`` to ``end``."""
+        return _match(part.between(start, end) for part in self.parts)
+
+    @property
+    def rows(self) -> Rows:
+        """Copies of all of them, one after another."""
+        keys, values = zip(*(part.rows for part in self.parts), strict=True)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
 
-def copy_rows(rows: Rows, start: int, end: int) -> Rows:
+def _match(parts: Iterable[KnownRows]) -> PrefixMatch:
+    return PrefixMatch(tuple(part for part in parts if len(part.positions)))
+
+
+def copy_rows(rows: Rows, which: slice | Positions) -> Rows:
     """Return host copies of some tokens' rows."""
 
     def copied(part: torch.Tensor) -> torch.Tensor:
-        part = part[:, :, start:end]
+        if isinstance(which, slice):
+            part = part[:, :, which]
+        else:
+            part = part.index_select(2, torch.from_numpy(which).to(part.device))
         return uninitialised(part.shape, part.dtype).copy_(part)
 
     return copied(rows[0]), copied(rows[1])

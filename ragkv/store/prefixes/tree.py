@@ -14,11 +14,13 @@ import torch
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import (
+    ABSENT,
     NODE_OVERHEAD,
+    Freshness,
+    KnownRows,
+    Positions,
     PrefixMatch,
     PrefixNode,
-    PrefixRows,
-    RepairTerms,
     Rows,
     copy_rows,
 )
@@ -28,51 +30,40 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnsweredPrompt:
-    """A prompt, its answer, and the cache that holds their rows.
+class ComputedPrompt:
+    """A prompt, perhaps with its answer, and the cache that holds their rows.
 
     Attributes
     ----------
     ids
         ``[tokens]`` of the prompt and, behind it, of the answer as far as it has rows.
-    prompt
-        Number of the prompt's tokens.
-    exact
-        Rows before it are equal to a full prefill's; at least ``len(ids)`` if all are.
+    freshness
+        ``[tokens]``: of the rows to keep; the others are ABSENT.
     rows
-        A cache's keys and values, for ``len(ids)`` tokens or more. Not written to any more.
-    terms
-        How the others were repaired.
+        A cache's keys and values, up to position ``len(ids)`` or further. Not written to any more.
     model
         What computed them.
     root
         As in :meth:`PrefixTree.match`.
-    continued
-        The prefix that the prompt's first rows were copied from.
+    first
+        Position of the first of ``rows``.
     """
 
     ids: IntArray
-    prompt: int
-    exact: int
+    freshness: Freshness
     rows: Rows
-    terms: RepairTerms
     model: Fingerprint
     root: Hashable = None
-    continued: PrefixMatch | None = None
-
-    @property
-    def extends_repaired(self) -> bool:
-        """Whether it continues rows that are not exact."""
-        return self.continued is not None and self.continued.exact < self.continued.length
+    first: int = 0
 
 
 class PrefixTree:
-    """KV of former prompts and answers, in memory, within a budget.
+    """Rows that prompts and answers computed, in memory, within a budget.
 
-    RAGCache's knowledge tree (arXiv 2404.12457, section 5.1), over token ids in place of
-    documents. Exact rows form a radix tree: any prompt that begins with their tokens may use
-    them. Repaired rows hang from it as *turns* (:class:`PrefixNode`): what the model saw in one
-    conversation. Nodes are in the host's memory, wherever the model is. Threads may share it.
+    RAGCache's knowledge tree (arXiv 2404.12457, section 5.1), a radix tree over token ids in
+    place of documents, in which a path may have rows of some tokens alone: a stale row is its
+    entry's and is not kept here. Of two rows for one position of a path the fresher one stays.
+    Nodes are in the host's memory, wherever the model is. Threads may share it.
 
     Parameters
     ----------
@@ -87,7 +78,7 @@ class PrefixTree:
         self.budget = budget
         self._costs = costs
         self._lock = threading.Lock()
-        self._pending: deque[AnsweredPrompt] = deque()
+        self._pending: deque[ComputedPrompt] = deque()
         self._roots: dict[Hashable, PrefixNode] = {}
         self._model: Fingerprint | None = None
         self._policy = PGDSF()
@@ -103,12 +94,8 @@ class PrefixTree:
 
     # ---- for requests
 
-    def match(
-        self, ids: IntArray, terms: RepairTerms, model: Fingerprint, root: Hashable = None
-    ) -> PrefixMatch | None:
-        """Return the longest prefix of ``ids`` ``[tokens]`` that a prompt of these terms may use.
-
-        Visits at most the nodes of its path, and the turns that begin there.
+    def match(self, ids: IntArray, model: Fingerprint, root: Hashable = None) -> PrefixMatch:
+        """Return what is known of the longest path of ``ids`` ``[tokens]``.
 
         Parameters
         ----------
@@ -119,18 +106,19 @@ class PrefixTree:
         """
         with self._lock:
             self._settle(model)
-            top = self._roots.get(root)
-            if top is None:
-                return None
-            node, matched = _longest(top, ids, terms)
-            found = _match_of(node, matched, min(matched, len(ids) - 1))
-            for used in node.path():
-                self._policy.hit(used)
-            return found if found.length else None
+            node, at = self._roots.get(root), 0
+            parts = list[KnownRows]()
+            while node is not None and at == node.end:
+                node = node.children.get(int(ids[at])) if at < len(ids) else None
+                if node is not None:
+                    at = node.reached(ids)
+                    parts.append(node.known.between(node.start, at))
+                    self._policy.hit(node)
+            return PrefixMatch(tuple(part for part in parts if len(part.positions)))
 
-    def add(self, answered: AnsweredPrompt) -> None:
+    def add(self, computed: ComputedPrompt) -> None:
         """Keep a prompt's rows, and return at once: :meth:`settle` or a match copies them."""
-        self._pending.append(answered)
+        self._pending.append(computed)
 
     def settle(self, model: Fingerprint) -> None:
         """Copy the rows of the prompts that were added."""
@@ -150,109 +138,77 @@ class PrefixTree:
             self._clear()
             self._model = model
         while self._pending:
-            answered = self._pending.popleft()
-            if answered.model == model:
+            computed = self._pending.popleft()
+            if computed.model == model:
                 try:
                     with torch.no_grad():
-                        self._insert(answered)
+                        self._insert(computed)
                 except MemoryError as error:  # a request never fails for want of memory here
                     _log.warning("an answer's rows were not kept: %s", error)
 
     def _clear(self) -> None:
-        for node in self._policy:
-            node.alive = False  # type: ignore[attr-defined]
         self._policy = PGDSF()
         self._roots = {}
 
-    def _insert(self, new: AnsweredPrompt) -> None:
+    def _insert(self, new: ComputedPrompt) -> None:
         if _bytes_of(new) > self.budget:
             return
-        at, length = 0, len(new.ids)
         if new.root not in self._roots:
-            nothing = torch.empty(0)
-            self._roots[new.root] = PrefixNode(new.ids[:0], 0, (nothing, nothing), None)
-        node = self._roots[new.root]
-        if new.continued is not None and new.extends_repaired and new.continued.node.alive:
-            node, at = new.continued.node, new.continued.matched
-            while node.start >= at and node.parent is not None:  # it was split meanwhile
-                node = node.parent
-        else:
-            at = length if new.exact >= new.prompt else new.exact
-            node = self._extend(node, new, at)
-        if at < new.prompt:
-            node = self._turn(node, at, new)
-        elif not new.extends_repaired:
-            _holder(node, new.prompt).prompts.add(new.prompt)
-        self._trim(self._extend(node, new, length))
+            nothing = _taken(new, np.zeros(0, np.int64))
+            self._roots[new.root] = PrefixNode(new.ids[:0], 0, nothing, None)
+        node, at = self._roots[new.root], 0
+        try:
+            while at < len(new.ids):
+                child = node.children.get(int(new.ids[at]))
+                if child is None:
+                    wanted = at + np.flatnonzero(new.freshness[at:] > ABSENT)
+                    child = self._enter(new.ids, at, len(new.ids), _taken(new, wanted), node)
+                else:
+                    at = child.reached(new.ids)
+                    if at < min(child.end, len(new.ids)):
+                        child = self._split(child, at, new.ids)
+                    self._improve(child, new)
+                node, at = child, child.end
+        finally:  # memory may lack on the way
+            self._trim(node)
 
-    def _extend(self, node: PrefixNode, new: AnsweredPrompt, end: int) -> PrefixNode:
-        """Add the tokens before ``end`` that the tree has not behind ``node``; return the last."""
-        while True:
-            at = node.reached(new.ids[:end])
-            if at == end:
-                return node
-            if at < node.end:
-                node = self._split(node, at, new.ids)
-            child = node.children.get(int(new.ids[at]))
-            if child is None:
-                child = self._add(node, new, at, end)
-                node.children[int(new.ids[at])] = child
-                return child
-            node = child
-
-    def _turn(self, node: PrefixNode, at: int, new: AnsweredPrompt) -> PrefixNode:
-        """Add the repaired rows from ``at`` to the prompt's end, unless they are there."""
-        for turn in node.turns:
-            alike = turn.start == at and turn.terms == new.terms
-            if alike and np.array_equal(turn.ids, new.ids[at : new.prompt]):
-                return turn
-        turn = self._add(node, new, at, new.prompt, new.terms)
-        node.turns.append(turn)
-        return turn
-
-    def _add(
-        self,
-        parent: PrefixNode,
-        new: AnsweredPrompt,
-        start: int,
-        end: int,
-        terms: RepairTerms | None = None,
-    ) -> PrefixNode:
-        rows = copy_rows(new.rows, start, end)
-        digest = _digest(parent, new.ids[:end], terms)
-        node = PrefixNode(new.ids[start:end].copy(), start, rows, parent, digest, terms)
-        self._enter(node)
-        return node
+    def _improve(self, node: PrefixNode, new: ComputedPrompt) -> None:
+        """Take the rows that a prompt has fresher."""
+        known, end = node.known, min(node.end, len(new.ids))
+        here = np.full(end - node.start, ABSENT, np.float32)
+        inside = known.positions < end
+        here[known.positions[inside] - node.start] = known.freshness[inside]
+        better = node.start + np.flatnonzero(new.freshness[node.start : end] > here)
+        if len(better):
+            kept = np.flatnonzero(~np.isin(known.positions, better))
+            self._set(node, _joined(known, kept, _taken(new, better)))
 
     def _split(self, node: PrefixNode, at: int, ids: IntArray) -> PrefixNode:
         """Cut a node in two; it becomes the lower one. Return the upper one."""
-        cut, parent = at - node.start, node.parent
-        if parent is None or node.terms is not None:
-            raise RuntimeError("neither the root nor a turn is ever split")
-        above, below = copy_rows(node.rows, 0, cut), copy_rows(node.rows, cut, len(node.ids))
-        upper = PrefixNode(
-            node.ids[:cut].copy(),
-            node.start,
-            above,
-            parent,
-            _digest(parent, ids[:at], None),
-            None,
-            {int(node.ids[cut]): node},
-            [turn for turn in node.turns if turn.start <= at],
-            {end for end in node.prompts if end <= at},
+        parent, known = node.parent, node.known
+        if parent is None:
+            raise RuntimeError("the root is never split")
+        # both copied before anything changes: memory may lack for the second
+        above, below = (
+            _copied(known.between(*part)) for part in ((node.start, at), (at, node.end))
         )
-        for turn in upper.turns:
-            turn.parent = upper
-        parent.children[int(node.ids[0])] = upper
-        node.rows, node.ids = below, node.ids[cut:].copy()
-        node.start, node.parent = at, upper
-        node.turns = [turn for turn in node.turns if turn.start > at]
-        node.prompts = {end for end in node.prompts if end > at}
-        self._enter(upper)
-        self._enter(node)
+        upper = self._enter(ids, node.start, at, above, parent)
+        node.ids, node.start, node.parent = node.ids[at - node.start :].copy(), at, upper
+        upper.children[int(node.ids[0])] = node
+        self._set(node, below)
         return upper
 
-    def _enter(self, node: PrefixNode) -> None:
+    def _enter(
+        self, ids: IntArray, start: int, end: int, known: KnownRows, parent: PrefixNode
+    ) -> PrefixNode:
+        """Add a node behind another one."""
+        node = PrefixNode(ids[start:end].copy(), start, known, parent, hash(ids[:end].tobytes()))
+        parent.children[int(ids[start])] = node
+        self._set(node, known)
+        return node
+
+    def _set(self, node: PrefixNode, known: KnownRows) -> None:
+        node.known = known
         tokens = len(node.ids)
         cost = float(tokens) if self._costs is None else self._costs(node.start, tokens)
         self._policy.insert(node, node.nbytes, cost, tokens)
@@ -263,7 +219,7 @@ class PrefixTree:
         while self._policy.nbytes > self.budget:
             before = len(self)
             for node in self._policy.victims(self._policy.nbytes):
-                if isinstance(node, PrefixNode) and node.is_leaf and node not in path:
+                if isinstance(node, PrefixNode) and not node.children and node not in path:
                     self._evict(node)
                     if self._policy.nbytes <= self.budget:
                         break
@@ -271,70 +227,38 @@ class PrefixTree:
                 path.clear()
 
     def _evict(self, node: PrefixNode) -> None:
-        parent = node.parent
-        if parent is None:
-            return
-        if node.terms is not None:
-            parent.turns.remove(node)
-        else:
-            del parent.children[int(node.ids[0])]
-        node.alive = False
-        self._policy.evict(node)
+        if node.parent is not None:
+            del node.parent.children[int(node.ids[0])]
+            self._policy.evict(node)
 
 
-def _longest(top: PrefixNode, ids: IntArray, terms: RepairTerms) -> tuple[PrefixNode, int]:
-    """Return the node where the longest usable prefix ends, and its length; exact before repaired.
-
-    Turns are used whole: they are compared here before they are visited.
-    """
-    best, matched, waiting = top, 0, [top]
-    while waiting:
-        node = waiting.pop()
-        at = node.reached(ids)
-        if at > matched:
-            best, matched = node, at
-        waiting += [
-            turn
-            for turn in node.turns
-            if turn.start <= at
-            and turn.terms is not None
-            and turn.terms.serve(terms)
-            and turn.reached(ids) == turn.end
-        ]
-        child = node.children.get(int(ids[at])) if node.end == at < len(ids) else None
-        if child is not None:
-            waiting.append(child)  # the next to be visited
-    return best, matched
+def _taken(new: ComputedPrompt, positions: Positions) -> KnownRows:
+    """Return copies of a prompt's rows."""
+    rows = copy_rows(new.rows, positions - new.first)
+    return KnownRows(positions, new.freshness[positions], rows)
 
 
-def _match_of(node: PrefixNode, matched: int, length: int) -> PrefixMatch:
-    """Collect the rows on the way to a node."""
-    parts, exact, conversation, end = list[PrefixRows](), length, False, matched
-    for used in node.path():
-        stop = min(end, length)
-        if used.start < stop:
-            rows = (part[:, :, : stop - used.start] for part in used.rows)
-            parts.append(PrefixRows(used.start, stop, *rows))
-        conversation |= any(mark <= end for mark in used.prompts)
-        if used.terms is not None:
-            exact, conversation = min(exact, used.start), True
-        end = used.start
-    return PrefixMatch(tuple(parts[::-1]), length, exact, conversation, node, matched)
+def _copied(known: KnownRows) -> KnownRows:
+    """Return rows that keep no others in memory."""
+    return KnownRows(known.positions, known.freshness, copy_rows(known.rows, slice(None)))
 
 
-def _holder(node: PrefixNode, position: int) -> PrefixNode:
-    """Return the node on the way to ``node`` in which a position's last token is."""
-    return next((each for each in node.path() if each.start < position), node)
+def _joined(known: KnownRows, kept: Positions, added: KnownRows) -> KnownRows:
+    """Return some known rows and the added ones, in the order of their positions."""
+    positions = np.concatenate([known.positions[kept], added.positions])
+    freshness = np.concatenate([known.freshness[kept], added.freshness])
+    order = np.argsort(positions)
+    old = copy_rows(known.rows, kept)
+    keys, values = (
+        torch.cat(pair, dim=2).index_select(2, torch.from_numpy(order))
+        for pair in zip(old, added.rows, strict=True)
+    )
+    return KnownRows(positions[order], freshness[order], (keys, values))
 
 
-def _digest(parent: PrefixNode, ids: IntArray, terms: RepairTerms | None) -> int:
-    """Return a number of a path's content: its tokens, and the turns on it."""
-    turns = [each.terms.ratio for each in parent.path() if each.terms is not None]
-    return hash((ids.tobytes(), *turns, None if terms is None else terms.ratio))
-
-
-def _bytes_of(new: AnsweredPrompt) -> int:
-    """Return the bytes that a prompt's path takes, at most: three nodes' overhead, and its rows."""
+def _bytes_of(new: ComputedPrompt) -> int:
+    """Return the bytes that a prompt's path takes, at most: two nodes' overhead, and its rows."""
     layers, heads, _, width = new.rows[0].shape
-    row = 2 * layers * heads * width * new.rows[0].element_size() + new.ids.itemsize
-    return len(new.ids) * row + 3 * NODE_OVERHEAD
+    row = 2 * layers * heads * width * new.rows[0].element_size() + 12
+    kept = int((new.freshness > ABSENT).sum())
+    return kept * row + new.ids.nbytes + 2 * NODE_OVERHEAD

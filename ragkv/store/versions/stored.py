@@ -34,7 +34,7 @@ class StoredVersions:
         self._store = store
         self._backend = store.backend
 
-    def put(self, version: Version) -> int:
+    def put(self, version: Version, rows: ChunkKV) -> int:
         """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
 
         Raises
@@ -42,13 +42,11 @@ class StoredVersions:
         StoreFullError, StoreError
             As :meth:`ragkv.store.chunk_store.ChunkStore.put`.
         """
-        if version.entry is None:
-            raise ValueError("a version without its rows has nothing to store")
         if self._backend.private:
             return 0
         if self._store.read_only:
             raise StoreError("the store was opened read_only")
-        parts = list(encode(version.entry, version.stored_as, to_field(version)).parts())
+        parts = list(encode(rows, version.stored_as, to_field(version)).parts())
         key = _key_of(version)
         self._backend.check_room(key, length_of(parts))
         self._store.catalog.note_behind(version.prefix, key)
@@ -60,7 +58,7 @@ class StoredVersions:
         return length_of(parts)
 
     def of(self, text: str, fingerprint: Fingerprint) -> list[Version]:
-        """Return the versions of a chunk's entry, without their rows; never raise."""
+        """Return the versions of a chunk's entry; never raise."""
         found = list[Version]()
         try:
             keys = [key.name for key in self._backend.scan(versions_of(digest_of_text(text)))]
@@ -115,13 +113,14 @@ def to_field(version: Version) -> str:
         "intra": version.intra,
         "impact": version.impact,
         "ranks": version.ranks.tolist(),
+        "path": version.path,
         "expires_at": version.expires_at,
     }
     return canonical([about])
 
 
 def version_in(header: Header) -> Version:
-    """Return the version that the header is of, without its rows.
+    """Return the version that the header is of.
 
     Raises
     ------
@@ -144,13 +143,13 @@ def version_in(header: Header) -> Version:
 def _version(header: Header, about: dict[str, Any]) -> Version:
     return Version(
         header.text,
-        None,
         replace(header.fingerprint, sink=about["sink"]),
         tuple(text.encode("ascii").decode("unicode_escape") for text in about["prefix"]),
         np.array(about["inter"], dtype=np.float64),
         float(about["intra"]),
         float(about["impact"]),
         np.array(about["ranks"], dtype=np.int64),
+        str(about["path"]),
         about["expires_at"],
     )
 

@@ -6,10 +6,12 @@ are to stand behind others (new).
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +19,29 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import has_expired
-
-VERSION_OVERHEAD = 1024
-"""Bytes counted for each version beside its arrays."""
-
 
 NO_CONTEXT = 0.5
 """CFO, at alpha 1, of rows that were computed behind the sink alone: CCI without a context."""
+
+
+class PathSpan(NamedTuple):
+    """Where a path has a chunk.
+
+    Attributes
+    ----------
+    ids
+        The path's tokens up to the chunk's last one.
+    first
+        Position of the chunk's first token.
+    offsets
+        ``[tokens, 2]`` the characters of the chunk that each token covers.
+    """
+
+    ids: IntArray
+    first: int
+    offsets: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +52,6 @@ class Version:
     ----------
     text
         The chunk.
-    entry
-        The chunk's rows, keys not rotated: they may stand at any position. None while they are
-        in the store alone.
     fingerprint
         That of the chunk's entry: the model and the sink.
     prefix
@@ -51,27 +65,24 @@ class Version:
         Its CCI, see :func:`context_impact`.
     ranks
         ``[tokens]`` int64: each token's rank, from 0, by its attention to the prefix.
+    path
+        A digest of all tokens up to its last one, :func:`digest_of_path`.
     expires_at
         When the first of all these chunks expires, in seconds since the epoch; None for never.
+    place
+        Where the tree has its rows; None where the store alone does.
     """
 
     text: str
-    entry: ChunkKV | None
     fingerprint: Fingerprint
     prefix: tuple[str, ...]
     inter: npt.NDArray[np.float64]
     intra: float
     impact: float
     ranks: npt.NDArray[np.int64]
+    path: str
     expires_at: float | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes in memory."""
-        nbytes = VERSION_OVERHEAD + self.inter.nbytes + self.ranks.nbytes
-        if self.entry is not None:
-            nbytes += self.entry.nbytes + self.entry.token_ids.nbytes + self.entry.offsets.nbytes
-        return nbytes
+    place: PathSpan | None = None
 
     @property
     def stored_as(self) -> Fingerprint:
@@ -136,6 +147,11 @@ class PlacedVersion:
     def whole(self) -> ChunkKV:
         """Return the rows."""
         return self.rows
+
+
+def digest_of_path(ids: IntArray) -> str:
+    """Return a digest of a path's tokens, ``[tokens]``."""
+    return hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
 
 
 def context_impact(

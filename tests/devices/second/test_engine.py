@@ -15,7 +15,6 @@ import tiny
 import torch
 from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
-from unshared import QUERY
 
 from ragkv import RagKV
 from ragkv.config import ReuseConfig, StoreConfig
@@ -70,13 +69,13 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
         engine = make_engine(
             family,
             device=device,
-            reuse=ReuseConfig(method=QUERY),
+            reuse=ReuseConfig(),
         )
         engine.precompute(CHUNKS)
-        engine.prefill(PROMPT)
+        engine.prefetch(CHUNKS[1:])
         engine.wait()
         out = engine.prefill(PROMPT, recompute_ratio=0.3)
-        assert out.report.hits == {"entry": 1, "version": 2}
+        assert out.report.hits == {"entry": 2, "version": 1}
         logits.append(out.logits.cpu())
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
@@ -100,7 +99,9 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
                 {"role": "assistant", "content": answer.text.lstrip()},
                 {"role": "user", "content": question},
             ]
-        assert answer.report.conversation_tokens > 400
+        report = answer.report
+        kept = report.former_exact_tokens, report.former_repaired_tokens
+        assert kept[0] > 400 or (ratio < 1 and min(kept) > 100)
     assert answers[:3] == answers[3:]
 
 

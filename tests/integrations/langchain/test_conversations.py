@@ -13,6 +13,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_ragkv import ChatRagKV
 from tiny import some_chunks
 
+from ragkv import ReuseConfig
+
 QUESTIONS = [
     "What is a target list, and where may it stand in an assignment?",
     "And what happens to the items of an iterable on the right hand side?",
@@ -36,7 +38,7 @@ ANSWER = ChatPromptTemplate.from_messages(
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_every_turn_reuses_what_it_retrieved(make_engine, streaming):
-    kv = make_engine()
+    kv = make_engine(reuse=ReuseConfig())
     llm = ChatRagKV(kv=kv, max_tokens=40)
     asked = iter(some_chunks(3))  # other documents each time
     retriever = RunnableLambda(lambda _: [Document(next(asked))])

@@ -76,7 +76,7 @@ def test_an_lcel_chain_reuses_chunks():
     chain = PROMPT | llm.bind(skip_prompt=True) | StrOutputParser()
     assert chain.invoke({"context": "\n\n".join(some_chunks()), "input": QUESTION})
     info = llm.generate([prompt()]).generations[0][0].generation_info
-    assert info["ragkv"]["conversation_tokens"] > 100  # the same prompt again
+    assert info["ragkv"]["former_exact_tokens"] > 100  # the same prompt again
     assert info["usage_metadata"]["input_token_details"]["cache_read"] > 100
     assert (info["finish_reason"], info["model_name"]) == ("length", llm.model_name)
 

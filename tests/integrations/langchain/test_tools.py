@@ -98,7 +98,7 @@ def test_an_agent_of_several_steps(chat, make_say):
     ]
     cached = [each["prompt_tokens"] - each["fresh_tokens"] for each in steps]
     assert cached == sorted(cached)
-    assert steps[-1]["conversation_tokens"] > steps[0]["prompt_tokens"]
+    assert steps[-1]["former_exact_tokens"] > steps[0]["prompt_tokens"]
 
 
 def test_the_sink_has_the_tools(make_engine):

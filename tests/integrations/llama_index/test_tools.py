@@ -164,7 +164,7 @@ async def test_a_react_agent_with_a_query_tool(made, make_say):
     answer = await agent.run("What is a target list?")
     assert str(answer) == "It is a list."
     assert [call.tool_name for call in answer.tool_calls] == ["search"]
-    assert llm.last_report.conversation_tokens > 100
+    assert llm.last_report.former_exact_tokens > 100
 
 
 def test_tools_need_the_chat_template(make_engine):

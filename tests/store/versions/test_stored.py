@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from disk_store import DiskStore, tiered
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 
+from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, names, open_store
 from ragkv.store.backends.memory import MemoryBackend
@@ -34,12 +34,19 @@ def store() -> ChunkStore:
 
 
 def version(text: str = C, prefix: tuple[str, ...] = (A, B)) -> Version:
-    entry = make_entry(text)
-    tokens = len(entry)
-    entry = replace(entry, keys=torch.rand_like(entry.keys), values=torch.rand_like(entry.values))
-    ranks = np.random.default_rng(0).permutation(tokens)
+    ranks = np.random.default_rng(0).permutation(len(make_entry(text)))
     inter = np.linspace(0.1, 1 / 3, len(prefix))
-    return Version(text, entry, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, 1e12)
+    path = f"{len(prefix)}"
+    return Version(text, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, path, 1e12)
+
+
+def rows_of(one: Version) -> ChunkKV:
+    """Its rows, not the entry's."""
+    return replace(make_entry(" ".join((*one.prefix, one.text))), text=one.text)
+
+
+def put(store: ChunkStore, one: Version) -> int:
+    return StoredVersions(store).put(one, rows_of(one))
 
 
 def keys(store: ChunkStore, room: str) -> list[str]:
@@ -47,43 +54,43 @@ def keys(store: ChunkStore, room: str) -> list[str]:
 
 
 def test_what_was_put_comes_back(store: ChunkStore) -> None:
-    put, own = version(), list(store.entries())
-    assert StoredVersions(store).put(put) > put.entry.nbytes
+    one, own = version(), list(store.entries())
+    assert put(store, one) > rows_of(one).nbytes
     (found,) = StoredVersions(store).of(C, FINGERPRINT)
-    assert found.entry is None
-    for name in ("text", "fingerprint", "prefix", "intra", "impact", "expires_at"):
-        assert getattr(found, name) == getattr(put, name)
-    assert found.inter.tolist() == put.inter.tolist()
-    assert found.ranks.tolist() == put.ranks.tolist()
-    assert same(StoredVersions(store).read(found), put.entry)
+    assert found.place is None
+    for name in ("text", "fingerprint", "prefix", "intra", "impact", "path", "expires_at"):
+        assert getattr(found, name) == getattr(one, name)
+    assert found.inter.tolist() == one.inter.tolist()
+    assert found.ranks.tolist() == one.ranks.tolist()
+    assert same(StoredVersions(store).read(found), rows_of(one))
     assert StoredVersions(store).of(C, OTHER) == StoredVersions(store).of(A, FINGERPRINT) == []
     # it is no entry: nobody who asks for entries sees it
     assert list(store.entries()) == own
     assert stats(store).entries == 3
     assert same(store.get(C, FINGERPRINT).entry, make_entry(C))
-    assert store.get(C, put.stored_as).reason == "fingerprint"
+    assert store.get(C, one.stored_as).reason == "fingerprint"
 
 
 def test_versions_of_several_contexts_stand_side_by_side(store: ChunkStore) -> None:
     all_of_c = [version(C, prefix) for prefix in ((A, B), (B, A), (A,))]
     for each in all_of_c:
-        StoredVersions(store).put(each)
+        put(store, each)
     found = {each.prefix: each for each in StoredVersions(store).of(C, FINGERPRINT)}
     assert set(found) == {(A, B), (B, A), (A,)}
     for each in all_of_c:
-        assert same(StoredVersions(store).read(found[each.prefix]), each.entry)
+        assert same(StoredVersions(store).read(found[each.prefix]), rows_of(each))
     StoredVersions(store).delete(all_of_c[0])
     assert {each.prefix for each in StoredVersions(store).of(C, FINGERPRINT)} == {(B, A), (A,)}
 
 
 @pytest.mark.parametrize("gone", [A, B, C])
 def test_deleting_any_of_its_chunks_deletes_its_bytes(store: ChunkStore, gone: str) -> None:
-    put = version()
-    StoredVersions(store).put(put)
-    StoredVersions(store).put(version(B, (A,)))
+    one = version()
+    put(store, one)
+    put(store, version(B, (A,)))
     store.delete(gone)
     assert StoredVersions(store).of(C, FINGERPRINT) == []
-    assert StoredVersions(store).read(put) is None
+    assert StoredVersions(store).read(one) is None
     assert len(keys(store, "version")) == (gone == C)
     store.gc()
     assert len(keys(store, "version")) == (gone == C)
@@ -93,21 +100,21 @@ def test_deleting_any_of_its_chunks_deletes_its_bytes(store: ChunkStore, gone: s
 
 def test_forgetting_a_document_deletes_the_versions_behind_its_chunks(store: ChunkStore) -> None:
     store.retain(A, FINGERPRINT, Terms("handbook"))
-    StoredVersions(store).put(version())
+    put(store, version())
     store.forget_document("handbook")
     assert keys(store, "version") == []
 
 
 def test_behind_what_is_not_stored_none_is_kept(store: ChunkStore) -> None:
-    assert StoredVersions(store).put(version(C, (A, "unknown"))) == 0
-    assert StoredVersions(store).put(version("unknown", (A,))) == 0
+    assert put(store, version(C, (A, "unknown"))) == 0
+    assert put(store, version("unknown", (A,))) == 0
     assert keys(store, "version") == []
     store.gc()
     assert keys(store, "behind") == []
 
 
 def test_remains_of_an_interrupted_deletion_go_with_gc(store: ChunkStore) -> None:
-    StoredVersions(store).put(version())
+    put(store, version())
     store.backend.delete(names.text_key(names.digest_of_text(A)))
     store.gc()
     assert keys(store, "version") == keys(store, "behind") == []
@@ -115,11 +122,11 @@ def test_remains_of_an_interrupted_deletion_go_with_gc(store: ChunkStore) -> Non
 
 @pytest.mark.parametrize("at", ["header", "layers"])
 def test_a_damaged_version_is_deleted(store: ChunkStore, at: str) -> None:
-    put = version()
-    StoredVersions(store).put(put)
+    one = version()
+    put(store, one)
     (key,) = keys(store, "version")
     data = bytearray(store.backend.get(key))
-    data[200 if at == "header" else -len(put.ranks) * 12 - 5] ^= 4
+    data[200 if at == "header" else -len(one.ranks) * 12 - 5] ^= 4
     store.backend.put(key, [bytes(data)])
     assert [problem.kind for problem in verify(store).problems] == ["damaged"]
     if at == "header":
@@ -131,8 +138,8 @@ def test_a_damaged_version_is_deleted(store: ChunkStore, at: str) -> None:
 
 
 def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
-    put = version()
-    StoredVersions(store).put(put)
+    one = version()
+    put(store, one)
     (key,) = keys(store, "version")
     data = store.backend.get(key)
     moved = names.version_key(names.digest_of_text(C), version(C, (A,)).stored_as.digest)
@@ -140,50 +147,54 @@ def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
     store.backend.put(moved, [data])
     own = names.entry_key(names.digest_of_text(C), FINGERPRINT.digest)
     store.backend.put(entry, [store.backend.get(own)])
-    assert [each.prefix for each in StoredVersions(store).of(C, FINGERPRINT)] == [put.prefix]
+    assert [each.prefix for each in StoredVersions(store).of(C, FINGERPRINT)] == [one.prefix]
     assert StoredVersions(store).read(version(C, (A,))) is None
 
 
-@pytest.mark.parametrize("old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', "[{"])
+@pytest.mark.parametrize(
+    "old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', '"path":"', "[{"]
+)
 def test_forged_fields_are_refused(store: ChunkStore, old: str) -> None:
-    put = version()
-    field = to_field(put)
+    one = version()
+    field = to_field(one)
     assert old in field
-    key = names.version_key(names.digest_of_text(C), put.stored_as.digest)
+    key = names.version_key(names.digest_of_text(C), one.stored_as.digest)
     for new in ("[", "{", f"1{old}", old.replace("1", '"1"').replace("0.7", "[]")):
         if new == old:
             continue
-        forged = encode(put.entry, put.stored_as, field.replace(old, new))
-        StoredVersions(store).put(put)
+        forged = encode(rows_of(one), one.stored_as, field.replace(old, new))
+        put(store, one)
         store.backend.put(key, list(forged.parts()))
         assert [problem.kind for problem in verify(store).problems] == ["damaged"]
-        assert StoredVersions(store).read(put) is None
+        assert StoredVersions(store).read(one) is None
         assert StoredVersions(store).of(C, FINGERPRINT) == []
 
 
 def test_a_version_is_not_taken_for_the_entry_nor_the_entry_for_a_version(
     store: ChunkStore,
 ) -> None:
-    put, own = version(), names.entry_key(names.digest_of_text(C), FINGERPRINT.digest)
-    store.backend.put(own, list(encode(put.entry, FINGERPRINT, to_field(put)).parts()))
+    one, own = version(), names.entry_key(names.digest_of_text(C), FINGERPRINT.digest)
+    store.backend.put(own, list(encode(rows_of(one), FINGERPRINT, to_field(one)).parts()))
     assert [problem.kind for problem in verify(store).problems] == ["damaged"]
     assert store.get(C, FINGERPRINT).reason == "format"
-    key = names.version_key(names.digest_of_text(C), put.stored_as.digest)
-    store.backend.put(key, list(encode(put.entry, put.stored_as).parts()))
+    key = names.version_key(names.digest_of_text(C), one.stored_as.digest)
+    store.backend.put(key, list(encode(rows_of(one), one.stored_as).parts()))
     assert StoredVersions(store).of(C, FINGERPRINT) == []
-    assert StoredVersions(store).read(put) is None
+    assert StoredVersions(store).read(one) is None
 
 
 def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> None:
     tiers = tiered(tmp_path / "store")
-    memory, put = open_store(":memory:"), version(C, (A,))
+    memory, one = open_store(":memory:"), version(C, (A,))
     for each in (tiers, memory):
         for text in (A, C):
             each.put(make_entry(text), FINGERPRINT)
-    assert StoredVersions(memory).put(put) == 0
+    assert put(memory, one) == 0
     assert StoredVersions(memory).of(C, FINGERPRINT) == []
-    assert StoredVersions(tiers).put(put) > 0
-    assert same(StoredVersions(tiers).read(StoredVersions(tiers).of(C, FINGERPRINT)[0]), put.entry)
+    assert put(tiers, one) > 0
+    assert same(
+        StoredVersions(tiers).read(StoredVersions(tiers).of(C, FINGERPRINT)[0]), rows_of(one)
+    )
     assert copy_store(tiers, DiskStore(tmp_path / "copy", mapped=False)).entries == 2
     tiers.delete(A)
     assert StoredVersions(tiers).of(C, FINGERPRINT) == []
@@ -205,6 +216,6 @@ def test_a_full_place_keeps_what_it_has(tmp_path: Path) -> None:
 
 def _fits(store: ChunkStore, prefix: tuple[str, ...]) -> bool:
     try:
-        return StoredVersions(store).put(version(C, prefix)) > 0
+        return put(store, version(C, prefix)) > 0
     except StoreFullError:
         return False

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
-from unshared import QUERY
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.config import StoreConfig
@@ -34,7 +33,6 @@ _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
 _REUSE = ReuseConfig(
-    method=QUERY,  # logits are compared bit by bit
     on_miss="skip",
 )
 
@@ -81,7 +79,9 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     kv = RagKV(loaded(), store=store, reuse=_REUSE)
     kv._reuse.corpus.loads_always = True  # how long things take must not decide what is compared
-    kv._reuse.versions.want = lambda *_: False  # what was asked before decides nothing
+    former, healing = kv._reuse.former, kv._reuse.background._healing
+    former.find = former.keep = lambda *_: None  # what was asked before decides nothing
+    healing.note = lambda *_: False
     return kv
 
 
@@ -134,9 +134,8 @@ def precompute(kv: RagKV, chunk: int, *, version: bool = True) -> None:
     kv.precompute([text])
     if version:
         kv.precompute([NEIGHBOUR])
-        versions, sink = kv._reuse.versions, sink_of(kv)
-        versions._ask_store(text, sink)
-        versions._compute([NEIGHBOUR, text], sink)
+        kv.prefetch([NEIGHBOUR, text], for_next_answer=False)
+        kv.wait()
 
 
 def sink_of(kv: RagKV) -> Sink:

@@ -13,7 +13,7 @@ import httpx
 CHAT = "/v1/chat/completions"
 _MESSAGE = 300
 """Characters of an error's message that are kept."""
-_SOURCES = ("sink", "conversation", "prefix", "reused", "recomputed", "fresh")
+_SOURCES = ("sink", "former_exact", "former_repaired", "reused", "version", "recomputed", "fresh")
 """Where ragkv's report says that the prompt's tokens came from: they add up to it."""
 
 

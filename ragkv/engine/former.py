@@ -1,0 +1,171 @@
+"""Former prompts and answers of an engine: which of their rows a prompt takes, and leaves."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ragkv.decode.generate import Drawn
+from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.plan import Plan
+from ragkv.engine.request import Request
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.find import Span
+from ragkv.prompt.tokens import IntArray, Tokens
+from ragkv.select.choose import FLOOR
+from ragkv.splice.buffer import SplicedCache
+from ragkv.splice.layout import Origin
+from ragkv.store.base import TierUse
+from ragkv.store.prefixes.node import ABSENT, EXACT, Freshness, PrefixMatch, Rows
+from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
+
+
+class FormerPrompts:
+    """What an engine's prompts and answers computed.
+
+    Parameters
+    ----------
+    tree
+        None where nothing is kept.
+    """
+
+    def __init__(self, corpus: Corpus, tree: PrefixTree | None) -> None:
+        self._corpus = corpus
+        self._tree = tree
+        self._hits = 0
+        self._lock = threading.Lock()  # of when they were cleared
+        self._cleared_at = -math.inf
+        self._limit = corpus.loaded.architecture.position_limit
+
+    def find(
+        self, request: Request, tokens: Tokens, sink: Sink, spans: Sequence[Span]
+    ) -> PrefixMatch | None:
+        """Return the rows that the prompt takes, if they are more than the sink's.
+
+        Exact rows serve every prompt; others one whose ratio is not above that which they were
+        computed with. Behind chunks that are exact now, rows of a time when they were not are
+        left aside.
+        """
+        if self._tree is None or not request.uses_history:
+            return None
+        wanted = request.config.recompute_ratio
+        if wanted == 1:
+            wanted = EXACT
+        elif wanted == "auto":
+            wanted = FLOOR
+        root = self.is_beyond(tokens)
+        found = self._tree.match(tokens.ids[:-1], model_of(sink), root).at_least(wanted)
+        last = spans[-1].end if spans else 0
+        if found.exact >= np.searchsorted(tokens.offsets[:, 0], last):
+            found = found.at_least(EXACT)
+        if not len(found.positions) or found.positions[-1] < len(sink.ids):
+            return None
+        return found
+
+    def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+        """Keep the rows of a prompt and its answer; they are copied later.
+
+        The answer's last token has no row. Prompts that were asked before :meth:`clear` leave
+        none: they may contain what was deleted.
+        """
+        sink = plan.located.sink
+        if self._tree is None or not request.uses_history or sink is None:
+            return
+        self._hits += plan.spliced.layout.former is not None
+        ids = np.concatenate([plan.ids, np.asarray(drawn.token_ids[:-1], dtype=plan.ids.dtype)])
+        freshness = self._freshness(plan, len(ids))
+        root = self.is_beyond(plan.located.tokens)
+        if not root:  # behind the limit, rows are rotated by another table
+            ids = ids[: self._limit]
+        rows = cache.keys, cache.values
+        computed = ComputedPrompt(ids, freshness[: len(ids)], rows, model_of(sink), root)
+        self._add(computed, request.clock.started)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return self._tree is not None
+
+    def exact_rows(self, ids: IntArray, sink: Sink) -> PrefixMatch:
+        """Return the exact rows of a path, ``[tokens]``."""
+        if self._tree is None:
+            return PrefixMatch(())
+        return self._tree.match(ids, model_of(sink), root=False).at_least(EXACT)
+
+    def keep_exact(
+        self, ids: IntArray, rows: Rows, sink: Sink, begun: float, first: int = 0
+    ) -> None:
+        """Keep exact rows of a path, those of the positions from ``first`` on.
+
+        None that were begun before :meth:`clear`.
+        """
+        freshness = np.full(len(ids), EXACT, np.float32)
+        freshness[:first] = ABSENT
+        computed = ComputedPrompt(ids, freshness, rows, model_of(sink), root=False, first=first)
+        self._add(computed, begun)
+        self.settle()
+
+    def _add(self, computed: ComputedPrompt, begun: float) -> None:
+        with self._lock:
+            if self._tree is not None and begun > self._cleared_at:
+                self._tree.add(computed)
+
+    def settle(self) -> None:
+        """Copy what was kept into the tree, so that the prompts' buffers are free again."""
+        if self._tree is not None:
+            self._tree.settle(self._corpus.fingerprint)
+
+    def clear(self) -> None:
+        """Forget everything, and what the prompts that run now would leave."""
+        with self._lock:
+            self._cleared_at = time.perf_counter()
+            if self._tree is not None:
+                self._tree.clear()
+
+    def in_use(self) -> tuple[TierUse, ...]:
+        """Return the bytes that are kept, and how many prompts took rows of them."""
+        return () if self._tree is None else (TierUse("prompts", self._tree.nbytes, self._hits),)
+
+    def is_beyond(self, tokens: Tokens) -> bool:
+        """Whether the prompt is so long that all its keys are rotated by the model's other table.
+
+        The table for long sequences (longrope): such prompts share no rows with shorter ones.
+        """
+        return self._limit is not None and len(tokens) > self._limit
+
+    def _freshness(self, plan: Plan, tokens: int) -> Freshness:
+        """Return the freshness of a prompt's rows and its answer's, ``[tokens]``.
+
+        Computed rows are exact up to the first position whose row is not. Codecs other than raw
+        lose something, even of the first chunk. Rows with sparse attention are not exact.
+        """
+        layout, origin, repair = plan.spliced.layout, plan.origin, plan.repair
+        computed = np.isin(origin, (Origin.RECOMPUTED, Origin.FRESH))
+        if repair.focus is not None:
+            computed[repair.focus.left] = False
+        exact = np.isin(origin, (Origin.SINK, Origin.EXACT))
+        if self._corpus.is_lossless:
+            exact[: layout.exact] |= origin[: layout.exact] == Origin.CACHED
+        others = ~(exact | computed)
+        if repair.sparse is not None:
+            others[plan.choice.positions] = True
+        first = int(np.argmax(others)) if others.any() else tokens
+        out = np.full(tokens, plan.choice.ratio, np.float32)
+        out[: len(origin)][~computed] = ABSENT
+        if layout.former is not None:
+            out[layout.former.positions] = layout.former.freshness
+        if repair.copies is not None:
+            out[repair.copies.taken] = plan.choice.ratio
+        out[: len(origin)][exact] = EXACT
+        out[:first] = EXACT
+        return out
+
+
+def model_of(sink: Sink) -> Fingerprint:
+    """Return the fingerprint of rows that are not stored, and stand in their prompt."""
+    return replace(sink.fingerprint, sink="", codec="raw")

@@ -1,0 +1,318 @@
+"""Healing: chunks that are asked for together are computed exactly while no request runs.
+
+A *run* is a prompt up to the end of one of its chunks. One that was asked for twice, or that was
+prefetched, is computed behind its own tokens alone, chunk by chunk; what was computed is in the
+tree, whoever asks next. A chunk of the operator's behind nothing but others and the sink is a
+*version* besides (Cache-Craft): prompts that have it behind other chunks may take it in place of
+its entry, and it is kept in the store. What a prompt says beside such chunks is in no version.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import unicodedata
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ragkv.attend.forward import SubsetPass, subset_forward
+from ragkv.attend.observe import LayerCall, attention_to_groups
+from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.former import FormerPrompts
+from ragkv.engine.idle import IdleWork
+from ragkv.engine.plan import Located, Plan
+from ragkv.engine.request import Request
+from ragkv.engine.requests import Cancelled, RequestQueue
+from ragkv.engine.versions import Versions
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.render import Rendered
+from ragkv.prompt.tokens import IntArray, Tokens, tokenize
+from ragkv.splice.layout import lay_out
+from ragkv.splice.place import splice
+from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
+
+_log = logging.getLogger(__name__)
+MOST_RUNS = 512
+"""Runs whose requests are counted; the least recently asked is forgotten."""
+ENOUGH = 2
+"""A run is healed once it was asked for so often."""
+_LONGEST_SEPARATOR = 32
+_GAP = "\n\n"
+"""Between prefetched chunks, until a prompt has shown another text."""
+
+
+class RunChunk(NamedTuple):
+    """A chunk of a run.
+
+    Attributes
+    ----------
+    text
+        The chunk's text.
+    first, end
+        Its tokens, those alone that lie in it.
+    stop
+        End of the last token that has a character of it.
+    offsets
+        ``[tokens, 2]`` characters of its text that its tokens cover.
+    """
+
+    text: str
+    first: int
+    end: int
+    stop: int
+    offsets: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone."""
+
+    ids: IntArray
+    chunks: tuple[RunChunk, ...]
+    chain: int
+    sink: Sink
+    asked: int = 0
+
+
+class Healing:
+    """Counts what is asked for, and computes it.
+
+    Parameters
+    ----------
+    budget
+        Bytes of the tree: a run of more than half of it is not healed.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        former: FormerPrompts,
+        versions: Versions,
+        requests: RequestQueue,
+        budget: int,
+    ) -> None:
+        self._corpus = corpus
+        self._former = former
+        self._versions = versions
+        self._idle = IdleWork(corpus.loaded, requests)
+        self._budget = budget
+        self._runs = OrderedDict[tuple[int, Fingerprint], _Run]()
+        self._frames: dict[bytes, tuple[Rendered, str]] = {}
+        self._works = False
+        self._lock = threading.Lock()
+        self.tokens = 0
+        """Tokens that were computed."""
+
+    # ---- what is asked for
+
+    def note(self, request: Request, plan: Plan) -> bool:
+        """Count a prompt's runs; return whether somebody has to call :meth:`work` now."""
+        located = plan.located
+        sink, tokens = located.sink, located.tokens
+        if sink is None or not request.uses_history or self._former.is_beyond(tokens):
+            return False
+        chunks = tuple(chunks_of(located))
+        if not chunks or not self._budget:
+            return False
+        chain = _chain(located, sink, chunks)
+        if chain == len(chunks):
+            first, *others = located.known or ()
+            gap = located.text[first.end : others[0].start] if others else _GAP
+            head = replace(located.rendered, text=located.text[: first.start])
+            self._frames[sink.ids.tobytes()] = head, gap
+        return self._count(tokens.ids, chunks, chain, sink, 1)
+
+    def prefetch(self, texts: Sequence[str], sink: Sink) -> bool:
+        """Ask for the run of chunks in this order; return as :meth:`note` does."""
+        frame = self._frames.get(sink.ids.tobytes())
+        head, gap = frame or (sink.rendered, _GAP)
+        text, spans = head.text, list[tuple[str, int]]()
+        for each in dict.fromkeys(texts):
+            text += gap if spans else ""
+            spans.append((each, len(text)))
+            text += each
+        rendered = Rendered(text, head.add_special_tokens)
+        tokens = tokenize(rendered, self._corpus.loaded.tokenizer)
+        chunks = tuple(_chunk(tokens, each, start) for each, start in spans)
+        limit = self._corpus.loaded.positions
+        fits = limit is None or len(tokens) < limit
+        if not fits or self._former.is_beyond(tokens) or not all(map(self._corpus.knows, texts)):
+            return False
+        return self._budget > 0 and self._count(tokens.ids, chunks, len(chunks), sink, ENOUGH)
+
+    def _count(
+        self,
+        ids: IntArray,
+        chunks: tuple[RunChunk, ...],
+        chain: int,
+        sink: Sink,
+        times: int,
+    ) -> bool:
+        with self._lock:
+            wanted = False
+            for count, chunk in enumerate(chunks, 1):
+                key = hash(ids[: chunk.stop].tobytes()), sink.fingerprint
+                run = self._runs.get(key)
+                if run is None:
+                    prefix = ids[: chunk.stop].copy()
+                    run = _Run(prefix, chunks[:count], min(chain, count), sink)
+                    self._runs[key] = run
+                run.asked += times
+                self._runs.move_to_end(key)
+                wanted |= run.asked >= ENOUGH
+            while len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+            works, self._works = self._works, self._works or wanted
+            return wanted and not works
+
+    # ---- in the background
+
+    def work(self) -> None:
+        """Compute what was asked for often enough, the hottest run first."""
+        with suppress(Cancelled):
+            while run := self._next():
+                try:
+                    self._heal(run)
+                except Exception:  # the others may go on
+                    with self._lock:
+                        self._works = False
+                    raise
+
+    def _next(self) -> _Run | None:
+        with self._lock:
+            runs = [run for run in self._runs.values() if run.asked >= ENOUGH]
+            if not runs:
+                self._works = False
+                return None
+            hottest = max(runs, key=lambda run: run.asked * len(run.ids))
+            hottest.asked = 0
+            return hottest
+
+    def _heal(self, run: _Run) -> None:
+        loaded, begun = self._corpus.loaded, time.perf_counter()
+        row = loaded.architecture.values_per_token * loaded.dtype.itemsize
+        if len(run.ids) * row > self._budget // 2:
+            return
+        for at, chunk in enumerate(run.chunks):
+            if self._corpus.usable_fingerprint().weights != run.sink.fingerprint.weights:
+                return
+            ids = run.ids[: chunk.stop]
+            if self._former.exact_rows(ids, run.sink).exact < chunk.stop:
+                self._idle.run(partial(self._compute, run, at, begun), len(ids))
+
+    def _compute(self, run: _Run, at: int, begun: float) -> None:
+        """Compute one chunk of a run behind the others, which are exact, and keep its rows."""
+        loaded, chunk = self._corpus.loaded, run.chunks[at]
+        start = run.chunks[at - 1].stop if at else 0
+        ids = run.ids[: chunk.stop]
+        former = self._former.exact_rows(ids, run.sink).between(0, start)
+        layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
+        member = torch.zeros(len(ids), at + 1, dtype=torch.float32, device=loaded.device)
+        for group, each in enumerate(run.chunks[: at + 1]):
+            member[each.first : each.end, group] = 1.0
+        own = np.flatnonzero((layout.fresh >= chunk.first) & (layout.fresh < chunk.end))
+        paid = np.zeros((len(own), at + 1))
+
+        def observe(call: LayerCall) -> None:
+            paid[:] += attention_to_groups(call, member).cpu().numpy()[own]
+
+        is_version = 0 < at < run.chain and len(own) > 0
+        cache = splice(layout, None, loaded, 0)
+        observer = observe if is_version else None
+        subset_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
+        self._former.keep_exact(ids, (cache.keys, cache.values), run.sink, begun)
+        self.tokens += len(layout.fresh)
+        if is_version:
+            rows = (
+                cache.keys[:, :, chunk.first : chunk.end],
+                cache.values[:, :, chunk.first : chunk.end],
+            )
+            self._versions.keep(_version(run, at, paid / loaded.architecture.layers), rows)
+
+    def stop(self) -> None:
+        """End before the next layer; nothing is computed any more."""
+        self._idle.close()
+
+    def clear(self) -> None:
+        """Forget what was asked for."""
+        with self._lock:
+            self._runs.clear()
+            self._frames.clear()
+
+
+def chunks_of(located: Located) -> Iterable[RunChunk]:
+    """Yield the chunks that a prompt has whole, in its order."""
+    end = 0
+    for span in located.known or ():
+        if span.end - span.start != len(span.text):
+            return
+        chunk = _chunk(located.tokens, span.text, span.start)
+        if chunk.first < end or chunk.end <= chunk.first:
+            return
+        end = chunk.stop
+        yield chunk
+
+
+def _chunk(tokens: Tokens, text: str, start: int) -> RunChunk:
+    """Return a chunk that begins at a character of the prompt."""
+    offsets, stop = tokens.offsets, start + len(text)
+    first = int(np.searchsorted(offsets[:, 0], start))
+    end = int(np.searchsorted(offsets[:, 1], stop, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], stop))
+    return RunChunk(text, first, end, last, offsets[first:end] - np.int32(start))
+
+
+def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
+    """Count the first chunks that follow the whole sink and one another.
+
+    Up to one that is repeated, or behind other text than a separator: more than a few characters
+    of punctuation could say something, and what cannot be seen could, too.
+    """
+    ids = located.tokens.ids[: len(sink.ids)]
+    if not np.array_equal(ids, sink.ids):
+        return 0
+    end = int(located.tokens.offsets[: len(sink.ids), 1].max(initial=0))
+    seen = set[str]()
+    for count, (chunk, span) in enumerate(zip(chunks, located.known or (), strict=False)):
+        gap = located.text[end : span.start]
+        if not _is_separator(gap) or chunk.text in seen:
+            return count
+        seen.add(chunk.text)
+        end = span.end
+    return len(chunks)
+
+
+def _is_separator(gap: str) -> bool:
+    kinds = {unicodedata.category(each)[0] for each in "".join(gap.split())}
+    return len(gap) <= _LONGEST_SEPARATOR and kinds <= {"P"}
+
+
+def _version(
+    run: _Run, at: int, paid: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+) -> Version:
+    """Return the version that a chunk of a run is; ``paid`` is its tokens' attention."""
+    chunk, before = run.chunks[at], run.chunks[:at]
+    between = np.zeros((at + 1, at + 1))
+    between[at] = paid.sum(axis=0)
+    sizes = np.array([each.end - each.first for each in run.chunks[: at + 1]])
+    order = np.argsort(-paid[:, :at].sum(axis=1), kind="stable")
+    ids = run.ids[: chunk.end]
+    return Version(
+        chunk.text,
+        run.sink.fingerprint,
+        tuple(each.text for each in before),
+        between[at, :at].copy(),
+        float(between[at, at]),
+        float(context_impact(between, sizes)[at]),
+        np.argsort(order, kind="stable"),
+        digest_of_path(ids),
+        place=PathSpan(ids, chunk.first, chunk.offsets),
+    )

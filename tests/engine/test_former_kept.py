@@ -1,0 +1,175 @@
+"""What former prompts leave, how long, and for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import former_prompts
+import pytest
+import torch
+from former_prompts import (
+    CHUNKS,
+    Left,
+    Make,
+    and_then,
+    ask,
+    assert_adds_up,
+    assert_full,
+    taken,
+)
+from tiny import LONGROPE, SIZE, random_model, some_chunks, tiny_tokenizer
+from transformers import LlamaConfig
+
+from ragkv import RagKV, StoreConfig
+from ragkv.engine.pipeline import Pipeline
+
+make_engine = former_prompts.make_engine
+left = former_prompts.left
+
+# ---- what is kept, and for whom
+
+
+def test_without_history_a_prompt_takes_and_leaves_nothing(
+    make_engine: Make, left: list[Left]
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    cold = engine.generate(ask(), history=False, max_new_tokens=4)
+    assert left == []
+    engine.generate(ask(), recompute_ratio=1.0, max_new_tokens=4)
+    again = engine.generate(ask(), history=False, max_new_tokens=4)
+    assert (again.token_ids, again.report.positions) == (cold.token_ids, cold.report.positions)
+    assert len(left) == 1
+    for method in ("full", "prefix"):
+        assert taken(engine.generate(ask(), method=method, max_new_tokens=4)) == 0
+    assert len(left) == 1
+
+
+def test_changed_weights_and_other_namespaces(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.generate(ask(), max_new_tokens=3)
+    with RagKV(engine.loaded, store=":memory:", namespace="other") as other:
+        assert taken(other.prefill(ask())) == 0
+    assert taken(engine.prefill(ask())) > 300
+    with torch.no_grad():
+        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    out = engine.prefill(ask())
+    assert taken(out) == 0
+    assert_full(engine, out)
+
+
+DELETIONS: dict[str, Callable[[RagKV], object]] = {
+    "a chunk": lambda engine: engine.forget(CHUNKS[1]),
+    "a document": lambda engine: engine.forget(document="manual"),
+    "a chunk of its next version": lambda engine: (
+        engine.precompute(CHUNKS[:2], document="manual").removed
+    ),
+    "no chunk": lambda engine: engine.forget("never stored"),
+    "no document": lambda engine: engine.forget(document="never stored"),
+}
+
+
+@pytest.mark.parametrize("what", DELETIONS)
+def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) -> None:
+    """Neither in one that runs meanwhile."""
+    engine = make_engine()
+    engine.precompute(CHUNKS, document="manual")
+    engine.generate(ask(), max_new_tokens=3)
+    assert taken(engine.prefill(ask())) > 100
+    running = engine.stream(ask(), max_new_tokens=8)
+    next(running)
+    assert bool(DELETIONS[what](engine)) == (not what.startswith("no "))
+    list(running)
+    engine.wait()
+    assert (taken(engine.prefill(ask())) > 100) == what.startswith("no ")
+
+
+@pytest.mark.parametrize("budget", [0, 1000])
+def test_a_budget_too_small_for_a_prompt(make_engine: Make, budget: int) -> None:
+    engine = make_engine(store=StoreConfig(":memory:", history_bytes=budget))
+    for _ in range(2):
+        assert taken(engine.generate(ask(), max_new_tokens=3)) == 0
+
+
+def test_a_cancelled_answer_leaves_what_was_computed(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    engine.model.generation_config.eos_token_id = None
+    with engine.stream(ask(), recompute_ratio=1.0, max_new_tokens=400) as pieces:
+        begun = next(pieces) + next(pieces)
+    chat = [*ask(), {"role": "assistant", "content": begun}, {"role": "user", "content": "Go on"}]
+    out = engine.prefill(chat, recompute_ratio=1.0)
+    assert taken(out) > 340
+    assert_full(engine, out)
+
+
+def test_rows_are_evicted_while_a_request_runs(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.precompute(CHUNKS)
+    chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
+    expected = engine.prefill(chat)
+    tree, plan = engine._reuse.former._tree, Pipeline._plan
+
+    def cleared(*given: Any) -> Any:
+        tree.clear()
+        return plan(*given)
+
+    monkeypatch.setattr(Pipeline, "_plan", cleared)
+    answer = engine.generate(chat, max_new_tokens=6)
+    assert answer.report.positions == expected.report.positions
+    assert answer.token_ids[0] == int(expected.logits.argmax())
+    monkeypatch.undo()
+    assert taken(engine.prefill(chat)) == taken(answer) + answer.report.recomputed_tokens + (
+        answer.report.fresh_tokens - 1
+    )
+
+
+@pytest.fixture
+def long_model() -> Iterator[RagKV]:
+    model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+        engine.model.generation_config.eos_token_id = None
+        yield engine
+
+
+def test_nothing_is_taken_across_the_position_limit(long_model: RagKV) -> None:
+    """At 256 positions the rotary table changes, for all rows of a prompt."""
+    ids = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
+    seen = []
+    for tokens in (150, 200, 250, 300, 320, 240):
+        out = long_model.prefill(tiny_tokenizer().decode(ids[:tokens]))
+        assert_full(long_model, out)
+        seen.append(taken(out))
+        long_model.generate(tiny_tokenizer().decode(ids[:tokens]), max_new_tokens=20)
+    assert [count > 100 for count in seen] == [False, True, True, False, True, True]
+
+
+def test_many_chats_at_once_get_what_each_gets_alone(make_engine: Make) -> None:
+    """At a ratio of 1; below it the order of the questions counts."""
+    engine, found = make_engine(), list[tuple[int, list[int], list[int]]]()
+    engine.precompute(CHUNKS)
+    engine.model.generation_config.eos_token_id = None
+
+    def talk(number: int) -> None:
+        chat = ask(f"Question {number}?")
+        for turn in range(3):
+            ratio = 1.0 if number < 3 else 0.2
+            answer = engine.generate(chat, recompute_ratio=ratio, max_new_tokens=8)
+            assert_adds_up(answer)
+            if ratio == 1:
+                found.append((taken(answer), chat, answer.token_ids))
+            chat = and_then(chat, answer, f"And {turn}?")
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 9
+    assert sum(count > 300 for count, _, _ in found) >= 6
+    for _, chat, token_ids in found:
+        assert engine.generate(chat, method="full", max_new_tokens=8).token_ids == token_ids

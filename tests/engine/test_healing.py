@@ -1,0 +1,240 @@
+"""Runs that are asked for together are computed exactly while no request runs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import healed_runs
+import pytest
+import torch
+from healed_runs import (
+    IDLE,
+    LAYERS,
+    TOLERANCE,
+    A,
+    B,
+    C,
+    D,
+    Make,
+    assert_exact,
+    contexts,
+    distance,
+    fail,
+    healed,
+    healing,
+    ingested,
+    once_more,
+    sources,
+    stored,
+    versions,
+)
+from pausing import Pause
+from store_entries import without_syncs  # noqa: F401
+from tiny import FAMILIES, ask
+
+from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.config import MEMORY
+from ragkv.engine.healing import Healing
+from ragkv.engine.idle import IdleWork
+from ragkv.select import Scene
+
+make_engine = healed_runs.make_engine
+on_disk = healed_runs.on_disk
+pytestmark = healed_runs.pytestmark
+
+# ---- what is healed
+
+
+@pytest.mark.parametrize("asked", ["twice", "prefetched"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_that_is_asked_for_again_is_exact(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, asked: str
+) -> None:
+    engine = ingested(make_engine(family))
+    assert distance(engine, engine.prefill(ask([A, B, C]))) > 10 * TOLERANCE
+    engine.wait()
+    assert healing(engine).tokens == 0
+    if asked == "twice":
+        engine.prefill(ask([A, B, C], "\n\nAnd then?"))
+    else:
+        engine.prefetch([A, B, C], for_next_answer=False)
+    engine.wait()
+    assert healing(engine).tokens > 0
+    monkeypatch.setattr(Scene, "observe", fail)
+    assert_exact(engine, once_more(engine, [A, B, C]))
+    assert_exact(engine, once_more(engine, [A, B]))
+
+
+def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine: Make) -> None:
+    def prompt(chunks: list[str]) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "---\n" + "\n---\n".join(chunks) + "\n---\nWhy?"}]
+
+    engine = ingested(make_engine())
+    engine.prefetch([A, B, C])
+    engine.wait()
+    assert_exact(engine, engine.prefill(ask([A, B, C])))
+    engine.prefill(prompt([C, D]))
+    engine.prefetch([B, A, C])
+    engine.wait()
+    assert_exact(engine, engine.prefill(prompt([B, A, C])))
+
+
+def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, heal = list[list[str]](), Healing._heal
+
+    def noted(each: Healing, run: Any) -> None:
+        order.append([chunk.text for chunk in run.chunks])
+        heal(each, run)
+
+    monkeypatch.setattr(Healing, "_heal", noted)
+    engine = ingested(make_engine())
+    with engine._requests.turn(engine.loaded) as turn:
+        turn.prefilled()  # it runs
+        for chunks, times in (([B, A], 2), ([C, D], 2), ([D, A], 3), ([D, C], 1)):
+            for number in range(times):
+                engine.prefill(ask(chunks, f"\n\nQuestion {number}?"))
+            while not order:
+                time.sleep(0.005)  # it is the one that waits for an idle model
+    engine.wait()
+    pairs = [run for run in order if len(run) == 2]
+    assert pairs == [[B, A], [D, A], [C, D]]
+
+
+def test_each_finished_chunk_is_there_at_once(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, numbers = IdleWork.run, itertools.count(1)
+    reached, go = threading.Event(), threading.Event()
+
+    def stopped(*given: Any) -> Any:
+        if next(numbers) == 3:
+            reached.set()
+            assert go.wait(30)
+        return run(*given)
+
+    monkeypatch.setattr(IdleWork, "run", stopped)
+    engine = ingested(make_engine())
+    for question in ("What?", "Why?"):
+        engine.prefill(ask([A, B, C], question))
+    assert reached.wait(30)
+    out = once_more(engine, [A, B, D])
+    go.set()
+    last = out.report.chunks[1]
+    assert sources(out) == ["former", "former", "entry"]
+    assert last.end <= out.report.sink_tokens + out.report.former_exact_tokens
+
+
+@pytest.mark.parametrize("size", [0, 2 * 100, 4 * 150])
+def test_a_run_of_more_than_half_the_budget_is_not_healed(make_engine: Make, size: int) -> None:
+    engine = make_engine(store=StoreConfig(MEMORY, history_bytes=size * 1024))
+    healed(ingested(engine), [A, B])
+    ids = len(once_more(engine, [A, B]).token_ids)
+    assert 150 < ids < 300
+    assert (healing(engine).tokens > 0) == (size >= 2 * ids)
+
+
+@pytest.mark.parametrize(
+    "given", [{"history": False}, {"method": "epic", "history": False}, {"method": "full"}], ids=str
+)
+def test_nothing_is_healed(make_engine: Make, given: dict[str, Any]) -> None:
+    engine = ingested(make_engine(reuse=ReuseConfig(**given)))
+    engine.prefetch([A, B])
+    healed(engine, [A, B])
+    first, second = (once_more(engine, [A, B]) for _ in range(2))
+    assert torch.equal(first.logits, second.logits)
+    assert versions(engine) == []
+    assert healing(engine).tokens == second.report.former_exact_tokens == 0
+
+
+def test_a_call_without_history_takes_none(make_engine: Make) -> None:
+    engine = ingested(make_engine())
+    cold = once_more(engine, [A, B], history=False)
+    healed(engine, [A, B])
+    assert torch.equal(cold.logits, once_more(engine, [A, B], history=False).logits)
+
+
+# ---- while no request runs
+
+
+@pytest.fixture
+def pausing(make_engine: Make) -> Any:
+    engine = ingested(make_engine())
+    yield engine, Pause(engine, IDLE)
+    engine.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith(IDLE)]
+    assert (engine.status().running, engine.status().waiting) == (0, 0)
+
+
+def begin(engine: RagKV, pause: Pause) -> None:
+    """Have a run of three chunks healed, up to a layer of the first one."""
+    for question in ("What?", "Why?"):
+        engine.prefill(ask([A, B, C], question))
+    assert pause.reached.wait(30)
+
+
+def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing: Any) -> None:
+    engine, pause = pausing
+    begin(engine, pause)
+    out: list[Any] = []
+    asking = threading.Thread(target=lambda: out.append(engine.prefill(ask([C, D]))))
+    asking.start()
+    while not engine.status().waiting:
+        time.sleep(0.005)
+    already = len(pause.seen)
+    pause.go.set()
+    asking.join(30)
+    assert out[0].report.steps["wait"] < 20
+    # the layer at which it stood was its last
+    assert [each for each in pause.seen[already:] if each[0]][:1] == [(True, pause.layer)]
+    assert not pause.seen[already + 1][0]
+    engine.wait()
+    assert contexts(engine) == {(A, B), (A, B, C)}
+    layers = [layer for heals, layer in pause.seen if heals]
+    assert layers == [*range(pause.layer + 1), *list(range(LAYERS)) * 3]
+    assert_exact(engine, once_more(engine, [A, B, C]))
+
+
+def test_nothing_is_healed_while_an_answer_is_drawn(make_engine: Make) -> None:
+    engine = ingested(make_engine())
+    drawing = engine.stream(ask([C, D]), max_new_tokens=40)
+    next(drawing)
+    with engine._requests.turn(engine.loaded) as turn:
+        turn.prefilled()  # it runs
+        for question in ("What?", "Why?"):
+            engine.prefill(ask([A, B], question))
+        "".join(drawing)
+        time.sleep(0.2)
+        assert healing(engine).tokens == 0
+    engine.wait()
+    assert contexts(engine) == {(A, B)}
+
+
+def test_closing_ends_it(pausing: Any) -> None:
+    engine, pause = pausing
+    begin(engine, pause)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    time.sleep(0.1)
+    pause.go.set()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert [layer for heals, layer in pause.seen if heals] == [*range(pause.layer + 1)]
+    assert versions(engine) == []
+
+
+@pytest.mark.parametrize("gone", [A, B])
+def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(
+    on_disk: Make, gone: str
+) -> None:
+    engine = ingested(on_disk())
+    pause = Pause(engine, IDLE)
+    begin(engine, pause)
+    engine.forget(gone)
+    pause.go.set()
+    engine.wait()
+    assert engine._reuse.former.in_use()[0].nbytes == 0
+    assert versions(engine) == stored(engine) == []
+    assert once_more(engine, [A, B, C]).report.former_exact_tokens == 0

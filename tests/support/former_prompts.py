@@ -1,0 +1,150 @@
+"""Chats that ask again, what they leave, and how their rows compare with a full prefill."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import some_chunks
+from transformers.cache_utils import DynamicCache
+
+from ragkv import Completion, RagKV, ReuseConfig
+from ragkv.engine import healing
+from ragkv.engine.former import FormerPrompts
+from ragkv.engine.plan import Plan
+from ragkv.model.calls import cache_argument
+from ragkv.select import get_method, method_names
+from ragkv.splice.layout import Origin
+from ragkv.store.prefixes.node import EXACT
+from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
+
+Make = Callable[..., RagKV]
+Chat = list[dict[str, str]]
+CHUNKS = some_chunks(3)
+TOLERANCE = 5e-5
+PLACING = [name for name in method_names() if get_method(name).uses_chunks]
+
+
+@pytest.fixture
+def make_engine(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make engines that use history and heal nothing: what is known is what prompts computed."""
+    monkeypatch.setattr(healing, "ENOUGH", 1 << 30)
+    return partial(make_engine, reuse=ReuseConfig())
+
+
+def ask(question: str = "What does the text say?", chunks: list[str] = CHUNKS) -> Chat:
+    return [{"role": "user", "content": "\n\n".join([*chunks, question])}]
+
+
+def and_then(chat: Chat, answer: Completion, question: str = "And then?") -> Chat:
+    """Without blanks that would become one token with the end of the prompt."""
+    return [
+        *chat,
+        {"role": "assistant", "content": answer.text.lstrip()},
+        {"role": "user", "content": question},
+    ]
+
+
+def full(engine: RagKV, ids: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a full prefill's logits, and its keys and values ``[layers, kv_heads, tokens, ...]``."""
+    cache = DynamicCache()
+    with torch.no_grad():
+        given = torch.tensor(np.asarray(ids)[None].astype(np.int64))
+        out = engine.model(given, **cache_argument(engine.model, cache))
+    parts = ([getattr(layer, part)[0] for layer in cache.layers] for part in ("keys", "values"))
+    return out.logits[0, -1].float(), *map(torch.stack, parts)
+
+
+def assert_full(engine: RagKV, out: Any) -> None:
+    expected, *_ = full(engine, out.token_ids)
+    assert float((out.logits - expected).abs().max()) < TOLERANCE
+
+
+def taken(answer: Any) -> int:
+    return int(answer.report.former_exact_tokens + answer.report.former_repaired_tokens)
+
+
+def sources(answer: Any) -> list[str]:
+    return [use.source for use in answer.report.chunks]
+
+
+def assert_adds_up(answer: Any) -> None:
+    report = answer.report
+    assert np.bincount(list(report.positions), minlength=len(Origin)).tolist() == [
+        report.sink_tokens,
+        report.reused_tokens,
+        report.recomputed_tokens,
+        report.fresh_tokens,
+        report.former_exact_tokens,
+        report.former_repaired_tokens,
+        report.version_tokens,
+    ]
+    assert len(report.positions) == report.prompt_tokens
+    anew = report.recomputed_tokens + report.fresh_tokens
+    assert report.cached_tokens + anew == report.prompt_tokens
+    for use in report.chunks:
+        within = list(report.positions[use.start : use.end])
+        assert use.recomputed == within.count(Origin.RECOMPUTED)
+        assert use.reused == len(within) - use.recomputed - within.count(Origin.FRESH)
+
+
+@dataclass
+class Left:
+    """What a prompt left: copies, as it was when its answer was finished."""
+
+    plan: Plan
+    ids: np.ndarray
+    freshness: np.ndarray
+    both: torch.Tensor
+
+    @property
+    def exact(self) -> int:
+        return [*(self.freshness == EXACT), False].index(False)
+
+    def rows(self, positions: Any) -> torch.Tensor:
+        """``[2, layers, kv_heads, rows, head_dim]``: keys and values."""
+        return self.both[:, :, :, positions]
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[Left]:
+    found, plans = list[Left](), list[Plan]()
+    keep, add = FormerPrompts.keep, PrefixTree.add
+
+    def kept(former: FormerPrompts, request: Any, plan: Plan, *more: Any) -> None:
+        plans.append(plan)
+        keep(former, request, plan, *more)
+
+    def added(tree: PrefixTree, new: ComputedPrompt) -> None:
+        both = torch.stack([part[:, :, : len(new.ids)] for part in new.rows])
+        found.append(Left(plans[-1], new.ids, new.freshness, both))
+        add(tree, new)
+
+    monkeypatch.setattr(FormerPrompts, "keep", kept)
+    monkeypatch.setattr(PrefixTree, "add", added)
+    return found
+
+
+def by_question(scene: Any) -> np.ndarray:
+    """Rank tokens by nothing but the prompt's text."""
+    draw = np.random.default_rng(zlib.crc32(scene.text.encode()))
+    return draw.random(len(scene.layout.cached)).astype(np.float32)
+
+
+def by_place(scene: Any) -> np.ndarray:
+    """The same for all questions, first tokens first."""
+    return -scene.layout.cached.astype(np.float32)
+
+
+def ask_apart(question: str = "What does the text say?") -> Chat:
+    """With no chunk right behind the sink, where its entry would be exact."""
+    return ask(question, [f"Read this.\n\n{CHUNKS[0]}", *CHUNKS[1:]])
+
+
+DRIFTING = replace(get_method("query"), name="drifting", score=by_question, sparse=None)
