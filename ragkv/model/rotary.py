@@ -113,11 +113,11 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
     """
     a, b = table.channels
     first, second = x[..., a].float(), x[..., b].float()
-    out = torch.empty_like(x, dtype=torch.float32)
-    torch.mul(first, table.cos, out=out[..., a]).addcmul_(second, table.sin, value=-1)
-    torch.mul(second, table.cos, out=out[..., b]).addcmul_(first, table.sin)
+    out = torch.empty_like(x)
+    out[..., a] = first * table.cos - second * table.sin
+    out[..., b] = second * table.cos + first * table.sin
     out[..., b.stop :] = x[..., b.stop :]
-    return out.to(x.dtype)
+    return out
 
 
 def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
