@@ -161,6 +161,11 @@ class Background:
         self._healing.stop()
         for thread in (self._thread, self._idle):
             thread.shutdown(wait=True)
+        self._corpus.on_removed = _nothing
         self._former.clear()
         self._healing.clear()
         self._versions.kept.clear()
+
+
+def _nothing() -> None:
+    pass

@@ -75,10 +75,10 @@ def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
     engine.precompute(UNEVEN)
     how = {"recompute_ratio": 0.15, "method": method}
     for number in range(2):
-        answer = engine.generate(f"{PROMPT} {number}?", max_new_tokens=1, **how)
+        answer = engine.generate(ask(UNEVEN, f"\n\n{number}?"), max_new_tokens=1, **how)
         seen.append(places_of(answer, Origin.RECOMPUTED))
-    stale = engine.prefill(f"{PROMPT} Now?", recompute_ratio=0, history=False)
-    out = engine.prefill(f"{PROMPT} Now?", **how)
+    stale = engine.prefill(PROMPT, recompute_ratio=0, history=False)
+    out = engine.prefill(PROMPT, **how)
     now = places_of(out, Origin.RECOMPUTED)
     former = set(places_of(out, Origin.REPAIRED))
     assert len(now) > 10

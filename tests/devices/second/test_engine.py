@@ -16,7 +16,7 @@ import torch
 from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
@@ -87,7 +87,7 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
     """Rows of former turns wait in the host's memory, and new chunks are placed behind them."""
     answers = []
     for device in ("cpu", DEVICE):
-        engine, chat = make_engine(family, device=device), PROMPT
+        engine, chat = make_engine(family, device=device, reuse=ReuseConfig()), PROMPT
         late = " ".join(CHUNKS[0].split()[::-1])
         engine.precompute([*CHUNKS, late])
         for question in (late, "Why?", ""):
