@@ -16,7 +16,7 @@ import torch
 from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV, ReuseConfig
+from ragkv import RagKV
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
@@ -101,7 +101,7 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
             ]
         report = answer.report
         kept = report.former_exact_tokens, report.former_repaired_tokens
-        assert kept[0] > 400 or (ratio < 1 and min(kept) > 100)
+        assert sum(kept) > 400
     assert answers[:3] == answers[3:]
 
 
