@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ragkv.attend.forward import SubsetPass, subset_forward
@@ -35,11 +36,14 @@ from ragkv.engine.versions import Versions
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
+from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import lay_out
 from ragkv.splice.place import splice
+from ragkv.store.prefixes.node import Rows
 from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
 
 _log = logging.getLogger(__name__)
+Paid = npt.NDArray[np.float64]
 MOST_RUNS = 512
 """Runs whose requests are counted; the least recently asked is forgotten."""
 ENOUGH = 2
@@ -206,10 +210,18 @@ class Healing:
                 return
             ids = run.ids[: chunk.stop]
             if self._former.exact_rows(ids, run.sink).exact < chunk.stop:
-                self._idle.run(partial(self._compute, run, at, begun), len(ids))
+                cache, paid = self._idle.run(partial(self._compute, run, at), len(ids))
+                self._keep(run, at, (cache.keys, cache.values), paid, begun)
 
-    def _compute(self, run: _Run, at: int, begun: float) -> None:
-        """Compute one chunk of a run behind the others, which are exact, and keep its rows."""
+    def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
+        """Compute one chunk of a run behind the others, which are exact.
+
+        Returns
+        -------
+        tuple
+            The cache, and of a version the attention that its tokens pay to each chunk up to
+            itself, ``[tokens, chunks]``, a sum over the layers.
+        """
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
@@ -228,14 +240,17 @@ class Healing:
         cache = splice(layout, None, loaded, 0)
         observer = observe if is_version else None
         subset_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
-        self._former.keep_exact(ids, (cache.keys, cache.values), run.sink, begun)
         self.tokens += len(layout.fresh)
-        if is_version:
-            rows = (
-                cache.keys[:, :, chunk.first : chunk.end],
-                cache.values[:, :, chunk.first : chunk.end],
-            )
-            self._versions.keep(_version(run, at, paid / loaded.architecture.layers), rows)
+        return cache, paid if is_version else None
+
+    def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None, begun: float) -> None:
+        """Keep a chunk's rows, as a version too; requests need not wait for it."""
+        chunk = run.chunks[at]
+        self._former.keep_exact(run.ids[: chunk.stop], rows, run.sink, begun)
+        if paid is not None:
+            own = rows[0][:, :, chunk.first : chunk.end], rows[1][:, :, chunk.first : chunk.end]
+            layers = self._corpus.loaded.architecture.layers
+            self._versions.keep(_version(run, at, paid / layers), own)
 
     def stop(self) -> None:
         """End before the next layer; nothing is computed any more."""
@@ -295,9 +310,7 @@ def _is_separator(gap: str) -> bool:
     return len(gap) <= _LONGEST_SEPARATOR and kinds <= {"P"}
 
 
-def _version(
-    run: _Run, at: int, paid: np.ndarray[tuple[int, int], np.dtype[np.float64]]
-) -> Version:
+def _version(run: _Run, at: int, paid: Paid) -> Version:
     """Return the version that a chunk of a run is; ``paid`` is its tokens' attention."""
     chunk, before = run.chunks[at], run.chunks[:at]
     between = np.zeros((at + 1, at + 1))
