@@ -83,7 +83,9 @@ class FormerPrompts:
         if not root:  # behind the limit, rows are rotated by another table
             ids = ids[: self._limit]
         rows = cache.keys, cache.values
-        computed = ComputedPrompt(ids, freshness[: len(ids)], rows, model_of(sink), root)
+        model, asked = model_of(sink), len(plan.ids)
+        kept = freshness[: len(ids)]
+        computed = ComputedPrompt(ids, kept, rows, model, root, prompt=asked)
         self._add(computed, request.clock.started)
 
     @property

@@ -63,26 +63,25 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
     without scoring. Tokens whose entry is exact there are not chosen below 1, whatever their
     scores: the budget goes to the others. Of the chosen, those that have a former prompt's row
-    cost nothing: they are left out. A prompt that was asked before, to the last token, chose
-    then. Versions that fit take less of the budget.
+    cost nothing. A former prompt that this one continues has chosen among its chunks, as has this
+    prompt itself if it was asked before. Versions that fit take less of the budget.
     """
     layout = scene.layout
     cached, known = layout.cached, layout.known
     ratio = config.recompute_ratio
     if takes_all(layout, config):
         return Choice(np.setdiff1d(cached, known, assume_unique=True), ratio=1.0)
-    stale = cached >= layout.exact
+    asked = cached >= layout.asked
+    stale = (cached >= layout.exact) & asked
     was_asked = layout.former is not None and len(layout.fresh) == 1
-    if was_asked or not len(layout.stale(known)) or ratio == 0 or method.score is None:
+    is_done = was_asked or not stale.any() or not len(layout.stale(known))
+    if is_done or ratio == 0 or method.score is None:
         nothing = 0.0 if method.score is None else FLOOR if ratio == "auto" else ratio
         return Choice(cached[:0], ratio=nothing)
     found = method.score(scene)
     scores, mover = found if isinstance(found, Scored) else (found, None)
-    fit = (
-        _fit_of_versions(layout) if method.auto != "overhead" else np.ones(len(cached), np.float32)
-    )
-    if method.auto == "attention":
-        scores = scores * fit
+    fit = _fit_of_versions(method, layout)
+    scores = scores * fit if method.auto == "attention" else scores
     paid = scores
     if method.spread is not None:
         scores = convolved(scores, cached, _kernel(method.spread))
@@ -91,8 +90,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     reason = ""
     if ratio == "auto":
         by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
-        ratio, reason = by_what(paid[ranks], len(cached))
-    budget = round(ratio * float(fit.sum()))
+        ratio, reason = by_what(paid[ranks], int(asked.sum()))
+    budget = round(ratio * float(fit[asked].sum()))
     if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
     else:
@@ -101,15 +100,16 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     return Choice(positions, scores, ratio, reason, mover)
 
 
-def _fit_of_versions(layout: Layout) -> FloatArray:
+def _fit_of_versions(method: Method, layout: Layout) -> FloatArray:
     """Return ``[cached]`` the share of the repair that tokens need: 1 for those of entries.
 
-    For a version's its cache fix overhead, of which an entry has :data:`NO_CONTEXT` (Cache-Craft).
+    For a version's its cache fix overhead, of which an entry has :data:`NO_CONTEXT`; where the
+    scores count it (Cache-Craft), 1.
     """
     cached = layout.cached
     fit = np.ones(len(cached), dtype=np.float32)
     for piece in layout.placed:
-        if isinstance(piece.entry, PlacedVersion):
+        if isinstance(piece.entry, PlacedVersion) and method.auto != "overhead":
             fit[np.searchsorted(cached, piece.slots)] = min(1, piece.entry.overhead / NO_CONTEXT)
     return fit
 

@@ -91,6 +91,17 @@ class Layout:
         return np.flatnonzero(inside)
 
     @property
+    def asked(self) -> int:
+        """Where the longest former prompt ended that this one continues, 0 for none.
+
+        What it asked chose among its chunks; all that it has behind them is known.
+        """
+        asked = 0 if self.former is None else self.former.asked
+        ends = [piece.end for piece in self.placed if piece.end <= asked]
+        is_known = (self.origin[max(ends, default=0) : asked] != Origin.FRESH).all()
+        return asked if is_known else 0
+
+    @property
     def known(self) -> npt.NDArray[np.int64]:
         """Positions of the placed chunks' tokens that have a former prompt's row, sorted."""
         cached = self.cached

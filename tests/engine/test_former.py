@@ -327,3 +327,17 @@ def test_a_chat_goes_on_from_its_answers(
         chat = and_then(chat, answer, f"And then, {turn}?")
     if ratio != 0.2:
         assert left[-1].exact == len(left[-1].ids)
+
+
+def test_a_chat_chooses_among_its_new_chunks_alone(make_engine: Make) -> None:
+    """Each turn's question chose among the chunks that it came with."""
+    engine, (*known, late) = make_engine(), some_chunks(4)
+    engine.precompute([*known, late])
+    chat = ask(chunks=known)
+    chat = and_then(chat, engine.generate(chat, max_new_tokens=6), f"{late}\n\nAnd this?")
+    answer = engine.generate(chat, recompute_ratio=0.2, max_new_tokens=6)
+    *former, new = answer.report.chunks
+    assert [use.recomputed for use in former] == [0, 0, 0]
+    assert new.recomputed == round(0.2 * (new.reused + new.recomputed))
+    again = engine.generate(and_then(chat, answer, "Why?"), max_new_tokens=6)
+    assert again.report.recomputed_tokens == 0

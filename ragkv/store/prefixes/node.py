@@ -83,6 +83,8 @@ class PrefixNode:
         By first token.
     digest
         A number of the path's tokens; the node's hash, so that a policy knows it again.
+    prompts
+        Positions behind the first token and up to the end where prompts ended.
     """
 
     ids: IntArray
@@ -91,6 +93,7 @@ class PrefixNode:
     parent: PrefixNode | None
     digest: int = 0
     children: dict[int, PrefixNode] = field(default_factory=dict)
+    prompts: set[int] = field(default_factory=set)
 
     def __hash__(self) -> int:
         return self.digest
@@ -125,10 +128,11 @@ class PrefixMatch:
     """What former prompts computed of a prompt's longest path.
 
     Its tensors stay whole while it exists, whatever the tree evicts. ``parts`` are in the path's
-    order.
+    order; ``asked`` is where the longest former prompt ended that this one begins with, 0 for none.
     """
 
     parts: tuple[KnownRows, ...]
+    asked: int = 0
 
     @cached_property
     def positions(self) -> Positions:
@@ -154,21 +158,20 @@ class PrefixMatch:
 
     def at_least(self, freshness: float) -> PrefixMatch:
         """Return the rows that are so fresh or fresher."""
-        return _match(part.at_least(freshness) for part in self.parts)
+        return self._of(part.at_least(freshness) for part in self.parts)
 
     def between(self, start: int, end: int) -> PrefixMatch:
         """Return the rows of the positions ``start`` to ``end``."""
-        return _match(part.between(start, end) for part in self.parts)
+        return self._of(part.between(start, end) for part in self.parts)
+
+    def _of(self, parts: Iterable[KnownRows]) -> PrefixMatch:
+        return PrefixMatch(tuple(part for part in parts if len(part.positions)), self.asked)
 
     @property
     def rows(self) -> Rows:
         """Copies of all of them, one after another."""
         keys, values = zip(*(part.rows for part in self.parts), strict=True)
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
-
-
-def _match(parts: Iterable[KnownRows]) -> PrefixMatch:
-    return PrefixMatch(tuple(part for part in parts if len(part.positions)))
 
 
 def copy_rows(rows: Rows, which: slice | Positions) -> Rows:

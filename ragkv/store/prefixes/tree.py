@@ -47,6 +47,8 @@ class ComputedPrompt:
         As in :meth:`PrefixTree.match`.
     first
         Position of the first of ``rows``.
+    prompt
+        Number of the prompt's tokens; 0 where it is none that was asked.
     """
 
     ids: IntArray
@@ -55,6 +57,7 @@ class ComputedPrompt:
     model: Fingerprint
     root: Hashable = None
     first: int = 0
+    prompt: int = 0
 
 
 class PrefixTree:
@@ -106,15 +109,16 @@ class PrefixTree:
         """
         with self._lock:
             self._settle(model)
-            node, at = self._roots.get(root), 0
+            node, at, asked = self._roots.get(root), 0, 0
             parts = list[KnownRows]()
             while node is not None and at == node.end:
                 node = node.children.get(int(ids[at])) if at < len(ids) else None
                 if node is not None:
                     at = node.reached(ids)
                     parts.append(node.known.between(node.start, at))
+                    asked = max((end for end in node.prompts if end <= at), default=asked)
                     self._policy.hit(node)
-            return PrefixMatch(tuple(part for part in parts if len(part.positions)))
+            return PrefixMatch(tuple(part for part in parts if len(part.positions)), asked)
 
     def add(self, computed: ComputedPrompt) -> None:
         """Keep a prompt's rows, and return at once: :meth:`settle` or a match copies them."""
@@ -168,6 +172,8 @@ class PrefixTree:
                     if at < min(child.end, len(new.ids)):
                         child = self._split(child, at, new.ids)
                     self._improve(child, new)
+                if child.start < new.prompt <= child.end:
+                    child.prompts.add(new.prompt)
                 node, at = child, child.end
         finally:  # memory may lack on the way
             self._trim(node)
@@ -195,6 +201,8 @@ class PrefixTree:
         upper = self._enter(ids, node.start, at, above, parent)
         node.ids, node.start, node.parent = node.ids[at - node.start :].copy(), at, upper
         upper.children[int(node.ids[0])] = node
+        upper.prompts = {end for end in node.prompts if end <= at}
+        node.prompts -= upper.prompts
         self._set(node, below)
         return upper
 
