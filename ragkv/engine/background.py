@@ -96,15 +96,6 @@ class Background:
             with self._lock:
                 self._named.pop(text, None)
 
-    @property
-    def healed_tokens(self) -> int:
-        """Tokens that were computed while no request ran."""
-        return self._healing.tokens
-
-    def forget_runs(self) -> None:
-        """Heal nothing that was asked for before."""
-        self._healing.clear()
-
     def stores(self, request: Request) -> bool:
         """Whether chunks that a prompt missed are encoded and stored after its answer."""
         return request.config.on_miss == "store" and self._writable
@@ -161,11 +152,7 @@ class Background:
         self._healing.stop()
         for thread in (self._thread, self._idle):
             thread.shutdown(wait=True)
-        self._corpus.on_removed = _nothing
+        self._corpus.on_removed = lambda: None
         self._former.clear()
         self._healing.clear()
         self._versions.kept.clear()
-
-
-def _nothing() -> None:
-    pass

@@ -82,10 +82,9 @@ class FormerPrompts:
         root = self.is_beyond(plan.located.tokens)
         if not root:  # behind the limit, rows are rotated by another table
             ids = ids[: self._limit]
-        rows = cache.keys, cache.values
-        model, asked = model_of(sink), len(plan.ids)
-        kept = freshness[: len(ids)]
-        computed = ComputedPrompt(ids, kept, rows, model, root, prompt=asked)
+        rows, model = (cache.keys, cache.values), model_of(sink)
+        freshness = freshness[: len(ids)]
+        computed = ComputedPrompt(ids, freshness, rows, model, root, prompt=len(plan.ids))
         self._add(computed, request.clock.started)
 
     @property

@@ -9,7 +9,6 @@ its entry, and it is kept in the store. What a prompt says beside such chunks is
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import unicodedata
@@ -25,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.forward import SubsetPass, subset_forward
-from ragkv.attend.observe import LayerCall, attention_to_groups
+from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.idle import IdleWork
@@ -37,12 +36,11 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.layout import lay_out
+from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice
 from ragkv.store.prefixes.node import Rows
 from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
 
-_log = logging.getLogger(__name__)
 Paid = npt.NDArray[np.float64]
 MOST_RUNS = 512
 """Runs whose requests are counted; the least recently asked is forgotten."""
@@ -227,21 +225,14 @@ class Healing:
         ids = run.ids[: chunk.stop]
         former = self._former.exact_rows(ids, run.sink).between(0, start)
         layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
-        member = torch.zeros(len(ids), at + 1, dtype=torch.float32, device=loaded.device)
-        for group, each in enumerate(run.chunks[: at + 1]):
-            member[each.first : each.end, group] = 1.0
-        own = np.flatnonzero((layout.fresh >= chunk.first) & (layout.fresh < chunk.end))
-        paid = np.zeros((len(own), at + 1))
-
-        def observe(call: LayerCall) -> None:
-            paid[:] += attention_to_groups(call, member).cpu().numpy()[own]
-
-        is_version = 0 < at < run.chain and len(own) > 0
         cache = splice(layout, None, loaded, 0)
-        observer = observe if is_version else None
+        paid: Paid | None = None
+        observer: Observer | None = None
+        if 0 < at < run.chain and chunk.first < chunk.end:
+            paid, observer = _attention(run.chunks[: at + 1], layout, loaded.device)
         subset_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
         self.tokens += len(layout.fresh)
-        return cache, paid if is_version else None
+        return cache, paid
 
     def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None, begun: float) -> None:
         """Keep a chunk's rows, as a version too; requests need not wait for it."""
@@ -278,11 +269,9 @@ def chunks_of(located: Located) -> Iterable[RunChunk]:
 
 def _chunk(tokens: Tokens, text: str, start: int) -> RunChunk:
     """Return a chunk that begins at a character of the prompt."""
-    offsets, stop = tokens.offsets, start + len(text)
-    first = int(np.searchsorted(offsets[:, 0], start))
-    end = int(np.searchsorted(offsets[:, 1], stop, side="right"))
-    last = int(np.searchsorted(offsets[:, 0], stop))
-    return RunChunk(text, first, end, last, offsets[first:end] - np.int32(start))
+    end = start + len(text)
+    own, stop = tokens.inside(start, end), tokens.touching(start, end).stop
+    return RunChunk(text, own.start, own.stop, stop, tokens.offsets[own] - np.int32(start))
 
 
 def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
@@ -294,7 +283,7 @@ def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
     ids = located.tokens.ids[: len(sink.ids)]
     if not np.array_equal(ids, sink.ids):
         return 0
-    end = int(located.tokens.offsets[: len(sink.ids), 1].max(initial=0))
+    end = located.tokens.characters(len(sink.ids))
     seen = set[str]()
     for count, (chunk, span) in enumerate(zip(chunks, located.known or (), strict=False)):
         gap = located.text[end : span.start]
@@ -308,6 +297,22 @@ def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
 def _is_separator(gap: str) -> bool:
     kinds = {unicodedata.category(each)[0] for each in "".join(gap.split())}
     return len(gap) <= _LONGEST_SEPARATOR and kinds <= {"P"}
+
+
+def _attention(
+    chunks: Sequence[RunChunk], layout: Layout, device: torch.device
+) -> tuple[Paid, Observer]:
+    """Return what the last chunk's tokens will have paid to each, and what adds a layer to it."""
+    member = torch.zeros(len(layout), len(chunks), dtype=torch.float32, device=device)
+    for group, each in enumerate(chunks):
+        member[each.first : each.end, group] = 1.0
+    own = (layout.fresh >= chunks[-1].first) & (layout.fresh < chunks[-1].end)
+    paid = np.zeros((int(own.sum()), len(chunks)))
+
+    def observe(call: LayerCall) -> None:
+        paid[:] += attention_to_groups(call, member).cpu().numpy()[own]
+
+    return paid, observe
 
 
 def _version(run: _Run, at: int, paid: Paid) -> Version:

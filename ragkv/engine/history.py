@@ -25,7 +25,7 @@ def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     answers = [text for text in answers if is_registrable(text) and text in located.text]
     former = located.former
     known = 0 if former is None or not len(former.positions) else int(former.positions[-1]) + 1
-    end = int(located.tokens.offsets[:known, 1].max(initial=0))
+    end = located.tokens.characters(known)
     reused = {entry.text for entry, _, _ in located.entries}
     anew = [
         text

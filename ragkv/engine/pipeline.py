@@ -113,7 +113,7 @@ class Pipeline(FullPrefill):
                 waiting.close()
                 if self._has_more(request, located):
                     reading.close()
-                    located = self._find_and_load(request, corrupt)
+                    located = self._load(request, located, corrupt)
                     ahead = self._read_ahead(located, reading)
                 while True:
                     try:
@@ -156,19 +156,25 @@ class Pipeline(FullPrefill):
             prompt = self._tokenize(request)
             if request.method.reuse == "none":
                 return prompt
-            spans = self._corpus.find(prompt.text)
+            located = replace(prompt, known=tuple(self._corpus.find(prompt.text)))
+        return self._load(request, located, corrupt)
+
+    def _load(self, request: Request, located: Located, corrupt: Mapping[str, str]) -> Located:
+        """Take former prompts' rows, and open the entries of the chunks that were found."""
+        tokens, spans = located.tokens, located.known or ()
         with request.clock.step("load"):
             sink = self._corpus.sink_for(request.config)
-            former = self._former.find(request, prompt.tokens, sink, spans)
-            located = replace(prompt, sink=sink, known=tuple(spans), former=former)
+            former = self._former.find(request, tokens, sink, spans)
+            located = replace(located, sink=sink, former=former)
             if self._versions is not None and self._versions.restore(request, located):
-                former = self._former.find(request, prompt.tokens, sink, spans)
+                former = self._former.find(request, tokens, sink, spans)
                 located = replace(located, former=former)
             known = {span for span in spans if located.has_rows(span)}
             slower = set[str]()
             for span in spans:
-                first, end = located.tokens_of(span)
-                if span not in known and self._corpus.is_slower(span.text, end - first, sink):
+                own = tokens.touching(span.start, span.end)
+                size = own.stop - own.start
+                if span not in known and self._corpus.is_slower(span.text, size, sink):
                     slower.add(span.text)
             wanted = dict.fromkeys(
                 span.text
@@ -194,7 +200,7 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
-        if self._former.is_beyond(prompt.tokens):
+        if self._former.is_beyond(tokens):
             unused = tuple((entry.text, "positions") for entry, _, _ in entries)
             located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
@@ -316,7 +322,7 @@ class Pipeline(FullPrefill):
 def _unaligned(layout: Layout, located: Located) -> tuple[tuple[str, str], ...]:
     """Count the entries of which no token is the prompt's; encoding them again does not help."""
     used: set[int] = {id(piece.entry) for piece in layout.placed}
-    in_sink = located.tokens.offsets[: layout.sink, 1].max(initial=0)
+    in_sink = located.tokens.characters(layout.sink)
 
     def is_unused(entry: LayeredKV, end: int) -> bool:
         return id(entry) not in used and end > in_sink

@@ -71,20 +71,13 @@ class Located:
         """The prompt's text."""
         return self.rendered.text
 
-    def tokens_of(self, span: Span) -> tuple[int, int]:
-        """Return the positions, first and end, of the tokens with any character of the span."""
-        offsets = self.tokens.offsets
-        first = int(np.searchsorted(offsets[:, 1], span.start, side="right"))
-        return first, int(np.searchsorted(offsets[:, 0], span.end, side="left"))
-
     def has_rows(self, span: Span) -> bool:
         """Whether former prompts computed every token of the span."""
-        first, end = self.tokens_of(span)
-        return bool(self._in_history()[first:end].all())
+        return bool(self._in_history()[self.tokens.touching(span.start, span.end)].all())
 
     def known_chunk(self, span: Span) -> KnownChunk:
         """Return a chunk whose rows are all a former prompt's, as the prompt has it."""
-        tokens = slice(*self.tokens_of(span))
+        tokens = self.tokens.touching(span.start, span.end)
         offsets = self.tokens.offsets[tokens] - np.int32(span.start)
         inside = (offsets[:, 0] >= 0) & (offsets[:, 1] <= span.end - span.start)
         return KnownChunk(span.text, self.tokens.ids[tokens][inside], offsets[inside])

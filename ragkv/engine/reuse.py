@@ -32,13 +32,14 @@ from ragkv.store.prefixes.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks and their versions, former prompts, auxiliary models, background work."""
+    """The model's chunks and their versions, former prompts, healing, auxiliary models."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
     background: Background
     former: FormerPrompts
     versions: Versions
+    healing: Healing
     teller: Teller = field(default_factory=Teller)
 
     @classmethod
@@ -60,7 +61,7 @@ class Reuse:
         versions = Versions(corpus, former, writable=writable)
         healing = Healing(corpus, former, versions, requests, budget)
         background = Background(corpus, former, versions, healing, writable=writable)
-        made = cls(corpus, Auxiliaries(corpus, make), background, former, versions)
+        made = cls(corpus, Auxiliaries(corpus, make), background, former, versions, healing)
         corpus.on_removed = made._drop_former
         return made
 
@@ -136,5 +137,5 @@ class Reuse:
 
     def _drop_former(self) -> None:
         self.former.clear()
-        self.background.forget_runs()
+        self.healing.clear()
         self.versions.drop_deleted()

@@ -41,5 +41,5 @@ def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
 
 def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
-    known = ((), 0) if reuse is None else (reuse.tiers, reuse.background.healed_tokens)
+    known = ((), 0) if reuse is None else (reuse.tiers, reuse.healing.tokens)
     return EngineStatus(requests.running, requests.waiting, *known)

@@ -142,9 +142,7 @@ class Unused:
 
     def _origins(self, start: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """Return where the tokens of some characters came from."""
-        offsets = self._plan.located.tokens.offsets
-        first = int(np.searchsorted(offsets[:, 1], start, side="right"))
-        return self._plan.origin[first : int(np.searchsorted(offsets[:, 0], end))]
+        return self._plan.origin[self._plan.located.tokens.touching(start, end)]
 
     def _not_named(self, but: set[str]) -> Iterator[tuple[str, Miss]]:
         """Yield stored chunks that stand in the prompt in another way."""

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from ragkv.chunk.kv import ChunkKV, KnownChunk, LayeredKV
@@ -74,7 +73,7 @@ class Versions:
         sink = located.sink
         if sink is None or not self._serves(request):
             return located
-        begin = int(located.tokens.offsets[: len(sink.ids), 1].max(initial=0))
+        begin = located.tokens.characters(len(sink.ids))
         known = [span for span in located.known or () if span.start >= begin]
         entries: list[LocatedEntry] = []
         for entry, start, end in located.entries:
@@ -114,19 +113,19 @@ class Versions:
         serves = self._serves(request) and self._corpus.is_lossless
         if sink is None or not serves or self._former.is_beyond(located.tokens):
             return False
-        ids, offsets = located.tokens.ids, located.tokens.offsets
+        ids = located.tokens.ids
         for span in located.known or ():
             self._ask_store(span.text, sink)
             if not self.kept.has(span.text, sink.fingerprint) or located.has_rows(span):
                 continue
-            first = int(np.searchsorted(offsets[:, 0], span.start))
-            end = int(np.searchsorted(offsets[:, 1], span.end, side="right"))
-            path = digest_of_path(ids[:end])
-            version = self.kept.at(span.text, sink.fingerprint, path)
+            own = located.tokens.inside(span.start, span.end)
+            path = ids[: own.stop]
+            version = self.kept.at(span.text, sink.fingerprint, digest_of_path(path))
             rows = None if version is None else self._stored.read(version)
-            if rows is not None and len(rows) == end - first:
-                turned = self._turned((rows.keys, rows.values), first, rotate)
-                self._former.keep_exact(ids[:end], turned, sink, request.clock.started, first=first)
+            if rows is not None and len(rows) == own.stop - own.start:
+                turned = self._turned((rows.keys, rows.values), own.start, rotate)
+                begun = request.clock.started
+                self._former.keep_exact(path, turned, sink, begun, first=own.start)
                 found = True
         return found
 

@@ -26,6 +26,20 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def touching(self, start: int, end: int) -> slice:
+        """Return the tokens with any of some characters."""
+        first = np.searchsorted(self.offsets[:, 1], start, side="right")
+        return slice(int(first), int(np.searchsorted(self.offsets[:, 0], end)))
+
+    def inside(self, start: int, end: int) -> slice:
+        """Return the tokens with no other characters."""
+        first = np.searchsorted(self.offsets[:, 0], start)
+        return slice(int(first), int(np.searchsorted(self.offsets[:, 1], end, side="right")))
+
+    def characters(self, count: int) -> int:
+        """Return how many characters the first tokens cover."""
+        return int(self.offsets[:count, 1].max(initial=0))
+
 
 def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     """Tokenise a whole text once, as the model's ordinary pipeline would.

@@ -192,9 +192,8 @@ def _common_prefix(a: IntArray, b: IntArray) -> int:
 
 def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, begin: int) -> Placed | None:
     """Match tokens from ``begin`` on that cover the same characters and have the same id."""
-    first = int(np.searchsorted(tokens.offsets[:, 1], start, side="right"))
-    last = int(np.searchsorted(tokens.offsets[:, 0], end, side="left"))
-    first = max(first, begin)
+    touched = tokens.touching(start, end)
+    first, last = max(touched.start, begin), touched.stop
     span = tokens.offsets[first:last].astype(np.int64) - start
     _, here, there = np.intersect1d(
         _keys(span), _keys(entry.offsets.astype(np.int64)), assume_unique=True, return_indices=True

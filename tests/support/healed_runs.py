@@ -71,7 +71,7 @@ def stored(engine: RagKV) -> list[str]:
 
 
 def healing(engine: RagKV) -> Healing:
-    return engine._reuse.background._healing
+    return engine._reuse.healing
 
 
 def sources(out: Prefilled | Completion) -> list[str]:

@@ -79,7 +79,7 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     kv = RagKV(loaded(), store=store, reuse=_REUSE)
     kv._reuse.corpus.loads_always = True  # how long things take must not decide what is compared
-    former, healing = kv._reuse.former, kv._reuse.background._healing
+    former, healing = kv._reuse.former, kv._reuse.healing
     former.find = former.keep = lambda *_: None  # what was asked before decides nothing
     healing.note = lambda *_: False
     return kv
