@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from tiny import tiny_model, tiny_tokenizer
 from ragkv import RagKV, ReuseConfig
 from ragkv.decode import loop
 from ragkv.model.implementation import override_implementation
+from ragkv.store.backends import index
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -28,18 +32,33 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _without_waiting() -> Iterator[None]:
+    """No test loses power or speaks TLS: nothing is synced, and certificates are read once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
+
+
 @pytest.fixture
 def make_engine() -> Iterator[Callable[..., RagKV]]:
-    """Return ``make(family="llama", attention="sdpa", **RagKV's arguments)``; closed afterwards.
+    """Return ``make(family="llama", attention="sdpa", layers=None, **RagKV's arguments)``.
+
+    The engines are closed afterwards.
 
     Unless ``reuse`` is given, each prompt is answered as if it were the first.
     """
     engines: list[RagKV] = []
 
-    def make(family: str = "llama", attention: str = "sdpa", **kwargs: object) -> RagKV:
+    def make(
+        family: str = "llama", attention: str = "sdpa", layers: int | None = None, **kwargs: object
+    ) -> RagKV:
         kwargs.setdefault("store", ":memory:")
         kwargs.setdefault("reuse", ReuseConfig(history=False))
-        engine = RagKV(tiny_model(family, attention), tiny_tokenizer(), **kwargs)  # type: ignore[arg-type]
+        model = tiny_model(family, attention, layers=layers)
+        engine = RagKV(model, tiny_tokenizer(), **kwargs)  # type: ignore[arg-type]
         engines.append(engine)
         return engine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from listening import listening
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
+
+
+@pytest.fixture
+def make_engine(make_engine: Callable[..., RagKV]) -> Callable[..., RagKV]:
+    """Make engines of few layers: what the model says is seldom looked at here."""
+    return partial(make_engine, layers=2)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,20 +53,28 @@ TOOL = FunctionTool.from_defaults(look)
 DEFINITION = TOOL.metadata.to_openai_tool()
 
 
+DOORS = (
+    *("core", "client", "openai", "langchain here", "langchain served"),
+    *("llama_index here", "llama_index served"),
+)
 OTHERS = ("qwen3", "gemma3", "parts", "first_system", "mistral_small", "lfm2")
 """Kinds that differ in nothing that tools need; ``tests/prompt`` has them."""
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS.keys() - OTHERS))
+def doors_of_kinds() -> list[tuple[str, str]]:
+    """Each kind through the core and two of the other doors, in turn."""
+    others = itertools.cycle(DOORS[1:])
+    return [
+        (kind, door)
+        for kind in sorted(KINDS.keys() - OTHERS)
+        for door in ("core", *itertools.islice(others, 2))
+    ]
+
+
+@pytest.fixture
 def engine(request) -> Iterator[RagKV]:
-    with RagKV(tiny_model(), tokenizer_of(request.param), store=":memory:") as kv:
+    with RagKV(tiny_model(layers=2), tokenizer_of(request.param), store=":memory:") as kv:
         yield kv
-
-
-@pytest.fixture(scope="module")
-def url(engine) -> Iterator[str]:
-    with listening(engine) as url:
-        yield url
 
 
 @pytest.fixture
@@ -131,46 +141,39 @@ async def by_llama_index(llm: RagKVLLM, texts: list[str], **given: Any) -> str:
     return str(answer)
 
 
-@pytest.mark.parametrize("door", ["core", "client", "openai"])
-def test_the_core_and_its_server(engine, url, say, door):
-    texts: list[str] = []
-    say()
+def by_door(engine: RagKV, url: str, door: str, texts: list[str]) -> str:
     if door == "openai":
-        assert by_openai(url, texts) == FINAL
-    elif door == "client":
-        with RemoteRagKV(url) as kv:
-            assert by_core(kv, texts) == FINAL
+        return by_openai(url, texts)
+    if door == "core":
+        return by_core(engine, texts)
+    served = door.endswith("served")
+    if door.startswith("langchain"):
+        given = {"base_url": url} if served else {"kv": engine}
+        llm = ChatRagKV(**given, max_tokens=300)
+        answer = by_langchain(llm, texts)
+    elif door.startswith("llama_index"):
+        given = {"api_base": url} if served else {"kv": engine}
+        llm = RagKVLLM(**given, is_chat_model=True, max_new_tokens=300, context_window=4000)
+        system = "Use your tools." if served else None
+        answer = asyncio.run(by_llama_index(llm, texts, streaming=served, system_prompt=system))
     else:
-        assert by_core(engine, texts) == FINAL
-    assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
-
-
-@pytest.mark.parametrize("served", [False, True])
-def test_langchain(engine, url, say, served):
-    texts: list[str] = []
-    given = {"base_url": url} if served else {"kv": engine}
-    llm = ChatRagKV(**given, max_tokens=300)
-    say()
-    assert by_langchain(llm, texts) == FINAL
-    assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
+        with RemoteRagKV(url) as kv:
+            return by_core(kv, texts)
     if served:
         llm.kv.close()
+    return answer.strip()
 
 
-@pytest.mark.parametrize("served", [False, True])
-async def test_llama_index(engine, url, say, served):
+@pytest.mark.parametrize(("engine", "door"), doors_of_kinds(), indirect=["engine"])
+def test_every_tool_is_called(engine, say, door):
     texts: list[str] = []
-    given = {"api_base": url} if served else {"kv": engine}
-    llm = RagKVLLM(**given, is_chat_model=True, max_new_tokens=300, context_window=4000)
     say()
-    system = "Use your tools." if served else None
-    found = by_llama_index(llm, texts, streaming=served, system_prompt=system)
-    assert (await found).strip() == FINAL
+    with listening(engine) as url:
+        assert by_door(engine, url, door, texts) == FINAL
     assert {each.partition(" ")[0] for each in texts} == {"Oslo", "Rome"}
-    if served:
-        llm.kv.close()
 
 
+@pytest.mark.parametrize("engine", sorted(KINDS.keys() - OTHERS), indirect=True)
 async def test_tools_that_are_given_no_longer(engine, say):
     llm = ChatRagKV(kv=engine, max_tokens=300)
     say()

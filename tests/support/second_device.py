@@ -18,11 +18,11 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 NAME = "second"
 
@@ -140,10 +140,9 @@ class Tensor(torch.Tensor):
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do one operation of torch on the current stream."""
-    name = func._schema.name.split("::")[1]
-    arguments = {argument.name: argument for argument in func._schema.arguments}
+    name, arguments = _signature(func)
     given = {**dict(zip(arguments, args, strict=False)), **kwargs}
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    tensors = list(_tensors(given))
     ours = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
     if ours and name not in _COPIES:
         _refuse_a_mixture(func, name, args, tensors)
@@ -158,7 +157,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if alias is None or alias.is_write:
                 _use(func, value, work, written=alias is not None)
         old = [each.memory for each in ours]
-        new = [each for each in tree_leaves(made) if getattr(each, "memory", None) not in old]
+        new = [each for each in _tensors(made) if getattr(each, "memory", None) not in old]
         _use(func, new, work, written=True)
     target = given.get("device")
     to_host = bool(ours) and target is not None and torch.device(target).type == "cpu"
@@ -176,8 +175,33 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if func._schema.is_mutable and name.endswith("_") else made
 
 
+@cache
+def _signature(func: Any) -> tuple[str, dict[str, Any]]:
+    arguments = {argument.name: argument for argument in func._schema.arguments}
+    return func._schema.name.split("::")[1], arguments
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply to every tensor in lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: _mapped(function, each) for name, each in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_mapped(function, each) for each in value)
+    return value
+
+
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.raw, (args, kwargs))
+    args, kwargs = _mapped(lambda tensor: getattr(tensor, "raw", tensor), (args, kwargs))
     if func is torch.ops.aten.histc.default:  # of integers, as CUDA counts them
         args = (args[0].float(), *args[1:])
     on_cpu = {"device": "cpu"} if kwargs.get("device") is not None else {}
@@ -206,7 +230,7 @@ def _wrapped(out: Any, given: list[Tensor]) -> Any:
         address = raw.untyped_storage().data_ptr()
         return Tensor(raw, memories.get(address) if address else None)
 
-    return tree_map_only(torch.Tensor, wrap, out)
+    return _mapped(wrap, out)
 
 
 # ---- who knows of what
@@ -227,7 +251,7 @@ def _work() -> tuple[Stream, int]:
 
 def _use(func: Any, value: object, work: tuple[Stream, int], *, written: bool) -> None:
     on, number = work
-    for leaf in (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
+    for leaf in (leaf for leaf in _tensors(value) if isinstance(leaf, Tensor)):
         use = Use(*_bytes_of(leaf.raw), on.number, written)
         uses = leaf.memory.uses
         for old, last in uses.items():
@@ -261,8 +285,11 @@ def _wait(on: Stream) -> None:
 
 
 def _place() -> str:
-    frames = [f for f in traceback.extract_stack() if "/ragkv/" in f.filename]
-    return f"{frames[-1].filename.rsplit('/', 1)[1]}:{frames[-1].name}" if frames else "elsewhere"
+    for frame, _ in traceback.walk_stack(None):
+        code = frame.f_code
+        if frame.f_globals["__name__"].startswith("ragkv."):
+            return f"{code.co_filename.rsplit('/', 1)[1]}:{code.co_name}"
+    return "elsewhere"
 
 
 # ---- torch's side

@@ -97,10 +97,17 @@ EAGER_ALONE = ("gemma2", "gpt-oss")
 """transformers' ``sdpa`` knows neither caps nor sinks of a model's own."""
 
 
-def tiny_model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
+def tiny_model(
+    family: str = "llama",
+    attention: str = "sdpa",
+    seed: int = 0,
+    layers: int | None = None,
+) -> PreTrainedModel:
     """Make a float32 model with random weights, large enough that attention matters."""
     config_class, changes = FAMILIES[family]
     config = config_class(**{**SIZE, **changes})
+    if layers is not None:
+        config.num_hidden_layers = layers
     attention = "eager" if family in EAGER_ALONE else attention
     return random_model(config, seed, attn_implementation=attention)
 

@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_cpu(
         assert prefilled.logits.device.type == device
         logits.append(prefilled.logits.cpu())
         reused.append(prefilled.report.reused_tokens)
-        tokens.append(engine.generate(PROMPT, max_new_tokens=8, **settings).token_ids)
+        tokens.append(engine.generate(PROMPT, max_new_tokens=3, **settings).token_ids)
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
     assert tokens[0] == tokens[1]
     assert reused[0] == reused[1]
@@ -80,9 +80,7 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("family", "ratio"), [("llama", 0.3), ("llama", 1.0), ("gemma3", 0.3), ("phi3", 1.0)]
-)
+@pytest.mark.parametrize(("family", "ratio"), [("llama", 0.3), ("gemma3", 0.3), ("phi3", 1.0)])
 def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) -> None:
     """Rows of former turns wait in the host's memory, and new chunks are placed behind them."""
     answers = []
@@ -91,7 +89,7 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
         late = " ".join(CHUNKS[0].split()[::-1])
         engine.precompute([*CHUNKS, late])
         for question in (late, "Why?", ""):
-            answer = engine.generate(chat, recompute_ratio=ratio, max_new_tokens=8)
+            answer = engine.generate(chat, recompute_ratio=ratio, max_new_tokens=3)
             engine.wait()
             answers.append((answer.token_ids, answer.report.positions))
             chat = [
@@ -120,7 +118,7 @@ def test_from_every_tier(
 ) -> None:
     """Entries of one store, written on either device, are those of the other."""
     logits = []
-    for device in ("cpu", DEVICE, DEVICE):
+    for device in ("cpu", DEVICE):
         store = StoreConfig(tmp_path, codec=codec, **TIERS[tier])
         engine = make_engine(device=device, store=store)
         assert engine.precompute(CHUNKS).new == (len(CHUNKS) if device == "cpu" else 0)
@@ -177,7 +175,7 @@ def test_a_chunk_that_is_damaged_costs_itself(
         raw[-len(raw) // 4] ^= 1  # in one of the later layers
         path.write_bytes(raw)
         engine = make_engine(device=device, store=store)
-        found = engine.generate(PROMPT, max_new_tokens=6, on_miss="skip")
+        found = engine.generate(PROMPT, max_new_tokens=2, on_miss="skip")
         assert [miss.reason for miss in found.report.misses] == ["checksum"]
         answers.append((found.report.misses, found.token_ids))
         engine.close()

@@ -39,7 +39,7 @@ ANSWER = ChatPromptTemplate.from_messages(
 @pytest.mark.parametrize("streaming", [False, True])
 def test_every_turn_reuses_what_it_retrieved(make_engine, streaming):
     kv = make_engine(reuse=ReuseConfig())
-    llm = ChatRagKV(kv=kv, max_tokens=40)
+    llm = ChatRagKV(kv=kv, max_tokens=12)
     asked = iter(some_chunks(3))  # other documents each time
     retriever = RunnableLambda(lambda _: [Document(next(asked))])
     llm.precompute(some_chunks(3))

@@ -19,7 +19,7 @@ from ragkv import RagKV
 
 @cache
 def engine() -> RagKV:
-    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
+    kv = RagKV(tiny_model(layers=2), tiny_tokenizer(), store=":memory:")
     kv.precompute(some_chunks())
     return kv
 
@@ -60,7 +60,7 @@ class What:
 
     @property
     def standard_chat_model_params(self):
-        return {**super().standard_chat_model_params, "max_tokens": 300}
+        return {**super().standard_chat_model_params, "max_tokens": 100}
 
     @property
     def chat_model_params(self):

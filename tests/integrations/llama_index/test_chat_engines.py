@@ -40,7 +40,7 @@ class InTurn(BaseEmbedding):
 )
 def test_every_turn_reuses_what_it_retrieved(make_engine, chat_mode, settings, streaming):
     kv = make_engine()
-    llm = RagKVLLM(kv=kv, max_new_tokens=40, context_window=4000, is_chat_model=True)
+    llm = RagKVLLM(kv=kv, max_new_tokens=12, context_window=4000, is_chat_model=True)
     nodes = RagKVTransform(llm=llm)([TextNode(text=text) for text in some_chunks(3)])
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = VectorStoreIndex(nodes, embed_model=InTurn()).as_chat_engine(
