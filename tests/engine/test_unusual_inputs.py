@@ -103,9 +103,12 @@ def test_a_rope_that_grows_has_no_last_position(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("method", ["query", "full"])
-@pytest.mark.parametrize("steps", [2, 300])
-def test_a_prompt_can_be_continued_in_any_mode(make_engine: Make, method: str, steps: int) -> None:
+@pytest.mark.parametrize("steps", [2, 30])
+def test_a_prompt_can_be_continued_in_any_mode(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, method: str, steps: int
+) -> None:
     """With gradients on, and outside the inference mode that it was prefilled in."""
+    monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)  # the buffer grows
     engine = make_engine()
     engine.precompute(CHUNKS, method=method)
     outcomes = []

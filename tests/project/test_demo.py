@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -70,15 +69,12 @@ def test_both_frameworks_and_a_second_run(run_demo):
     assert list(figures["frameworks"]) == ["langchain"]
 
 
-def test_errors_are_one_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, DEMO, "--method", "magic", "--store", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip().startswith("Error: no method 'magic'")
+def test_errors_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["demo", "--method", "magic", "--store", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(DEMO), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip().startswith("Error: no method 'magic'")
 
 
 def test_at_ratio_1_the_answers_are_the_same(run_demo):

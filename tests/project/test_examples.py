@@ -42,7 +42,7 @@ AGENTS = sorted((Path(__file__).parents[2] / "examples" / "agents").glob("*.py")
 @pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.stem)
 def test_agents_reuse_more_with_each_step(path, capsys):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 80
-    reports = load(path).main(tiny_model(), tiny_tokenizer(), max_new_tokens=400)
+    reports = load(path).main(tiny_model(layers=2), tiny_tokenizer(), max_new_tokens=400)
     assert len(reports) >= 2
     reused = [each["prompt_tokens"] - each["fresh_tokens"] for each in reports]
     assert reused == sorted(set(reused))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -11,13 +13,10 @@ from ragkv import RagKV
 
 def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int) -> torch.Tensor:
     """One key ``[kv_heads, head_dim]``, turned to (1) or back from (-1) its place."""
-    rotary = engine.model.model.rotary_emb
     architecture = engine.loaded.architecture
     assert architecture is not None
-    kind = [architecture.rope_kinds[layer].table]
-    if "layer_type" not in inspect.signature(rotary.forward).parameters:
-        kind = []
-    cos, sin = (part[0, 0] for part in rotary(keys, torch.tensor([[place]]), *kind))
+    table = architecture.rope_kinds[layer].table
+    cos, sin = _angles(engine.model.model.rotary_emb, table, place, keys.dtype)
     size = cos.square() + sin.square()  # yarn's tables are longer than one
     if sign < 0:
         cos, sin = cos / size, -sin / size
@@ -26,3 +25,12 @@ def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int)
     out = keys.clone()
     out[:, : len(cos)] = part * cos + torch.cat([-second, first], dim=-1) * sin
     return out
+
+
+@lru_cache(maxsize=4096)
+def _angles(
+    rotary: torch.nn.Module, table: Any, place: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    kind = [table] if "layer_type" in inspect.signature(rotary.forward).parameters else []
+    like = torch.empty(0, dtype=dtype)
+    return tuple(part[0, 0] for part in rotary(like, torch.tensor([[place]]), *kind))

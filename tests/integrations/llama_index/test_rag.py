@@ -6,6 +6,7 @@ import pickle
 import re
 import socket
 import time
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,10 @@ def test_the_transform_does_not_block_the_event_loop(kv, monkeypatch):
     assert kv.contains(read(nodes(1)[0]))
 
 
-def test_two_worker_processes_fill_the_store(folder, tmp_path):
+def test_worker_processes_fill_the_store(folder, tmp_path, monkeypatch):
+    """Started anew, one at a time; two that are forked: test_by_document.py."""
+    pool = SpawnContext.Pool
+    monkeypatch.setattr(SpawnContext, "Pool", lambda context, *_, **__: pool(context, 1))
     llm = RagKVLLM(
         model_name=folder, store=tmp_path / "store", completion_to_prompt=lambda text: text, **SIZE
     )
