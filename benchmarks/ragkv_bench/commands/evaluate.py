@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,15 +41,23 @@ def evaluate_command(
         Path | None,
         typer.Option("--json", help="Write the result here; measurements beside it are kept."),
     ] = None,
+    probe: Annotated[
+        str | None,
+        typer.Option(help="Instead: copies, abstention (also of --data), aggregation, length."),
+    ] = None,
     needles: Annotated[
         str | None,
         typer.Option(help="Instead of --data: single, multikey, multivalue, multiquery or all."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Needles: tokens of prompt and answer together.")
-    ] = 4096,
+        str | None,
+        typer.Option(
+            help="Needles, probes: comma-separated tokens of prompt and answer together.",
+            show_default="needles: 4096; probes: 2048; length: 4096,8192,16384,32768",
+        ),
+    ] = None,
     haystack: Annotated[
-        Path | None, typer.Option(help="Needles: the text; default: Python's reference.")
+        Path | None, typer.Option(help="Needles, probes: the text; default: Python's reference.")
     ] = None,
     history: Annotated[
         bool,
@@ -68,17 +77,19 @@ def evaluate_command(
     dtype: options.DType = None,
 ) -> None:
     """Compare methods with full attention: answers, fidelity and time to first token."""
-    if (data is None) == (needles is None):
-        raise ConfigError("give one of --data FILE and --needles KIND")
+    if probe is None and (data is None) == (needles is None):
+        raise ConfigError("give one of --data FILE, --needles KIND and --probe NAMES")
     options.refuse(
         context,
         {
-            "without --needles": () if needles is not None else ("tokens", "haystack"),
+            "without --needles or --probe": () if needles or probe else ("tokens", "haystack"),
             "with --history": ("needles", "time_in_turn") if history else (),
+            "with --probe": ("needles", "history", "time_in_turn") if probe is not None else (),
         },
     )
     options.check_folders(json_path)
     from ragkv_bench.data.examples import read_data
+    from ragkv_bench.data.needles import default_haystack, read_haystack
     from ragkv_bench.methods import named
     from ragkv_bench.quality.records import records_path
     from ragkv_bench.quality.run import evaluate
@@ -86,7 +97,7 @@ def evaluate_command(
 
     examples = None if data is None else read_data(data)
     names = options.parts_of(DEFAULT_METHODS if methods is None else methods)
-    ratios = options.ratios_of(ratio)
+    ratios, lengths = options.ratios_of(ratio), options.lengths_of(tokens)
     with options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv:
         if history and examples is not None:
             one = names[:1] if methods is None else names
@@ -101,36 +112,45 @@ def evaluate_command(
                 )
             options.finish(found, [recurring.table(found)], json_path)
             return
+        text = default_haystack() if haystack is None else read_haystack(haystack)
+        how: Any = {
+            "methods": [named(name) for name in names],
+            "ratios": ratios,
+            "records": records_path(json_path) if json_path else None,
+            "show_progress": True,
+        }
+        if probe is not None:
+            from ragkv_bench.probes import run
+            from ragkv_bench.probes.sets import probe_sets
+
+            asked = options.parts_of(probe)
+            made = probe_sets(kv, asked, text, lengths, count=limit or 20, seed=seed, data=examples)
+            with options.interruptible(json_path):
+                found = run.evaluate_probes(kv, made, **how)
+            options.finish(found, [run.table(found)], json_path)
+            return
         if examples is None:
-            examples = _needles(kv, needles or "", tokens, limit or 20, seed, haystack)
+            examples = _needles(kv, needles or "", lengths or [4096], limit or 20, seed, text)
         with options.interruptible(json_path):
-            evaluation = evaluate(
-                kv,
-                examples.pick(None if needles else limit, seed),
-                methods=[named(name) for name in names],
-                ratios=ratios,
-                seed=seed,
-                records=records_path(json_path) if json_path else None,
-                time_in_turn=time_in_turn,
-                show_progress=True,
-            )
+            picked = examples.pick(None if needles else limit, seed)
+            evaluation = evaluate(kv, picked, seed=seed, time_in_turn=time_in_turn, **how)
     options.finish(evaluation.to_dict(), [table(evaluation)], json_path)
 
 
 def _needles(
-    kv: RagKV, kinds: str, tokens: int, count: int, seed: int, haystack: Path | None
+    kv: RagKV, kinds: str, lengths: Sequence[int], count: int, seed: int, text: str
 ) -> DataSet:
     from ragkv_bench.data.examples import DataSet
-    from ragkv_bench.data.needles import KINDS, build_needles, default_haystack, read_haystack
+    from ragkv_bench.data.needles import KINDS, build_needles
 
     names = KINDS if kinds == "all" else tuple(dict.fromkeys(options.parts_of(kinds)))
     if not names:
         raise ConfigError(f"--needles takes {', '.join(KINDS)} or all")
-    text = default_haystack() if haystack is None else read_haystack(haystack)
     made = [
         example
+        for tokens in lengths
         for kind in names
         for example in build_needles(text, kv.tokenizer, kind, tokens, count=count, seed=seed)
     ]
     name = kinds if kinds == "all" else "-".join(names)
-    return DataSet(f"needles-{name}-{tokens}", tuple(made))
+    return DataSet(f"needles-{name}-{'-'.join(map(str, lengths))}", tuple(made))

@@ -78,6 +78,14 @@ def engine(
     return RagKV(model, store=MEMORY, reuse=reuse, device=device, dtype=dtype)
 
 
+def lengths_of(text: str | None) -> list[int]:
+    """Return the lengths, in tokens, of a comma-separated option; none where it is not given."""
+    found = [int(part) if part.isdecimal() else 0 for part in parts_of(text or "")]
+    if text is not None and (not found or min(found) < 1):
+        raise ConfigError(f"--tokens takes lengths such as 4096,8192, not {text!r}")
+    return found
+
+
 @contextmanager
 def interruptible(path: Path | None) -> Iterator[None]:
     """End the command with code 130 at Ctrl-C; a result that has a path can be continued."""

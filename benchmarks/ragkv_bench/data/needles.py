@@ -13,8 +13,9 @@ import random
 import re
 import textwrap
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -35,13 +36,27 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n\s*\n")
 _LONGEST_SENTENCE = 400
 
 
-@dataclass(frozen=True, slots=True)
-class _Hidden:
-    """Needles with their values, in their order, the question and its answers."""
+Hay = Sequence[tuple[str, int]]
+"""Sentences and their lengths in tokens."""
 
-    needles: dict[str, str]
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What an example hides and asks for.
+
+    ``needles`` has the sentences in their order, and whether they hold an answer. ``hay`` is the
+    text around them; where it is empty, the text is a haystack.
+    """
+
+    task: str
+    needles: tuple[tuple[str, bool], ...]
     question: str
     answers: tuple[str, ...]
+    hay: tuple[str, ...] = ()
+
+
+Hide = Callable[[random.Random], Hidden]
+"""Draws one example's contents."""
 
 
 def build_needles(
@@ -71,11 +86,21 @@ def build_needles(
     """
     if kind not in KINDS:
         raise ConfigError(f"needle kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    hay = [(sentence, _tokens(sentence, tokenizer)) for sentence in sentences(haystack)]
+    hay = measured(sentences(haystack), tokenizer)
     if not hay:
         raise ConfigError("the haystack has no text")
     ids = [f"needles_{kind}_{tokens}_{seed}_{number:04d}" for number in range(count)]
-    return [_example(hay, tokenizer, kind, tokens, each) for each in ids]
+    return [hidden_example(hay, tokenizer, needle(kind), tokens, each) for each in ids]
+
+
+def measured(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Hay:
+    """Return texts with their lengths inside a sentence."""
+    return [(text, _tokens(text, tokenizer)) for text in texts]
+
+
+def needle(kind: str) -> Hide:
+    """Return what draws the needles of a kind of :func:`build_needles`."""
+    return partial(_hide, kind)
 
 
 def default_haystack() -> str:
@@ -101,40 +126,52 @@ def sentences(text: str) -> list[str]:
     ]
 
 
-def _example(
-    hay: Sequence[tuple[str, int]],
-    tokenizer: PreTrainedTokenizerBase,
-    kind: str,
-    tokens: int,
-    example_id: str,
+def hidden_example(
+    hay: Hay, tokenizer: PreTrainedTokenizerBase, hide: Hide, tokens: int, example_id: str
 ) -> Example:
-    draw, task = random.Random(example_id), f"niah_{kind}"  # noqa: S311  seeded, not secret
-    hidden = _hide(kind, draw)
+    """Make the example that its id draws; the arguments are those of :func:`build_needles`.
+
+    Raises ConfigError: ``tokens`` has no room for what is hidden and the question.
+    """
+    draw = random.Random(example_id)  # noqa: S311  seeded, not secret
+    hidden = hide(draw)
+    if hidden.hay:
+        hay = measured(hidden.hay, tokenizer)
     start = draw.randrange(len(hay))
-    depths = sorted(draw.sample(_DEPTHS, len(hidden.needles)))
-    room = tokens - TASKS[task].max_new_tokens
+    count = len(hidden.needles)
+    few = count <= len(_DEPTHS)
+    depths = sorted(draw.sample(_DEPTHS, count) if few else (draw.random() for _ in range(count)))
+    room = tokens - TASKS[hidden.task].max_new_tokens
+    needles = measured([sentence for sentence, _ in hidden.needles], tokenizer)
+    gold = frozenset(sentence for sentence, is_gold in hidden.needles if is_gold)
 
     def build(size: int) -> Example:
         body = [hay[(start + i) % len(hay)] for i in range(size)]
-        for needle, depth in reversed(list(zip(hidden.needles, depths, strict=True))):
-            body.insert(int(size * depth), (needle, _tokens(needle, tokenizer)))
-        gold = frozenset(each for each, value in hidden.needles.items() if value in hidden.answers)
-        return Example(example_id, hidden.question, hidden.answers, _chunks(body, gold), task)
+        for each, depth in reversed(list(zip(needles, depths, strict=True))):
+            body.insert(int(size * depth), each)
+        chunks = _chunks(body, gold)
+        return Example(example_id, hidden.question, hidden.answers, chunks, hidden.task)
 
     mean = sum(length for _, length in hay) / len(hay)
     sizes = range(int(2 * max(room, 0) / mean) + 2)
     fits = bisect_right(sizes, room, key=lambda size: _prompt_tokens(build(size), tokenizer))
     if not fits:
         least = _prompt_tokens(build(0), tokenizer) + tokens - room
-        raise ConfigError(f"{kind} needles need at least {least} tokens, not {tokens}")
+        what = hidden.task.removeprefix("niah_")
+        raise ConfigError(f"{what} needles need at least {least} tokens, not {tokens}")
     return build(fits - 1)
 
 
-def _hide(kind: str, draw: random.Random) -> _Hidden:
+def draw_keys(draw: random.Random, count: int) -> list[str]:
+    """Return different keys: an adjective, a hyphen, a noun."""
+    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), count)
+    return [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in pairs]
+
+
+def _hide(kind: str, draw: random.Random) -> Hidden:
     keys_count = 1 if kind in {"single", "multivalue"} else _NEEDLES
     each = _NEEDLES if kind == "multivalue" else 1
-    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), keys_count)
-    keys = [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in pairs]
+    keys = draw_keys(draw, keys_count)
     values = [str(number) for number in draw.sample(range(10**6, 10**7), keys_count * each)]
     of_key = {key: values[each * i : each * (i + 1)] for i, key in enumerate(keys)}
     asked = keys if kind == "multiquery" else keys[:1]
@@ -143,16 +180,16 @@ def _hide(kind: str, draw: random.Random) -> _Hidden:
     one = len(answers) == 1
     what = f"{'is the' if one else 'are all the'} special magic number{'s' * (not one)}"
     needles = [
-        (f"One of the special magic numbers for {key} is: {value}.", value)
+        (f"One of the special magic numbers for {key} is: {value}.", value in answers)
         for key, its in of_key.items()
         for value in its
     ]
     draw.shuffle(needles)
     question = f"What {what} for {listed} mentioned in the provided text?"
-    return _Hidden(dict(needles), question, answers)
+    return Hidden(f"niah_{kind}", tuple(needles), question, answers)
 
 
-def _chunks(body: Sequence[tuple[str, int]], gold: frozenset[str]) -> tuple[Chunk, ...]:
+def _chunks(body: Hay, gold: frozenset[str]) -> tuple[Chunk, ...]:
     groups: list[list[str]] = []
     filled = 0
     for sentence, length in body:

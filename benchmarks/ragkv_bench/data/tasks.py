@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from ragkv_bench.data.examples import Chunk, Example
 
-Kind = Literal["qa", "summary", "needle"]
+Kind = Literal["qa", "summary", "needle", "copy", "abstention", "words", "count"]
 Messages = list[dict[str, str]]
 
 # One line break before the chunks: byte-level tokenizers cut a run of line breaks otherwise
 # at the end of a text than before a word, and the shared sink would differ in its last token.
+_PROBE = "Read these documents: you will be asked about them.\n{context_str}\n\n{question}"
 _TEMPLATES: dict[Kind, str] = {
     "qa": (
         "Answer the question using the passages below. Give only the answer, in a few words,"
@@ -35,7 +36,8 @@ _TEMPLATES: dict[Kind, str] = {
 class Task:
     """One task of an evaluation file.
 
-    ``kind`` decides prompt and metric: ``qa`` token F1, ``summary`` ROUGE-L, ``needle`` recall.
+    ``kind`` decides prompt and metric: ``qa`` token F1, ``summary`` ROUGE-L, ``needle`` and
+    ``words`` recall; ``copy``, ``abstention`` and ``count`` are judged by their probes.
     ``max_new_tokens`` is the longest answer.
     """
 
@@ -51,6 +53,10 @@ TASKS = {
     "niah_multikey": Task("needle", 64),
     "niah_multivalue": Task("needle", 128),
     "niah_multiquery": Task("needle", 128),
+    "copy": Task("copy", 64),
+    "abstention": Task("abstention", 32),
+    "words": Task("words", 64),
+    "count": Task("count", 16),
 }
 
 
@@ -66,7 +72,7 @@ def chunk_texts(example: Example) -> list[str]:
 
 def prompt(example: Example, *, chat: bool = True) -> str | Messages:
     """Return the example's prompt: one user message, or a string for models without a template."""
-    text = _TEMPLATES[TASKS[example.task].kind].format(
+    text = _TEMPLATES.get(TASKS[example.task].kind, _PROBE).format(
         context_str="\n\n".join(chunk_texts(example)), question=example.question.strip()
     )
     return _user(text) if chat else f"{text}\nAnswer:"
@@ -74,7 +80,7 @@ def prompt(example: Example, *, chat: bool = True) -> str | Messages:
 
 def template(task: str, *, chat: bool = True) -> str | Messages:
     """Return the task's prompt with its fields unfilled, as ``RagKV.sink_from`` takes it."""
-    text = _TEMPLATES[TASKS[task].kind]
+    text = _TEMPLATES.get(TASKS[task].kind, _PROBE)
     return _user(text) if chat else text
 
 

@@ -1,7 +1,8 @@
-"""Bootstrap intervals over examples (Efron 1979, percentile method)."""
+"""Intervals over examples: bootstrap (Efron 1979, percentile method), and of rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,14 @@ def ratio_of_sums(above: Array, below: Array, axis: int = -1) -> Array:
     out: Array = np.full(np.shape(total), np.nan)
     np.divide(above.sum(axis=axis), total, out=out, where=total != 0)
     return out
+
+
+def wilson(rate: float, count: int) -> Interval:
+    """Return the 95% interval of a rate over ``count`` cases (Wilson 1927)."""
+    z = 1.959964
+    middle, shrink = rate + z * z / (2 * count), 1 + z * z / count
+    half = z * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    return max(0.0, (middle - half) / shrink), min(1.0, (middle + half) / shrink)
 
 
 def interval(

@@ -51,6 +51,14 @@ def grid(methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setti
     return list({(get_method(name).name, ratio): (name, ratio) for name, ratio in out}.values())
 
 
+def usable(kv: RagKV, methods: Sequence[str | Method], ratios: Sequence[Ratio]) -> list[Setting]:
+    """Return :func:`grid`; ConfigError where the engine takes no such ratio."""
+    settings = grid(methods, ratios)
+    for method, ratio in settings:
+        kv.reuse.override(method=method, recompute_ratio=ratio)
+    return settings
+
+
 def check_chunks(data: DataSet) -> None:
     """Say in the log how many examples show nothing of reuse: none of their chunks is cached.
 
@@ -99,9 +107,7 @@ def evaluate(
     Raises ConfigError: a method or ratio does not exist, no chunk is long enough to be reused, or
     no example could be measured.
     """
-    settings = grid(methods, ratios)
-    for method, ratio in settings:
-        kv.reuse.override(method=method, recompute_ratio=ratio)
+    settings = usable(kv, methods, ratios)
     check_chunks(data)
     how = {"time_in_turn": time_in_turn, "show_progress": show_progress}
     done = measurements(kv, data, settings, RecordFile(records), **how)

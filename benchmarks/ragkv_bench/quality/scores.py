@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ragkv_bench.data.tasks import TASKS
+from ragkv_bench.probes.abstention import says_missing
+from ragkv_bench.probes.aggregation import counts
+from ragkv_bench.probes.copies import is_copied
 
 if TYPE_CHECKING:
     from ragkv_bench.data.examples import Example
@@ -31,6 +34,12 @@ def score(example: Example, answer: str) -> float:
         return token_f1(answer, example.answers)
     if kind == "summary":
         return rouge_l(answer, example.answers[0])
+    if kind == "copy":
+        return float(is_copied(answer, example.answers[0]))
+    if kind == "abstention":
+        return float(says_missing(answer))
+    if kind == "count":
+        return float(counts(answer, example.answers[0]))
     return needle_recall(answer, example.answers)
 
 
