@@ -20,6 +20,6 @@ def kept(tmp_path, monkeypatch) -> Path:
 def model(tmp_path_factory) -> str:
     """Return the folder of a tiny model with its tokenizer."""
     folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model().save_pretrained(folder)
+    tiny_model(layers=2).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)

@@ -63,7 +63,7 @@ def make_kv():
     def make(
         name: str = "hermes", special: tuple[str, ...] = (), added: tuple[str, ...] = ()
     ) -> RagKV:
-        tokenizer, model = copy.deepcopy(tiny_tokenizer()), tiny_model(layers=2)
+        tokenizer, model = copy.deepcopy(tiny_tokenizer()), tiny_model(layers=1)
         tokenizer.chat_template = f"{CHAT_TEMPLATE}{{# tools {MARKS[name]} #}}"
         if special or added:
             tokenizer.add_special_tokens({"additional_special_tokens": list(special)})

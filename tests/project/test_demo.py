@@ -19,7 +19,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo"
 @pytest.fixture(scope="module")
 def run_demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    tiny_model().save_pretrained(folder / "model")
+    tiny_model(layers=2).save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
 
     def run(*args: object):

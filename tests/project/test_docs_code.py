@@ -48,7 +48,7 @@ def name(tmp_path, monkeypatch):
     monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
     monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
     monkeypatch.setattr(Settings, "_prompt_helper", None)
-    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_model(layers=2).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")
 
@@ -57,7 +57,7 @@ def test_stages_of_a_retrieval():
     texts = some_chunks(6)
     index = faiss.IndexFlatL2(4)
     index.add(np.eye(6, 4, dtype=np.float32))
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as kv:
+    with RagKV(tiny_model(layers=2), tiny_tokenizer(), store=":memory:") as kv:
         made = run(
             BLOCK.search(AHEAD)[1],
             kv=kv,
@@ -193,7 +193,7 @@ def test_one_argument_leads_to_a_server(make_engine, name, snippet):
     prompt = ChatPromptTemplate([("system", "Read.\n\n{context}"), ("human", "{input}")])
     before, line = snippet.rstrip().rsplit("\n", 1)
     here = run(before, name=name, prompt=prompt)["llm"]
-    with listening(make_engine()) as url:
+    with listening(make_engine(layers=2)) as url:
         there = run(snippet, name=name, prompt=prompt, url=url)["llm"]
         assert line.startswith("llm = ")
         answers = []

@@ -30,7 +30,7 @@ def test_example_is_short(path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_answers_both_ways(path, capsys):
-    answers = load(path).main(tiny_model(), tiny_tokenizer(), max_new_tokens=6)
+    answers = load(path).main(tiny_model(layers=2), tiny_tokenizer(), max_new_tokens=6)
     assert len(answers) == 2
     assert all(isinstance(answer, str) and answer for answer in answers.values())
     assert " reused" in capsys.readouterr().out

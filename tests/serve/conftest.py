@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,6 +14,12 @@ from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
+
+
+@pytest.fixture
+def make_engine(make_engine) -> Callable[..., RagKV]:
+    """Make engines of few layers: what the model says is seldom looked at here."""
+    return partial(make_engine, layers=2)
 
 
 @pytest.fixture

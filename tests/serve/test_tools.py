@@ -32,7 +32,7 @@ SCHEMA = SEARCH["function"]["parameters"]
 
 @pytest.fixture
 def client_and_engine(listen, make_engine):
-    kv = make_engine()
+    kv = make_engine(layers=4)
     server = listen(kv)
     return OpenAI(base_url=f"{server.url}/v1", api_key="none"), kv
 
