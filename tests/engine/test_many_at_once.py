@@ -16,8 +16,8 @@ from langchain_core.messages import HumanMessage
 from langchain_ragkv import ChatRagKV
 from llama_index.llms.ragkv import RagKVLLM
 from threads import each_in_a_thread
-from tiny import FAMILIES, LONGROPE, SIZE, ask, some_chunks, tiny_tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig
+from tiny import FAMILIES, LONGROPE, SIZE, ask, random_model, some_chunks, tiny_tokenizer
+from transformers import LlamaConfig
 
 from ragkv import Completion, RagKV, StoreConfig
 from ragkv.attend.forward import SubsetPass
@@ -64,15 +64,19 @@ def all_at_once(kv: RagKV, settings: Sequence[dict[str, Any]]) -> list[Completio
     def work(at: int) -> None:
         found[at] = kv.generate(PROMPTS[at % len(PROMPTS)], **settings[at])
 
+    all_begin_together(kv, work, len(settings))
+    return [found[at] for at in range(len(settings))]
+
+
+def all_begin_together(kv: RagKV, work: Callable[[int], None], count: int) -> None:
     with kv.turn():
-        threads = [threading.Thread(target=work, args=(at,)) for at in range(len(settings))]
+        threads = [threading.Thread(target=work, args=(at,)) for at in range(count)]
         for thread in threads:
             thread.start()
-        while kv.status().waiting + kv.status().running < len(threads):
+        while kv.status().waiting + kv.status().running < count:
             threading.Event().wait(0.01)
     for thread in threads:
         thread.join(120)
-    return [found[at] for at in range(len(settings))]
 
 
 def agree(found: Completion, alone: Completion) -> bool:
@@ -178,13 +182,7 @@ def test_steps_run_while_chunks_are_encoded(
 def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0, 0.15)
+    model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     tokens = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
     prompts = [tiny_tokenizer().decode(tokens[:length]) for length in (150, 225, 300)]
     with RagKV(model, tiny_tokenizer(), store=StoreConfig(MEMORY, history_bytes=0)) as kv:
@@ -260,14 +258,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(
         except KeyboardInterrupt:
             assert threading.get_ident() in interrupted
 
-    with kv.turn():
-        threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
-        for thread in threads:
-            thread.start()
-        while kv.status().waiting + kv.status().running < 4:
-            threading.Event().wait(0.01)
-    for thread in threads:
-        thread.join(60)
+    all_begin_together(kv, work, 4)
     assert len(interrupted) == 1
     assert len(found) == 3
     for at, ids in found.items():

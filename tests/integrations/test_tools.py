@@ -51,6 +51,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.parametrize("place", ["here"], indirect=True)  # a server's: tests/serve/test_tools.py
 @pytest.mark.parametrize("choice", CHOICES)
 def test_choices_of_a_call(framework, model, kv, make_say, choice):
     make_say(kv, FORCED)
@@ -58,6 +59,7 @@ def test_choices_of_a_call(framework, model, kv, make_say, choice):
     assert framework.calls(model(120), [add, count], **asked) == ("", [ADDED])
 
 
+@pytest.mark.parametrize("place", ["here"], indirect=True)
 @pytest.mark.parametrize("choice", [None, False, "auto", "none", {"type": "auto"}])
 def test_choices_that_leave_it_to_the_model(framework, model, kv, make_say, choice):
     make_say(kv, "It is 3.")

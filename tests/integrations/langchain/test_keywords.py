@@ -141,17 +141,17 @@ def test_strict_is_said_to_the_decoder_alone(make_engine, monkeypatch):
 # ---- the form of answers
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+NAMED = {"name": "x", "schema": Person.model_json_schema()}
+
+
 @pytest.mark.parametrize(
-    "form",
+    ("form", "streaming"),
     [
-        Person,
-        Person.model_json_schema(),
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": Person.model_json_schema()}},
-        {
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": Person.model_json_schema(), "strict": True},
-        },
+        (Person, False),
+        (Person, True),
+        (Person.model_json_schema(), True),
+        ({"type": "json_schema", "json_schema": NAMED}, False),
+        ({"type": "json_schema", "json_schema": {**NAMED, "strict": True}}, True),
     ],
 )
 def test_a_response_format(chat, form, streaming):

@@ -66,6 +66,13 @@ def test_tools_of_several_classes(llm):
     kind.model_validate(call.tool_kwargs)
 
 
+def test_a_class_of_a_tool_that_contains_itself_holds():
+    tool = FunctionTool.from_defaults(lambda **given: str(given), name="t", fn_schema=Node)
+    schema = Chat([], [definition(tool)], "any").forced_schema
+    assert lets_through(schema, {"name": "t", "arguments": {"ok": True, "kids": [{"ok": False}]}})
+    assert not lets_through(schema, {"name": "t", "arguments": {}})
+
+
 def test_an_open_class_of_a_tool_stays_open():
     tool = FunctionTool.from_defaults(lambda **given: str(given), name="t", fn_schema=Open)
     schema = Chat([], [definition(tool)], "any").forced_schema

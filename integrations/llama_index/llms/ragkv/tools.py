@@ -76,12 +76,15 @@ class ToolCalling(FunctionCallingLLM):
 
 
 def definition(tool: BaseTool) -> dict[str, Any]:
-    """Return a tool as OpenAI's definition, with what its class says of other parameters."""
+    """Return a tool as OpenAI's definition, with what its class says besides its parameters.
+
+    That is whether there may be others, and of a class that contains itself where it is defined.
+    """
     found = tool.metadata.to_openai_tool(skip_length_check=True)
     if tool.metadata.fn_schema is not None:
         whole = tool.metadata.fn_schema.model_json_schema()
-        if "additionalProperties" in whole:
-            found["function"]["parameters"]["additionalProperties"] = whole["additionalProperties"]
+        more = {name: whole[name] for name in ("additionalProperties", "$ref") if name in whole}
+        found["function"]["parameters"] |= more
     return found
 
 
