@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ _MEMORY_SHARE = 4
 _MAX_OVERTAKEN = 2
 """No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""
 _POLL_S = 0.05
+_QUIET_S = 0.1
+"""Without a request, before idle work begins: calls right behind one another find no buffer in use.
+"""
 
 
 class Cancelled(Exception):  # noqa: N818  internal
@@ -72,7 +76,7 @@ class Turn:
 class RequestQueue:
     """The requests of one model: those that wait, the one whose prompt is computed, the others.
 
-    Idle work begins when no request waits or runs, and gives way to the next one.
+    Idle work begins when no request has waited or run for a moment, and gives way to the next one.
     """
 
     def __init__(self, lock: ModelLock) -> None:
@@ -83,6 +87,7 @@ class RequestQueue:
         self._waiting: list[Turn] = []
         self._running = set[Turn]()
         self._prefilling: Turn | None = None
+        self._quiet_since = -math.inf
 
     def configure(self, max_running: int | None = None, kv_bytes: int | None = None) -> None:
         """Take an engine's limits; None keeps those that hold."""
@@ -144,6 +149,8 @@ class RequestQueue:
             turn.prefilled()
             with self._changed:
                 self._running.discard(turn)
+                if turn.is_request:
+                    self._quiet_since = time.perf_counter()
                 self._changed.notify_all()
 
     def let_pass(self) -> float:
@@ -201,7 +208,7 @@ class RequestQueue:
         if self._prefilling is not None or self._first() is not turn:
             return False
         if not self._running:  # alone, whatever its size
-            return True
+            return turn.is_request or time.perf_counter() - self._quiet_since >= _QUIET_S
         nbytes = sum(each.nbytes for each in (*self._running, turn))
         room = nbytes <= (self.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE)
         return turn.is_request and room and len(self._running) < self.max_running

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ _SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
 def spare_rows(answer_tokens: int) -> int:
     """Return how many rows to keep free for an answer: growing the buffer copies the KV."""
     return min(max(answer_tokens, _SPARE_ROWS), _MOST_SPARE_ROWS)
+
+
+Place = Callable[[slice, tuple[torch.Tensor, torch.Tensor]], None]
+"""Writes cached rows of some layers into their keys and values."""
 
 
 class BeforeWrite(Protocol):
@@ -148,7 +153,7 @@ def _ordinary() -> Iterator[None]:
         yield
 
 
-def _refuse_partial() -> None:
+def _refuse_partial() -> NoReturn:
     raise RuntimeError("the rows of this cache could not be loaded")
 
 
@@ -265,23 +270,29 @@ class SplicedCache(Cache):
         slots = self.layers[0].slots
         return 0 if slots is None else len(slots)
 
-    def await_rows(self, place: Callable[[slice], None], at_once: int) -> None:
-        """Let ``place(layers)`` write the cached rows of layers before one is first used.
+    def await_rows(self, place: Place, at_once: int) -> None:
+        """Let ``place`` write the cached rows of layers before one of them is first used.
+
+        It is given the layers, and their keys and values.
 
         Parameters
         ----------
         at_once
             Layers that are placed together.
         """
+        this = weakref.ref(self)  # its memory is free once nobody has it, loaded or not
 
         def load(layers: slice) -> None:
+            cache = this()
+            if cache is None:
+                _refuse_partial()
             try:
-                place(layers)
+                place(layers, cache.rows(layers))
             except BaseException:
-                for layer in self.layers:  # not usable any more; and ``place`` is let go
+                for layer in cache.layers:  # not usable any more; and ``place`` is let go
                     layer.awaited = _refuse_partial
                 raise
-            for layer in self.layers[layers]:
+            for layer in cache.layers[layers]:
                 layer.awaited = None
 
         for index, layer in enumerate(self.layers):

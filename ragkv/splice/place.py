@@ -80,9 +80,8 @@ def splice(
     copies = side_stream(device)
     copies.wait_for_compute()  # the buffer's memory may just have been another's
 
-    def place(layers: slice) -> None:
+    def place(layers: slice, target: tuple[torch.Tensor, torch.Tensor]) -> None:
         with step():
-            target = cache.rows(layers)
             with copies.on_side_stream():
                 for part in target:
                     _clear(part, fresh)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -199,6 +202,39 @@ def test_engines_over_one_model_share_the_queue(make_engine: Make) -> None:
         assert kv._requests.max_running == 3
         with RagKV(kv.loaded, store=":memory:", max_running=1):
             assert kv._requests.max_running == 1
+
+
+def test_idle_work_begins_a_moment_after_the_last_request(make_engine: Make) -> None:
+    loaded, queue, begun = make_engine().loaded, RequestQueue(ModelLock()), list[float]()
+
+    def work() -> None:
+        with queue.turn(loaded, give_way=lambda: None, cancelled=lambda: False):
+            begun.append(time.perf_counter())
+
+    idle = threading.Thread(target=work)
+    with queue.turn(loaded):
+        idle.start()
+        before_end = time.perf_counter()
+    idle.join(20)
+    assert begun[0] - before_end >= 0.1
+
+
+def test_memory_is_free_of_a_prompt_that_ended_before_its_rows_were_placed(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    kv.loaded.workspace.release()
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("ragkv.engine.pipeline.choose", lambda *_: 1 / 0)
+            with suppress(ZeroDivisionError):
+                kv.generate(PROMPT)
+        assert [piece.is_lent for piece in kv.loaded.workspace._pieces] == [False]
+    finally:
+        gc.enable()
 
 
 # ---- what answers say of their end, and of their tokens

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import (
     ABSENT,
@@ -256,11 +257,17 @@ def _joined(known: KnownRows, kept: Positions, added: KnownRows) -> KnownRows:
     positions = np.concatenate([known.positions[kept], added.positions])
     freshness = np.concatenate([known.freshness[kept], added.freshness])
     order = np.argsort(positions)
-    old = copy_rows(known.rows, kept)
-    keys, values = (
-        torch.cat(pair, dim=2).index_select(2, torch.from_numpy(order))
-        for pair in zip(old, added.rows, strict=True)
-    )
+    into = torch.split(torch.from_numpy(np.argsort(order)), [len(kept), len(added.positions)])
+    old = known.rows if len(kept) == len(known.positions) else copy_rows(known.rows, kept)
+
+    def joined(*parts: torch.Tensor) -> torch.Tensor:
+        layers, heads, _, width = parts[0].shape
+        out = uninitialised((layers, heads, len(order), width), parts[0].dtype)
+        for at, part in zip(into, parts, strict=True):
+            out.index_copy_(2, at, part)
+        return out
+
+    keys, values = (joined(*parts) for parts in zip(old, added.rows, strict=True))
     return KnownRows(positions[order], freshness[order], (keys, values))
 
 
