@@ -23,8 +23,9 @@ from ragkv.cli.options import (
     StorePath,
 )
 from ragkv.cli.session import open_engine, reuse_config
-from ragkv.config import HISTORY_BYTES, StoreConfig
+from ragkv.config import StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
+from ragkv.store.prefixes.tree import default_budget
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -102,8 +103,11 @@ def serve(
         int | None, typer.Option(min=0, help="Of chunks on the model's device.")
     ] = None,
     history_bytes: Annotated[
-        int, typer.Option(min=0, help="Of former prompts in the host's memory.")
-    ] = HISTORY_BYTES,
+        int | None,
+        typer.Option(
+            min=0, help="Of former prompts in memory.", show_default="an eighth of the memory"
+        ),
+    ] = None,
     kv_bytes: KVBytes = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the store.")
@@ -147,7 +151,7 @@ def serve(
         memory_bytes=memory_bytes // shares,
         disk_bytes=disk_bytes and max(1, disk_bytes // shares),
         device_bytes=device_bytes and device_bytes // shares,
-        history_bytes=history_bytes // shares,
+        history_bytes=(default_budget() if history_bytes is None else history_bytes) // shares,
         read_only=read_only,
         codec=codec,
     )

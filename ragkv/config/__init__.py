@@ -9,14 +9,13 @@ from ragkv.config.generation import (
     refuse_unsupported,
 )
 from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
-from ragkv.config.store import CODECS, HISTORY_BYTES, MEMORY, StoreConfig
+from ragkv.config.store import CODECS, MEMORY, StoreConfig
 from ragkv.config.template import checked_variables
 
 __all__ = [
     "CODECS",
     "DECODE_SETTINGS",
     "GENERATION",
-    "HISTORY_BYTES",
     "LEAST_TEMPERATURE",
     "MEMORY",
     "MOST_LOGPROBS",

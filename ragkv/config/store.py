@@ -17,9 +17,6 @@ from ragkv.errors import ConfigError, MissingDependencyError, install_command
 MEMORY = ":memory:"
 """Store location in memory alone, with nothing on disk."""
 
-HISTORY_BYTES = 1 << 30
-"""``StoreConfig.history_bytes`` where none is given."""
-
 CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
 """How entries can be stored, see docs/store-format.md."""
 
@@ -53,9 +50,8 @@ class StoreConfig(Settings):
         of 16-bit numbers; each with ``+zstd`` compressed as well. Entries of other codecs are
         not used.
     history_bytes
-        Budget of the knowledge tree, in bytes of the host's memory: the KV of former prompts and
-        answers, which a prompt that begins with the same tokens continues. As much again is the
-        budget of the chunks' versions that ``cachecraft`` keeps. ``None`` is 1 GiB, 0 keeps
+        Budget of what former prompts and answers computed, in bytes of the host's memory: prompts
+        that begin with the same tokens continue it. ``None`` is an eighth of the memory, 0 keeps
         nothing.
     """
 

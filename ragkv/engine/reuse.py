@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
-from ragkv.config import HISTORY_BYTES, ReuseConfig, StoreConfig
+from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.corpus import Corpus
@@ -27,7 +27,7 @@ from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.prefixes.tree import PrefixTree
+from ragkv.store.prefixes.tree import PrefixTree, default_budget
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,7 @@ class Reuse:
         """Make them over a store; ``costs`` are those that the store weighs entries by."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        budget = HISTORY_BYTES if settings.history_bytes is None else settings.history_bytes
+        budget = default_budget() if settings.history_bytes is None else settings.history_bytes
         tree = PrefixTree(budget, costs) if budget else None
         former = FormerPrompts(corpus, tree)
         writable = not settings.read_only

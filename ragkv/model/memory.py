@@ -8,6 +8,8 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,11 @@ _MOST_SLACK = 8
 _REMEMBERED = 64
 """A piece that none of this many requests used is freed."""
 _UNKNOWN_TOTAL = 16 << 30
+_CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of version 2 and 1 of Linux's control groups; ``max`` is no limit."""
 
 
 def uninitialised(
@@ -131,13 +138,17 @@ class _Piece:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Return the size of a device's memory, of the machine's for the CPU."""
+    """Return the size of a device's memory; for the CPU, of the container's or the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on this system
-        return _UNKNOWN_TOTAL
+        total = _UNKNOWN_TOTAL
+    for path in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):
+            total = min(total, int(path.read_text()))
+    return total
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:

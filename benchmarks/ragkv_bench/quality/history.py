@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.select import Method, get_method
 from ragkv_bench import results
-from ragkv_bench.data.examples import DataSet, Example
+from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
 from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv_bench.quality.intervals import interval
@@ -34,8 +34,9 @@ SETTINGS = ("no history", "history", "history, idle")
 
 _STORE = StoreConfig(MEMORY, memory_bytes=1 << 50)
 _CAPTION = (
-    "half: of the requests. computed: tokens a prompt, fresh and recomputed. share: of the known"
-    " tokens, recomputed. KL, agree: to full attention. TTFT: median seconds."
+    "Of the requests: the first and the second half; again: of both, those over chunks that were"
+    " asked about before in this order. computed: tokens a prompt, fresh and recomputed. share: of"
+    " the known tokens, recomputed. KL, agree: to full attention. TTFT: median seconds."
 )
 
 
@@ -105,7 +106,7 @@ def evaluate_history(
     all in memory before the first request. Every request is compared with full attention as in
     :func:`ragkv_bench.quality.run.evaluate`; where there is history a token is drawn then, too,
     since a prefill alone leaves nothing behind. Returns model, data and plan; ``rows``, one a
-    setting and half of the requests; ``requests``, one a setting and request.
+    setting and part of the requests; ``requests``, one a setting and request.
 
     Raises ConfigError: the data has several tasks, or no chunk that is long enough to be reused;
     PromptTooLongError: a prompt exceeds the model's positions.
@@ -147,9 +148,10 @@ def evaluate_history(
         "method": get_method(method).name,
         "recompute_ratio": ratio,
         "rows": [
-            _row(setting, half, visits, plan)
+            _row(setting, part, numbers, visits, plan.seed)
             for setting in (FULL, *SETTINGS)
-            for half in ("first", "second")
+            for part, numbers in _parts(requests).items()
+            if numbers
         ],
         "requests": visits,
     }
@@ -169,33 +171,44 @@ def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> re
     }
 
 
+def _parts(requests: Sequence[Example]) -> dict[str, Collection[int]]:
+    """Return the numbers of the requests that each row is about."""
+    middle, asked, again = len(requests) // 2, set[tuple[Chunk, ...]](), list[int]()
+    for number, each in enumerate(requests):
+        again += [number] * (each.chunks in asked)
+        asked.add(each.chunks)
+    return {"first": range(middle), "second": range(middle, len(requests)), "again": again}
+
+
 def _row(
-    setting: str, half: str, visits: Sequence[results.Found], plan: HistoryPlan
+    setting: str,
+    part: str,
+    numbers: Collection[int],
+    visits: Sequence[results.Found],
+    seed: int,
 ) -> results.Found:
-    """Return means over the requests of a half, and the median time."""
-    middle = plan.requests // 2
-    of_half = [visit for visit in visits if (visit["number"] < middle) == (half == "first")]
-    found = [visit for visit in of_half if visit["setting"] == setting]
+    """Return means over some requests, and the median time."""
+    found = [each for each in visits if each["setting"] == setting and each["number"] in numbers]
     means = ("kl", "agreement", "prompt_tokens", "computed_tokens", "share_recomputed")
     return {
         "setting": setting,
-        "half": half,
+        "part": part,
         "requests": len(found),
         **{name: statistics.fmean(visit[name] for visit in found) for name in means},
-        "kl_ci95": interval(np.mean, np.array([visit["kl"] for visit in found]), seed=plan.seed),
+        "kl_ci95": interval(np.mean, np.array([visit["kl"] for visit in found]), seed=seed),
         "ttft_s": statistics.median(visit["ttft_s"] for visit in found),
     }
 
 
 def table(found: results.Found) -> Table:
-    """Return a rich table: one row a setting and half."""
+    """Return a rich table: one row a setting and part."""
     title = (
         f"{results.short_name(found['model'])} on {found['data']},"
         f" {found['plan']['requests']} requests, {found['method']} {found['recompute_ratio']}"
     )
     columns = {
         "setting": of("setting"),
-        "half": of("half"),
+        "part": of("part"),
         "tokens": of("prompt_tokens", ",.0f"),
         "computed": of("computed_tokens", ",.0f"),
         "share": of("share_recomputed", ".1%"),

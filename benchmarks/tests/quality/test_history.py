@@ -55,10 +55,13 @@ def test_history_computes_less_where_prompts_recur(make_engine):
     kv = make_engine()
     found = evaluate_history(kv, _data(2), HistoryPlan(requests=9), ratio=0.2)
     assert (found["model"], found["data"], found["method"]) == (kv.info.name, "mine", "query")
-    rows = {(row["setting"], row["half"]): row for row in found["rows"]}
+    rows = {(row["setting"], row["part"]): row for row in found["rows"]}
     settings = ("full", "no history", "history", "history, idle")
-    assert list(rows) == [(each, half) for each in settings for half in ("first", "second")]
-    assert [rows["full", half]["requests"] for half in ("first", "second")] == [4, 5]
+    parts = ("first", "second", "again")
+    assert list(rows) == [(each, part) for each in settings for part in parts]
+    assert [rows["full", part]["requests"] for part in parts[:2]] == [4, 5]
+    orders = [each.chunks for each in draw_requests(_data(2), HistoryPlan(requests=9))]
+    assert rows["full", "again"]["requests"] == 9 - len(set(orders))
     for half in ("first", "second"):
         full, without = rows["full", half], rows["no history", half]
         assert full["kl"] == 0
@@ -67,9 +70,10 @@ def test_history_computes_less_where_prompts_recur(make_engine):
         assert without["kl"] > 1e-6
         assert without["share_recomputed"] < 0.25
     for setting in settings[2:]:
-        later, without = rows[setting, "second"], rows["no history", "second"]
-        assert later["computed_tokens"] < without["computed_tokens"]
-        assert later["share_recomputed"] < without["share_recomputed"]
+        for part in parts[1:]:
+            later, without = rows[setting, part], rows["no history", part]
+            assert later["computed_tokens"] < without["computed_tokens"]
+            assert later["share_recomputed"] < without["share_recomputed"]
     assert len(found["requests"]) == 4 * 9
     exact = evaluate_history(kv, _data(2), HistoryPlan(requests=4), ratio=1)
     assert all(row["kl"] < 1e-6 for row in exact["rows"])
