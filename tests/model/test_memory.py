@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from tiny import tiny_model, tiny_tokenizer
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.corpus import SINKS_KEPT
+from ragkv.model import memory
 from ragkv.model.calls import cache_argument
 from ragkv.model.memory import Workspace, uninitialised
+from ragkv.store.prefixes.tree import default_budget
 
 A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
 PROMPT = f"Answer from this:\n{A}\n{B}\nWhen was it built?"
@@ -32,6 +35,16 @@ def test_memory_is_used_again_when_it_is_free() -> None:
         tensor = workspace.uninitialised(shape, dtype)
         assert (tensor.shape, tensor.dtype, tensor.data_ptr()) == (shape, dtype, where)
         del tensor
+
+
+def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machines = memory.total_bytes(torch.device("cpu"))
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "_CONTAINER_LIMITS", (tmp_path / "none", limit))
+    for text, total in (("max\n", machines), ("1073741824\n", 1 << 30), (f"{1 << 60}", machines)):
+        limit.write_text(text)
+        assert memory.total_bytes(torch.device("cpu")) == total
+        assert default_budget() == total // 8
 
 
 def test_tensors_may_be_empty() -> None:
