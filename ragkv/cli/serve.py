@@ -103,10 +103,7 @@ def serve(
         int | None, typer.Option(min=0, help="Of chunks on the model's device.")
     ] = None,
     history_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Of former prompts in memory.", show_default="an eighth of the memory"
-        ),
+        int | None, typer.Option(min=0, help="Of former prompts; default: an eighth of memory.")
     ] = None,
     kv_bytes: KVBytes = None,
     read_only: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.select import Method, get_method
 from ragkv_bench import results
-from ragkv_bench.data.examples import Chunk, DataSet, Example
+from ragkv_bench.data.examples import DataSet, Example
 from ragkv_bench.data.tasks import chunk_texts, prompt, template
 from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
 from ragkv_bench.quality.intervals import interval
@@ -34,9 +34,8 @@ SETTINGS = ("no history", "history", "history, idle")
 
 _STORE = StoreConfig(MEMORY, memory_bytes=1 << 50)
 _CAPTION = (
-    "Of the requests: the first and the second half; again: of both, those over chunks that were"
-    " asked about before in this order. computed: tokens a prompt, fresh and recomputed. share: of"
-    " the known tokens, recomputed. KL, agree: to full attention. TTFT: median seconds."
+    "again: over chunks in an order that was asked about before. computed: tokens a prompt. share:"
+    " of the known tokens, recomputed. KL, agree: to full attention. TTFT: median seconds."
 )
 
 
@@ -119,8 +118,8 @@ def evaluate_history(
     prompts = [prompt(each, chat=chat) for each in requests]
     visits: list[results.Found] = []
     against: list[Reference] = []
-    bar = tqdm(total=len(requests) * (1 + len(SETTINGS)), disable=not show_progress, desc=FULL)
-    with bar:
+    total = len(requests) * (1 + len(SETTINGS))
+    with tqdm(total=total, disable=not show_progress, desc=FULL) as bar:
         for number, asked in enumerate(prompts):
             full = kv.prefill(asked, method=FULL, history=False)
             visits.append(_visit(FULL, number, full.report, Fidelity(kl=0.0, agreement=1.0)))
@@ -148,8 +147,8 @@ def evaluate_history(
         "method": get_method(method).name,
         "recompute_ratio": ratio,
         "rows": [
-            _row(setting, part, numbers, visits, plan.seed)
-            for setting in (FULL, *SETTINGS)
+            _row(setting, part, [visits[of * len(requests) + at] for at in numbers], plan.seed)
+            for of, setting in enumerate((FULL, *SETTINGS))
             for part, numbers in _parts(requests).items()
             if numbers
         ],
@@ -171,24 +170,15 @@ def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> re
     }
 
 
-def _parts(requests: Sequence[Example]) -> dict[str, Collection[int]]:
+def _parts(requests: Sequence[Example]) -> dict[str, Sequence[int]]:
     """Return the numbers of the requests that each row is about."""
-    middle, asked, again = len(requests) // 2, set[tuple[Chunk, ...]](), list[int]()
-    for number, each in enumerate(requests):
-        again += [number] * (each.chunks in asked)
-        asked.add(each.chunks)
-    return {"first": range(middle), "second": range(middle, len(requests)), "again": again}
+    count, orders = len(requests), [each.chunks for each in requests]
+    again = [at for at, order in enumerate(orders) if order in orders[:at]]
+    return {"first": range(count // 2), "second": range(count // 2, count), "again": again}
 
 
-def _row(
-    setting: str,
-    part: str,
-    numbers: Collection[int],
-    visits: Sequence[results.Found],
-    seed: int,
-) -> results.Found:
+def _row(setting: str, part: str, found: Sequence[results.Found], seed: int) -> results.Found:
     """Return means over some requests, and the median time."""
-    found = [each for each in visits if each["setting"] == setting and each["number"] in numbers]
     means = ("kl", "agreement", "prompt_tokens", "computed_tokens", "share_recomputed")
     return {
         "setting": setting,
