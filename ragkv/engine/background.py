@@ -152,7 +152,7 @@ class Background:
         self._healing.stop()
         for thread in (self._thread, self._idle):
             thread.shutdown(wait=True)
-        self._corpus.on_removed = lambda: None
+        self._corpus.on_removed = lambda _: None
         self._former.clear()
         self._healing.clear()
         self._versions.kept.clear()

@@ -80,8 +80,11 @@ class Corpus:
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
-        self.on_removed: Callable[[], object] = lambda: None
-        """Called when chunks were deleted, by any process; not where this one evicted them."""
+        self.on_removed: Callable[[Sequence[str] | None], object] = lambda _: None
+        """Called with what was deleted, by any process; None where that is not known.
+
+        Not where this one evicted it.
+        """
         self.landmarks = Landmarks(self._finder.__contains__)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
@@ -155,22 +158,24 @@ class Corpus:
         self.refresh()
         return self._finder.find(prompt)
 
-    def refresh(self) -> None:
-        """Read which chunks were added and deleted, by any process."""
+    def refresh(self) -> bool:
+        """Read which chunks were added and deleted, by any process; return whether that went."""
         with self._finder_lock:
             try:
                 newest, added, removed = self.store.changes(self._seen)
             except StoreError as error:
                 _log.warning("cannot read the store's changes: %s", error)
-                return
+                return False
             self._seen = newest
             self.not_stored.note(removed, "deleted")
             for text in removed:
                 self._finder.discard(text)
             self._finder.add(added)
             self.landmarks.add(added)
-        if not all(map(self.store.was_evicted, removed)):
-            self.on_removed()
+            deleted = [text for text in removed if not self.store.was_evicted(text)]
+            if deleted:
+                self.on_removed(deleted)
+        return True
 
     def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
         """Return the chunk's entry, or the reason of the miss."""
@@ -218,13 +223,24 @@ class Corpus:
             self.refresh()
         return text in self._finder
 
-    def forget(self, text: str) -> int:
+    def delete(self, text: str) -> int:
         """Delete a chunk's entries; return how many there were."""
         text = _chunk(text)
-        with self._finder_lock:  # or a put right after the deletion would be discarded
-            removed = self.store.delete(text)
-            self._finder.discard(text)
-            self.not_stored.note([text] * bool(removed), "deleted")
+        removed = self._deleted_by(partial(self.store.delete, text))
+        if not removed:  # it may have been evicted before
+            self.on_removed([text])
+        return removed
+
+    def forget_document(self, document: str) -> int:
+        """Delete a document's own chunks; return how many."""
+        return self._deleted_by(partial(self.store.forget_document, document))
+
+    def _deleted_by(self, delete: Callable[[], int]) -> int:
+        """Delete chunks, whose texts are known then, and say so at once; return their number."""
+        self.refresh()
+        removed = delete()
+        if removed and not self.refresh():
+            self.on_removed(None)
         return removed
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
@@ -345,7 +361,11 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
-        removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
+        removed = (
+            0
+            if document is None
+            else self._deleted_by(partial(self.store.keep_only, document, wanted, revision))
+        )
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),

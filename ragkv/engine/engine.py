@@ -161,10 +161,10 @@ class RagKV:
             return corpus is not None and corpus.contains(text, corpus.sink_for(config))
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
-        """Delete a chunk, or a document's own, and the KV of former prompts; return how many."""
+        """Delete a chunk, or a document's own, also from former prompts; return how many."""
         if (text is None) == (document is None):
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
-        owner = self._store if self._reuse is None else self._reuse
+        owner = self._store if self._reuse is None else self._reuse.corpus
         with self._lifecycle:
             if text is None:
                 return owner.forget_document(check_document(document))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.find import Span
+from ragkv.prompt.spelled import EDGE, Speller
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.select.choose import FLOOR
 from ragkv.splice.buffer import SplicedCache
@@ -23,6 +25,9 @@ from ragkv.splice.layout import Origin
 from ragkv.store.base import TierUse
 from ragkv.store.prefixes.node import ABSENT, EXACT, Freshness, PrefixMatch, Rows
 from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
+
+MOST_DROPPED = 64
+"""Deletions that are remembered: prompts that began before an earlier one leave nothing."""
 
 
 class FormerPrompts:
@@ -37,8 +42,10 @@ class FormerPrompts:
     def __init__(self, corpus: Corpus, tree: PrefixTree | None) -> None:
         self._corpus = corpus
         self._tree = tree
+        self._speller = Speller(corpus.loaded.tokenizer)
         self._hits = 0
-        self._lock = threading.Lock()  # of when they were cleared
+        self._lock = threading.Lock()  # of what was dropped when
+        self._dropped: list[tuple[float, list[str]]] = []
         self._cleared_at = -math.inf
         self._limit = corpus.loaded.architecture.position_limit
 
@@ -70,8 +77,7 @@ class FormerPrompts:
     def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the rows of a prompt and its answer; they are copied later.
 
-        The answer's last token has no row. Prompts that were asked before :meth:`clear` leave
-        none: they may contain what was deleted.
+        The answer's last token has no row. What was dropped since the prompt was asked is left out.
         """
         sink = plan.located.sink
         if self._tree is None or not request.uses_history or sink is None:
@@ -103,7 +109,7 @@ class FormerPrompts:
     ) -> None:
         """Keep exact rows of a path, those of the positions from ``first`` on.
 
-        None that were begun before :meth:`clear`.
+        What was dropped after ``begun`` is left out.
         """
         freshness = np.full(len(ids), EXACT, np.float32)
         freshness[:first] = ABSENT
@@ -113,13 +119,31 @@ class FormerPrompts:
 
     def _add(self, computed: ComputedPrompt, begun: float) -> None:
         with self._lock:
-            if self._tree is not None and begun > self._cleared_at:
-                self._tree.add(computed)
+            if self._tree is None or begun <= self._cleared_at:
+                return
+            heads = [each for at, heads in self._dropped if begun <= at for each in heads]
+            end = self._speller.first(heads, computed.ids) if heads else len(computed.ids)
+            self._tree.add(computed if end == len(computed.ids) else computed.until(end))
 
     def settle(self) -> None:
         """Copy what was kept into the tree, so that the prompts' buffers are free again."""
         if self._tree is not None:
             self._tree.settle(self._corpus.fingerprint)
+
+    def drop(self, texts: Sequence[str]) -> None:
+        """Forget what is behind the beginning of any of some chunks, or of their heads.
+
+        The prompts that run now, and what is healed now, leave nothing of it.
+        """
+        if self._tree is None:
+            return
+        heads = list(map(self._speller.head, texts))
+        with self._lock:
+            self._dropped.append((time.perf_counter(), heads))
+            if len(self._dropped) > MOST_DROPPED:
+                self._cleared_at, _ = self._dropped.pop(0)
+            self.settle()
+            self._tree.cut(partial(self._speller.first, heads), max(map(len, heads)) + EDGE)
 
     def clear(self) -> None:
         """Forget everything, and what the prompts that run now would leave."""

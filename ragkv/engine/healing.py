@@ -75,12 +75,16 @@ class RunChunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone."""
+    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone.
+
+    ``begun`` is when its last request did: what was deleted since is not kept.
+    """
 
     ids: IntArray
     chunks: tuple[RunChunk, ...]
     chain: int
     sink: Sink
+    begun: float
     asked: int = 0
 
 
@@ -130,10 +134,11 @@ class Healing:
             gap = located.text[first.end : others[0].start] if others else _GAP
             head = replace(located.rendered, text=located.text[: first.start])
             self._frames[sink.ids.tobytes()] = head, gap
-        return self._count(tokens.ids, chunks, chain, sink, 1)
+        return self._count(_Run(tokens.ids, chunks, chain, sink, request.clock.started, 1))
 
     def prefetch(self, texts: Sequence[str], sink: Sink) -> bool:
         """Ask for the run of chunks in this order; return as :meth:`note` does."""
+        begun = time.perf_counter()
         frame = self._frames.get(sink.ids.tobytes())
         head, gap = frame or (sink.rendered, _GAP)
         text, spans = head.text, list[tuple[str, int]]()
@@ -148,26 +153,23 @@ class Healing:
         fits = limit is None or len(tokens) < limit
         if not fits or self._former.is_beyond(tokens) or not all(map(self._corpus.knows, texts)):
             return False
-        return self._budget > 0 and self._count(tokens.ids, chunks, len(chunks), sink, ENOUGH)
+        run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
+        return self._budget > 0 and self._count(run)
 
-    def _count(
-        self,
-        ids: IntArray,
-        chunks: tuple[RunChunk, ...],
-        chain: int,
-        sink: Sink,
-        times: int,
-    ) -> bool:
+    def _count(self, whole: _Run) -> bool:
+        """Count a run, and those that it begins with."""
         with self._lock:
             wanted = False
-            for count, chunk in enumerate(chunks, 1):
-                key = hash(ids[: chunk.stop].tobytes()), sink.fingerprint
+            for count, chunk in enumerate(whole.chunks, 1):
+                ids = whole.ids[: chunk.stop]
+                key = hash(ids.tobytes()), whole.sink.fingerprint
                 run = self._runs.get(key)
                 if run is None:
-                    prefix = ids[: chunk.stop].copy()
-                    run = _Run(prefix, chunks[:count], min(chain, count), sink)
+                    chunks, chain = whole.chunks[:count], min(whole.chain, count)
+                    run = replace(whole, ids=ids.copy(), chunks=chunks, chain=chain, asked=0)
                     self._runs[key] = run
-                run.asked += times
+                run.asked += whole.asked
+                run.begun = max(run.begun, whole.begun)
                 self._runs.move_to_end(key)
                 wanted |= run.asked >= ENOUGH
             while len(self._runs) > MOST_RUNS:
@@ -199,7 +201,7 @@ class Healing:
             return hottest
 
     def _heal(self, run: _Run) -> None:
-        loaded, begun = self._corpus.loaded, time.perf_counter()
+        loaded = self._corpus.loaded
         row = loaded.architecture.values_per_token * loaded.dtype.itemsize
         if len(run.ids) * row > self._budget // 2:
             return
@@ -209,7 +211,7 @@ class Healing:
             ids = run.ids[: chunk.stop]
             if self._former.exact_rows(ids, run.sink).exact < chunk.stop:
                 cache, paid = self._idle.run(partial(self._compute, run, at), len(ids))
-                self._keep(run, at, (cache.keys, cache.values), paid, begun)
+                self._keep(run, at, (cache.keys, cache.values), paid)
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
         """Compute one chunk of a run behind the others, which are exact.
@@ -234,10 +236,10 @@ class Healing:
         self.tokens += len(layout.fresh)
         return cache, paid
 
-    def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None, begun: float) -> None:
+    def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None) -> None:
         """Keep a chunk's rows, as a version too; requests need not wait for it."""
         chunk = run.chunks[at]
-        self._former.keep_exact(run.ids[: chunk.stop], rows, run.sink, begun)
+        self._former.keep_exact(run.ids[: chunk.stop], rows, run.sink, run.begun)
         if paid is not None:
             own = rows[0][:, :, chunk.first : chunk.end], rows[1][:, :, chunk.first : chunk.end]
             layers = self._corpus.loaded.architecture.layers
@@ -246,6 +248,14 @@ class Healing:
     def stop(self) -> None:
         """End before the next layer; nothing is computed any more."""
         self._idle.close()
+
+    def drop(self, texts: Sequence[str]) -> None:
+        """Forget the runs of some chunks."""
+        gone = set(texts)
+        with self._lock:
+            for key, run in list(self._runs.items()):
+                if not gone.isdisjoint(chunk.text for chunk in run.chunks):
+                    del self._runs[key]
 
     def clear(self) -> None:
         """Forget what was asked for."""

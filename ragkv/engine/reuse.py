@@ -62,7 +62,7 @@ class Reuse:
         healing = Healing(corpus, former, versions, requests, budget)
         background = Background(corpus, former, versions, healing, writable=writable)
         made = cls(corpus, Auxiliaries(corpus, make), background, former, versions, healing)
-        corpus.on_removed = made._drop_former
+        corpus.on_removed = made._drop_deleted
         return made
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
@@ -97,7 +97,6 @@ class Reuse:
         ]
         if config.history:
             self.versions.note_ingested(chunks)
-        self._drop_former_after(reports[0].removed)
         return reports[0]
 
     def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
@@ -105,14 +104,6 @@ class Reuse:
         config, method = setting
         heal = config.history and method.uses_chunks
         self.background.fetch(named, partial(self.corpus.sink_for, config), heal=heal)
-
-    def delete(self, text: str) -> int:
-        """Delete a chunk, and the former prompts, which may have contained it."""
-        return self._drop_former_after(self.corpus.forget(text))
-
-    def forget_document(self, document: str) -> int:
-        """Delete a document's own chunks, and the former prompts; return how many chunks."""
-        return self._drop_former_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
         """Return the chunks that were not reused, and what the user could change."""
@@ -130,12 +121,11 @@ class Reuse:
             *self.versions.in_use(),
         )
 
-    def _drop_former_after(self, deleted: int) -> int:
-        if deleted:
-            self._drop_former()
-        return deleted
-
-    def _drop_former(self) -> None:
-        self.former.clear()
-        self.healing.clear()
+    def _drop_deleted(self, texts: Sequence[str] | None) -> None:
+        if texts is None:
+            self.former.clear()
+            self.healing.clear()
+        else:
+            self.former.drop(texts)
+            self.healing.drop(texts)
         self.versions.drop_deleted()

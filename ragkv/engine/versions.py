@@ -57,7 +57,6 @@ class Versions:
 
     def drop_deleted(self) -> None:
         """Drop what depends on chunks that are not stored any more."""
-        self._corpus.refresh()
         with self._noting:
             self._ingested = {text for text in self._ingested if self._is_stored(text)}
         self.kept.drop_unknown(self._is_stored)

@@ -36,7 +36,7 @@ from ragkv.store.tiers.eviction import Eviction
 
 logger = logging.getLogger(__name__)
 _DELETED_KEPT = 10_000
-"""Deleted texts that are remembered by name: the last ones."""
+"""Deleted texts that are remembered by name: the last ones, and all of the last change."""
 
 
 class ChunkStore:
@@ -320,7 +320,7 @@ class ChunkStore:
             self._seen.pop(digest, None)
             self._deleted.pop(digest, None)
             self._deleted[digest] = known[digest]
-        for digest in list(self._deleted)[:-_DELETED_KEPT]:
+        for digest in list(self._deleted)[: -max(_DELETED_KEPT, len(gone))]:
             self._deleted.pop(digest, None)
         return Changes(newest, list(added.values()), [known[digest] for digest in gone])
 

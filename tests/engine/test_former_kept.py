@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import former_prompts
+import hypothesis.strategies as st
 import pytest
 import torch
 from former_prompts import (
@@ -17,13 +18,18 @@ from former_prompts import (
     ask,
     assert_adds_up,
     assert_full,
+    is_former_behind,
+    paths,
     taken,
 )
+from hypothesis import Phase, given, settings
 from tiny import LONGROPE, SIZE, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
 from ragkv import RagKV, StoreConfig
+from ragkv.engine import former
 from ragkv.engine.pipeline import Pipeline
+from ragkv.prompt.find import MIN_HEAD
 
 make_engine = former_prompts.make_engine
 left = former_prompts.left
@@ -73,17 +79,84 @@ DELETIONS: dict[str, Callable[[RagKV], object]] = {
 
 @pytest.mark.parametrize("what", DELETIONS)
 def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) -> None:
-    """Neither in one that runs meanwhile."""
-    engine = make_engine()
+    """Neither in one that runs meanwhile, nor in one that is not settled yet."""
+    engine, other = make_engine(), ask("And this?", [*CHUNKS[:0:-1], "Else."])
     engine.precompute(CHUNKS, document="manual")
-    engine.generate(ask(), max_new_tokens=3)
-    assert taken(engine.prefill(ask())) > 100
+    for chat in (ask(), other):
+        engine.generate(chat, max_new_tokens=3)
+        assert taken(engine.prefill(chat)) > 100
     running = engine.stream(ask(), max_new_tokens=8)
     next(running)
     assert bool(DELETIONS[what](engine)) == (not what.startswith("no "))
     list(running)
     engine.wait()
-    assert (taken(engine.prefill(ask())) > 100) == what.startswith("no ")
+    gone = [each for each in CHUNKS if not engine.contains(each)]
+    for text in gone:
+        assert not [path for path in paths(engine) if text[:MIN_HEAD] in path]
+        assert not is_former_behind(engine.prefill(ask(), on_miss="skip"), text)
+    if gone != CHUNKS:
+        assert taken(engine.prefill(ask("Why?"), on_miss="skip")) > 100
+    assert len(gone) == (0 if what.startswith("no ") else 3 if what == "a document" else 1)
+
+
+@pytest.mark.parametrize("by_other", [False, True], ids=["here", "by another engine"])
+@pytest.mark.parametrize(
+    "made", ["{0}\n\nSo?", "{1}\n\nSo?", "x{0} So?", "See {0}", "({1})", "Read: {0}{0}"]
+)
+def test_a_deletion_cuts_the_paths_through_its_chunk_alone(
+    make_engine: Make, tmp_path: Any, made: str, *, by_other: bool
+) -> None:
+    """However its first words were cut into tokens; also where it was truncated."""
+    one, gone, more = CHUNKS[0], f"interminable {CHUNKS[1]}", CHUNKS[2]
+    engine, deleter = (make_engine(store=StoreConfig(tmp_path)) for _ in range(2))
+    engine.precompute([one, gone, more])
+    through = f"{one}\n\n{made.format(gone, gone[:MIN_HEAD])}"
+    for prompt in (through, f"{one}\n\n{more}", through):
+        engine.generate(prompt, recompute_ratio=1.0, max_new_tokens=2)
+    before = engine.prefill(f"{one}\n\n{more}").report.former_exact_tokens
+    (deleter if by_other else engine).forget(gone)
+    kept = engine.prefill(f"{one}\n\n{more}")
+    assert kept.report.former_exact_tokens == before > 200
+    assert not [path for path in paths(engine) if gone[:MIN_HEAD] in path]
+    out = engine.prefill(through, on_miss="skip")
+    assert not is_former_behind(out, gone[:MIN_HEAD])
+    assert out.report.former_exact_tokens > 100
+    assert_full(engine, engine.prefill(through, recompute_ratio=1.0))
+
+
+def test_asking_and_deleting_in_any_order(make_engine: Make) -> None:
+    engine = make_engine()
+
+    @settings(max_examples=6, deadline=None, phases=[Phase.generate], database=None)
+    @given(st.lists(st.tuples(st.sampled_from("aad"), st.permutations(range(3))), min_size=4))
+    def check(steps: list[tuple[str, list[int]]]) -> None:
+        engine.precompute(CHUNKS)
+        for what, (first, second, _) in steps[:8]:
+            if what == "a":
+                chat = ask(f"Which of {first}?", [CHUNKS[first], CHUNKS[second]])
+                engine.generate(chat, max_new_tokens=2)
+                assert_full(engine, engine.prefill(chat, recompute_ratio=1.0))
+            else:
+                engine.forget(CHUNKS[first])
+                assert not [path for path in paths(engine) if CHUNKS[first][:MIN_HEAD] in path]
+                engine.precompute(CHUNKS)
+
+    check()
+
+
+def test_who_began_before_too_many_deletions_leaves_nothing(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(former, "MOST_DROPPED", 2)
+    engine = make_engine()
+    for number in range(4):
+        running = engine.stream(ask(), max_new_tokens=8)
+        next(running)
+        for text in [f"nothing that is stored {each}" for each in range(number)]:
+            engine.forget(text)
+        list(running)
+        assert (taken(engine.prefill(ask(), on_miss="skip")) > 0) == (number < 3)
+        engine._reuse.former.clear()
 
 
 @pytest.mark.parametrize("budget", [0, 1000])

@@ -74,6 +74,25 @@ def sources(answer: Any) -> list[str]:
     return [use.source for use in answer.report.chunks]
 
 
+def is_former_behind(answer: Any, text: str) -> bool:
+    """Whether any row from a text's first token on is a former prompt's."""
+    report = answer.report
+    behind = report.trace.offsets[:, 1] > report.trace.text.index(text)
+    origin = np.frombuffer(report.positions, np.uint8)
+    return bool((behind & np.isin(origin, (Origin.EXACT, Origin.REPAIRED))).any())
+
+
+def paths(engine: RagKV) -> list[str]:
+    """Return the text of each path in the tree, down to each of its nodes."""
+    found, waiting = [], list(engine._reuse.former._tree._roots.values())
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        ids = [each for part in reversed(node.path()) for each in part.ids.tolist()]
+        found.append(engine.tokenizer.decode(ids))
+    return found
+
+
 def assert_adds_up(answer: Any) -> None:
     report = answer.report
     assert np.bincount(list(report.positions), minlength=len(Origin)).tolist() == [

@@ -70,6 +70,9 @@ class KnownRows:
         return KnownRows(self.positions[which], self.freshness[which], (keys, values))
 
 
+NOTHING = KnownRows(np.zeros(0, np.int64), np.zeros(0, np.float32), (torch.zeros(0),) * 2)
+
+
 @dataclass(slots=True, eq=False)
 class PrefixNode:
     """Tokens ``start`` to ``end`` of all the prompts that go through it.

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import (
     ABSENT,
     NODE_OVERHEAD,
+    NOTHING,
     Freshness,
     KnownRows,
     Positions,
@@ -61,6 +63,10 @@ class ComputedPrompt:
     root: Hashable = None
     first: int = 0
     prompt: int = 0
+
+    def until(self, end: int) -> ComputedPrompt:
+        """Return what comes before a position, which is no prompt that was asked."""
+        return replace(self, ids=self.ids[:end], freshness=self.freshness[:end], prompt=0)
 
 
 def default_budget() -> int:
@@ -137,6 +143,29 @@ class PrefixTree:
         with self._lock:
             self._settle(model)
 
+    def cut(self, first: Callable[[IntArray], int], reach: int) -> None:
+        """Drop what follows on each path from where it has something; add nothing meanwhile.
+
+        Parameters
+        ----------
+        first
+            Returns where some tokens of a path have it; their number where they do not.
+        reach
+            Tokens that it has at most.
+        """
+        with self._lock:
+            waiting = [(root, root.ids) for root in self._roots.values()]
+            while waiting:
+                node, before = waiting.pop()
+                if node.parent is not None and node not in self._policy:
+                    continue  # a path beside it was cut further up
+                ids = np.concatenate([before, node.ids])
+                at = node.end - len(ids) + first(ids)
+                if at < node.end:
+                    self._cut(node, at)
+                else:
+                    waiting += [(child, ids[-reach:]) for child in node.children.values()]
+
     def clear(self) -> None:
         """Drop everything."""
         with self._lock:
@@ -166,8 +195,7 @@ class PrefixTree:
         if _bytes_of(new) > self.budget:
             return
         if new.root not in self._roots:
-            nothing = _taken(new, np.zeros(0, np.int64))
-            self._roots[new.root] = PrefixNode(new.ids[:0], 0, nothing, None)
+            self._roots[new.root] = PrefixNode(new.ids[:0], 0, NOTHING, None)
         node, at = self._roots[new.root], 0
         try:
             while at < len(new.ids):
@@ -213,6 +241,25 @@ class PrefixTree:
         node.prompts -= upper.prompts
         self._set(node, below)
         return upper
+
+    def _cut(self, node: PrefixNode, at: int) -> None:
+        """Drop the paths through a node from a position on, at its end or before it."""
+        while at < node.start and node.parent is not None:
+            node = node.parent
+        above, known = node.parent, node.known
+        if above is None:
+            raise RuntimeError("the root is never cut")
+        del above.children[int(node.ids[0])]
+        gone = [node]
+        for each in gone:
+            gone += each.children.values()
+            self._policy.remove(each)
+            each.known = NOTHING  # the policy may name it still
+        if at > node.start:
+            ids = np.concatenate([each.ids for each in reversed(node.path())])
+            with suppress(MemoryError):
+                upper = self._enter(ids, node.start, at, _copied(known.between(0, at)), above)
+                upper.prompts = {end for end in node.prompts if end <= at}
 
     def _enter(
         self, ids: IntArray, start: int, end: int, known: KnownRows, parent: PrefixNode

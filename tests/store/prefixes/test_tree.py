@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -152,6 +153,29 @@ class Trees(RuleBasedStateMachine):
     def clear(self) -> None:
         self.tree.clear()
         self.forget()
+
+    @rule(what=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def cut(self, what: list[int]) -> None:
+        """Paths that are equal up to where it begins are cut there, too."""
+
+        def first(ids: Sequence[int]) -> int:
+            found = (at for at in range(len(ids)) if list(ids[at : at + len(what)]) == what)
+            return next(found, len(ids))
+
+        self.tree.settle(self.model)
+        self.tree.cut(first, len(what))
+        heads = [(one.root, one.ids[: first(one.ids) + 1]) for one in self.given]
+        heads = [(root, ids) for root, ids in heads if first(ids) < len(ids) and not self.tight]
+        for one in self.given:
+            others = [ids for root, ids in heads if root == one.root]
+            at = [len(ids) - 1 for ids in others if one.ids[: len(ids)] == ids]
+            one.ids = one.ids[: min([first(one.ids), *at])]
+        for node in nodes_of(self.tree):
+            ids = [each for part in reversed(node.path()) for each in part.ids.tolist()]
+            assert first(ids) == len(ids)
+        policy = self.tree._policy
+        stale = [node for *_, node in policy._heap if node not in policy]
+        assert self.tight or not any(len(node.known.positions) for node in stale)
 
     @rule()
     def change_the_model(self) -> None:
