@@ -154,5 +154,5 @@ class Background:
             thread.shutdown(wait=True)
         self._corpus.on_removed = lambda _: None
         self._former.clear()
-        self._healing.clear()
-        self._versions.kept.clear()
+        self._healing.drop()
+        self._versions.kept.drop_unknown(lambda _: False)

@@ -80,17 +80,13 @@ class Corpus:
         self._finder = ChunkFinder()
         self._finder_lock = threading.Lock()
         self._seen = 0
-        self.on_removed: Callable[[Sequence[str] | None], object] = lambda _: None
-        """Called with what was deleted, by any process; None where that is not known.
-
-        Not where this one evicted it.
-        """
+        self.on_removed: Callable[[Sequence[str]], object] = lambda _: None
+        """Called with deleted chunks, by any process; not with those that this one evicted."""
         self.landmarks = Landmarks(self._finder.__contains__)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
-        self.loads_always = False  # True: loading itself is measured, or compared bit by bit
         """Tokens a second that the model computes, as measured."""
-        """Seconds of computing ``(cached, new)`` tokens; None until they were measured."""
+        self.loads_always = False  # True: loading itself is measured, or compared bit by bit
 
     def sink_for(self, config: ReuseConfig) -> Sink:
         """Return the sink that a configuration names."""
@@ -223,24 +219,13 @@ class Corpus:
             self.refresh()
         return text in self._finder
 
-    def delete(self, text: str) -> int:
+    def forget(self, text: str) -> int:
         """Delete a chunk's entries; return how many there were."""
         text = _chunk(text)
-        removed = self._deleted_by(partial(self.store.delete, text))
-        if not removed:  # it may have been evicted before
-            self.on_removed([text])
-        return removed
-
-    def forget_document(self, document: str) -> int:
-        """Delete a document's own chunks; return how many."""
-        return self._deleted_by(partial(self.store.forget_document, document))
-
-    def _deleted_by(self, delete: Callable[[], int]) -> int:
-        """Delete chunks, whose texts are known then, and say so at once; return their number."""
-        self.refresh()
-        removed = delete()
-        if removed and not self.refresh():
-            self.on_removed(None)
+        with self._finder_lock:  # or a put right after the deletion would be discarded
+            removed = self.store.delete(text)
+            self._finder.discard(text)
+            self.not_stored.note([text] * bool(removed), "deleted")
         return removed
 
     def get_or_encode(self, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
@@ -361,11 +346,7 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
-        removed = (
-            0
-            if document is None
-            else self._deleted_by(partial(self.store.keep_only, document, wanted, revision))
-        )
+        removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),

@@ -164,7 +164,7 @@ class RagKV:
         """Delete a chunk, or a document's own, also from former prompts; return how many."""
         if (text is None) == (document is None):
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
-        owner = self._store if self._reuse is None else self._reuse.corpus
+        owner = self._store if self._reuse is None else self._reuse
         with self._lifecycle:
             if text is None:
                 return owner.forget_document(check_document(document))

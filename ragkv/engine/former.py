@@ -26,7 +26,7 @@ from ragkv.store.base import TierUse
 from ragkv.store.prefixes.node import ABSENT, EXACT, Freshness, PrefixMatch, Rows
 from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
 
-MOST_DROPPED = 64
+MOST_DROPPED = 256
 """Deletions that are remembered: prompts that began before an earlier one leave nothing."""
 
 
@@ -98,11 +98,11 @@ class FormerPrompts:
         """Whether anything is kept."""
         return self._tree is not None
 
-    def exact_rows(self, ids: IntArray, sink: Sink) -> PrefixMatch:
-        """Return the exact rows of a path, ``[tokens]``."""
+    def rows(self, ids: IntArray, sink: Sink) -> PrefixMatch:
+        """Return the rows of a path, ``[tokens]``."""
         if self._tree is None:
             return PrefixMatch(())
-        return self._tree.match(ids, model_of(sink), root=False).at_least(EXACT)
+        return self._tree.match(ids, model_of(sink), root=False)
 
     def keep_exact(
         self, ids: IntArray, rows: Rows, sink: Sink, begun: float, first: int = 0
@@ -123,7 +123,9 @@ class FormerPrompts:
                 return
             heads = [each for at, heads in self._dropped if begun <= at for each in heads]
             end = self._speller.first(heads, computed.ids) if heads else len(computed.ids)
-            self._tree.add(computed if end == len(computed.ids) else computed.until(end))
+            ids, freshness = computed.ids[:end], computed.freshness[:end]
+            prompt = computed.prompt if computed.prompt <= end else 0
+            self._tree.add(replace(computed, ids=ids, freshness=freshness, prompt=prompt))
 
     def settle(self) -> None:
         """Copy what was kept into the tree, so that the prompts' buffers are free again."""
@@ -131,10 +133,7 @@ class FormerPrompts:
             self._tree.settle(self._corpus.fingerprint)
 
     def drop(self, texts: Sequence[str]) -> None:
-        """Forget what is behind the beginning of any of some chunks, or of their heads.
-
-        The prompts that run now, and what is healed now, leave nothing of it.
-        """
+        """Forget what begins with some chunks or follows them, also of prompts that run now."""
         if self._tree is None:
             return
         heads = list(map(self._speller.head, texts))

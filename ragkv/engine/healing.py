@@ -25,7 +25,7 @@ import torch
 
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
-from ragkv.engine.corpus import Corpus, Sink
+from ragkv.engine.corpus import SINKS_KEPT, Corpus, Sink
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.idle import IdleWork
 from ragkv.engine.plan import Located, Plan
@@ -38,7 +38,7 @@ from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.prefixes.node import Rows
+from ragkv.store.prefixes.node import EXACT, Rows
 from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
 
 Paid = npt.NDArray[np.float64]
@@ -77,7 +77,7 @@ class RunChunk(NamedTuple):
 class _Run:
     """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone.
 
-    ``begun`` is when its last request did: what was deleted since is not kept.
+    What was deleted since its last request began is not kept.
     """
 
     ids: IntArray
@@ -111,7 +111,7 @@ class Healing:
         self._idle = IdleWork(corpus.loaded, requests)
         self._budget = budget
         self._runs = OrderedDict[tuple[int, Fingerprint], _Run]()
-        self._frames: dict[bytes, tuple[Rendered, str]] = {}
+        self._frames: dict[str, tuple[Rendered, str]] = {}  # the last used at the end
         self._works = False
         self._lock = threading.Lock()
         self.tokens = 0
@@ -133,13 +133,16 @@ class Healing:
             first, *others = located.known or ()
             gap = located.text[first.end : others[0].start] if others else _GAP
             head = replace(located.rendered, text=located.text[: first.start])
-            self._frames[sink.ids.tobytes()] = head, gap
+            self._frames.pop(sink.rendered.text, None)
+            self._frames[sink.rendered.text] = head, gap
+            while len(self._frames) > SINKS_KEPT:
+                del self._frames[next(iter(self._frames))]
         return self._count(_Run(tokens.ids, chunks, chain, sink, request.clock.started, 1))
 
     def prefetch(self, texts: Sequence[str], sink: Sink) -> bool:
         """Ask for the run of chunks in this order; return as :meth:`note` does."""
         begun = time.perf_counter()
-        frame = self._frames.get(sink.ids.tobytes())
+        frame = self._frames.get(sink.rendered.text)
         head, gap = frame or (sink.rendered, _GAP)
         text, spans = head.text, list[tuple[str, int]]()
         for each in dict.fromkeys(texts):
@@ -208,10 +211,22 @@ class Healing:
         for at, chunk in enumerate(run.chunks):
             if self._corpus.usable_fingerprint().weights != run.sink.fingerprint.weights:
                 return
-            ids = run.ids[: chunk.stop]
-            if self._former.exact_rows(ids, run.sink).exact < chunk.stop:
-                cache, paid = self._idle.run(partial(self._compute, run, at), len(ids))
+            if not self._is_exact(run, chunk):
+                cache, paid = self._idle.run(partial(self._compute, run, at), chunk.stop)
                 self._keep(run, at, (cache.keys, cache.values), paid)
+
+    def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
+        """Whether a prompt gets exact rows of the chunk: its entry's, the tree's or the store's."""
+        path, head = run.ids[: chunk.stop], run.sink.ids
+        known = self._former.rows(path, run.sink)
+        if known.exact == chunk.stop:
+            return True
+        is_behind = chunk.first == len(head) and np.array_equal(path[: len(head)], head)
+        is_entry = is_behind and self._corpus.contains(chunk.text, run.sink)
+        if not self._corpus.is_lossless or not known.is_exact.all():
+            return False
+        given = chunk.text, path[: chunk.end], chunk.first, run.sink, run.begun
+        return is_entry or self._versions.restore_chunk(*given)
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
         """Compute one chunk of a run behind the others, which are exact.
@@ -225,7 +240,7 @@ class Healing:
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
-        former = self._former.exact_rows(ids, run.sink).between(0, start)
+        former = self._former.rows(ids, run.sink).at_least(EXACT).between(0, start)
         layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
         cache = splice(layout, None, loaded, 0)
         paid: Paid | None = None
@@ -249,19 +264,13 @@ class Healing:
         """End before the next layer; nothing is computed any more."""
         self._idle.close()
 
-    def drop(self, texts: Sequence[str]) -> None:
-        """Forget the runs of some chunks."""
-        gone = set(texts)
+    def drop(self, texts: Iterable[str] | None = None) -> None:
+        """Forget the runs of some chunks, or all."""
+        gone = set(texts or ())
         with self._lock:
             for key, run in list(self._runs.items()):
-                if not gone.isdisjoint(chunk.text for chunk in run.chunks):
+                if texts is None or not gone.isdisjoint(chunk.text for chunk in run.chunks):
                     del self._runs[key]
-
-    def clear(self) -> None:
-        """Forget what was asked for."""
-        with self._lock:
-            self._runs.clear()
-            self._frames.clear()
 
 
 def chunks_of(located: Located) -> Iterable[RunChunk]:

@@ -62,7 +62,7 @@ class Reuse:
         healing = Healing(corpus, former, versions, requests, budget)
         background = Background(corpus, former, versions, healing, writable=writable)
         made = cls(corpus, Auxiliaries(corpus, make), background, former, versions, healing)
-        corpus.on_removed = made._drop_deleted
+        corpus.on_removed = made._drop_former
         return made
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
@@ -97,6 +97,7 @@ class Reuse:
         ]
         if config.history:
             self.versions.note_ingested(chunks)
+        self._drop_former_after(reports[0].removed)
         return reports[0]
 
     def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
@@ -104,6 +105,17 @@ class Reuse:
         config, method = setting
         heal = config.history and method.uses_chunks
         self.background.fetch(named, partial(self.corpus.sink_for, config), heal=heal)
+
+    def delete(self, text: str) -> int:
+        """Delete a chunk, and what former prompts left of it; return the number of entries."""
+        deleted = self._drop_former_after(self.corpus.forget(text))
+        if not deleted:  # it may have been evicted before
+            self._drop_former([text])
+        return deleted
+
+    def forget_document(self, document: str) -> int:
+        """Delete a document's own chunks, and what former prompts left; return how many."""
+        return self._drop_former_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
         """Return the chunks that were not reused, and what the user could change."""
@@ -121,11 +133,16 @@ class Reuse:
             *self.versions.in_use(),
         )
 
-    def _drop_deleted(self, texts: Sequence[str] | None) -> None:
+    def _drop_former_after(self, deleted: int) -> int:
+        if deleted and not self.corpus.refresh():
+            self._drop_former(None)
+        return deleted
+
+    def _drop_former(self, texts: Sequence[str] | None) -> None:
+        """Drop what depends on some chunks; None for any."""
         if texts is None:
             self.former.clear()
-            self.healing.clear()
         else:
             self.former.drop(texts)
-            self.healing.drop(texts)
+        self.healing.drop(texts)
         self.versions.drop_deleted()

@@ -21,8 +21,9 @@ from ragkv.engine.plan import Located, LocatedEntry
 from ragkv.engine.request import Request
 from ragkv.errors import StoreError
 from ragkv.model.rotary import Table, rotate, unrotate
+from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import TierUse
-from ragkv.store.prefixes.node import Rows
+from ragkv.store.prefixes.node import EXACT, Rows
 from ragkv.store.versions.kept import ChunkVersions
 from ragkv.store.versions.stored import StoredVersions
 from ragkv.store.versions.version import PlacedVersion, Version, digest_of_path
@@ -84,7 +85,7 @@ class Versions:
 
     def _taken(self, entry: LayeredKV, before: list[str], sink: Sink) -> PlacedVersion | None:
         """Return the version to place instead of an entry."""
-        self._ask_store(entry.text, sink)
+        self._of(entry.text, sink)
         while taken := self.kept.take(entry.text, sink.fingerprint, before, self._is_stored):
             version, overhead = taken
             rows = self._rows_of(version, sink)
@@ -97,43 +98,50 @@ class Versions:
         """Return a version's rows, keys not rotated: the tree's or the store's."""
         if version.place is not None:
             ids, first, offsets = version.place
-            known = self._former.exact_rows(ids, sink).between(first, len(ids))
+            known = self._former.rows(ids, sink).at_least(EXACT).between(first, len(ids))
             if len(known.positions) == len(offsets):
                 rows = self._turned(known.rows, first, unrotate)
                 return ChunkKV(version.text, ids[first:], offsets, *rows)
         return self._stored.read(version)
 
     def restore(self, request: Request, located: Located) -> bool:
-        """Bring stored rows of exactly this prompt's tokens back; return whether there were any.
+        """Bring stored rows of exactly this prompt's tokens back; return whether there were any."""
+        sink, tokens = located.sink, located.tokens
+        if sink is None or not self._serves(request) or self._former.is_beyond(tokens):
+            return False
+        begun, found = request.clock.started, False
+        for span in located.known or ():
+            if not located.has_rows(span):
+                own = tokens.inside(span.start, span.end)
+                path = tokens.ids[: own.stop]
+                found |= self.restore_chunk(span.text, path, own.start, sink, begun)
+        return found
+
+    def restore_chunk(
+        self, text: str, path: IntArray, first: int, sink: Sink, begun: float
+    ) -> bool:
+        """Bring a chunk's stored rows at the end of a path back; return whether there were any.
 
         None where the codec changed them: they are not exact.
         """
-        sink, found = located.sink, False
-        serves = self._serves(request) and self._corpus.is_lossless
-        if sink is None or not serves or self._former.is_beyond(located.tokens):
+        versions = self._of(text, sink) if self._corpus.is_lossless else []
+        digest = digest_of_path(path) if versions else ""
+        found = [each for each in versions if each.path == digest and not each.has_expired]
+        rows = self._stored.read(found[0]) if found else None
+        if rows is None or len(rows) != len(path) - first:
             return False
-        ids = located.tokens.ids
-        for span in located.known or ():
-            self._ask_store(span.text, sink)
-            if not self.kept.has(span.text, sink.fingerprint) or located.has_rows(span):
-                continue
-            own = located.tokens.inside(span.start, span.end)
-            path = ids[: own.stop]
-            version = self.kept.at(span.text, sink.fingerprint, digest_of_path(path))
-            rows = None if version is None else self._stored.read(version)
-            if rows is not None and len(rows) == own.stop - own.start:
-                turned = self._turned((rows.keys, rows.values), own.start, rotate)
-                begun = request.clock.started
-                self._former.keep_exact(path, turned, sink, begun, first=own.start)
-                found = True
-        return found
+        turned = self._turned((rows.keys, rows.values), first, rotate)
+        self._former.keep_exact(path, turned, sink, begun, first=first)
+        return True
 
-    def _ask_store(self, text: str, sink: Sink) -> None:
-        """Learn once which versions of a chunk are stored; a remote store is not waited for."""
-        if self._corpus.store.remote or self.kept.knows(text, sink.fingerprint):
-            return
-        for version in self._stored.of(text, sink.fingerprint):
-            self.kept.add(version)
+    def _of(self, text: str, sink: Sink) -> list[Version]:
+        """Return a chunk's versions, asking the store once; a remote one is not waited for."""
+        known = self.kept.of(text, sink.fingerprint)
+        if known is None and not self._corpus.store.remote:
+            for version in self._stored.of(text, sink.fingerprint):
+                self.kept.add(version)
+            known = self.kept.of(text, sink.fingerprint)
+        return known or []
 
     # ---- new ones
 

@@ -238,7 +238,9 @@ class ChunkStore:
         self._check_writable()
         if self._eviction is not None:
             self._eviction.remove(text)
-        return self.catalog.delete(digest_of_text(text))
+        digest = digest_of_text(text)
+        self._deleted[digest] = text
+        return self.catalog.delete(digest)
 
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
@@ -250,6 +252,8 @@ class ChunkStore:
         self._check_writable()
         kept = set(map(digest_of_text, texts))
         gone = [digest for digest in self.catalog.texts_of(document) if digest not in kept]
+        named = self.catalog.with_rows((digest, None) for digest in gone)
+        self._deleted |= {digest: row.text for digest, row, _ in named}
         return sum([self.catalog.drop_holder(document, digest, revision) for digest in gone])
 
     def forget_document(self, document: str) -> int:

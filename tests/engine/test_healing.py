@@ -7,31 +7,11 @@ import threading
 import time
 from typing import Any
 
-import healed_runs
+import healed_runs as runs
 import pytest
 import torch
 from former_prompts import is_former_behind, paths
-from healed_runs import (
-    IDLE,
-    LAYERS,
-    TOLERANCE,
-    A,
-    B,
-    C,
-    D,
-    Make,
-    assert_exact,
-    contexts,
-    distance,
-    fail,
-    healed,
-    healing,
-    ingested,
-    once_more,
-    sources,
-    stored,
-    versions,
-)
+from healed_runs import A, B, C, D, Make
 from pausing import Pause
 from store_entries import without_syncs  # noqa: F401
 from tiny import FAMILIES, ask
@@ -42,9 +22,9 @@ from ragkv.engine.healing import Healing
 from ragkv.engine.idle import IdleWork
 from ragkv.select import Scene
 
-make_engine = healed_runs.make_engine
-on_disk = healed_runs.on_disk
-pytestmark = healed_runs.pytestmark
+make_engine = runs.make_engine
+on_disk = runs.on_disk
+pytestmark = runs.pytestmark
 
 # ---- what is healed
 
@@ -54,33 +34,33 @@ pytestmark = healed_runs.pytestmark
 def test_a_run_that_is_asked_for_again_is_exact(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, asked: str
 ) -> None:
-    engine = ingested(make_engine(family))
-    assert distance(engine, engine.prefill(ask([A, B, C]))) > 10 * TOLERANCE
+    engine = runs.ingested(make_engine(family))
+    assert runs.distance(engine, engine.prefill(ask([A, B, C]))) > 10 * runs.TOLERANCE
     engine.wait()
-    assert healing(engine).tokens == 0
+    assert runs.healing(engine).tokens == 0
     if asked == "twice":
         engine.prefill(ask([A, B, C], "\n\nAnd then?"))
     else:
         engine.prefetch([A, B, C], for_next_answer=False)
     engine.wait()
-    assert healing(engine).tokens > 0
-    monkeypatch.setattr(Scene, "observe", fail)
-    assert_exact(engine, once_more(engine, [A, B, C]))
-    assert_exact(engine, once_more(engine, [A, B]))
+    assert runs.healing(engine).tokens > 0
+    monkeypatch.setattr(Scene, "observe", runs.fail)
+    runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
+    runs.assert_exact(engine, runs.once_more(engine, [A, B]))
 
 
 def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine: Make) -> None:
     def prompt(chunks: list[str]) -> list[dict[str, str]]:
         return [{"role": "user", "content": "---\n" + "\n---\n".join(chunks) + "\n---\nWhy?"}]
 
-    engine = ingested(make_engine())
+    engine = runs.ingested(make_engine())
     engine.prefetch([A, B, C])
     engine.wait()
-    assert_exact(engine, engine.prefill(ask([A, B, C])))
+    runs.assert_exact(engine, engine.prefill(ask([A, B, C])))
     engine.prefill(prompt([C, D]))
     engine.prefetch([B, A, C])
     engine.wait()
-    assert_exact(engine, engine.prefill(prompt([B, A, C])))
+    runs.assert_exact(engine, engine.prefill(prompt([B, A, C])))
 
 
 def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +71,7 @@ def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatc
         heal(each, run)
 
     monkeypatch.setattr(Healing, "_heal", noted)
-    engine = ingested(make_engine())
+    engine = runs.ingested(make_engine())
     with engine._requests.turn(engine.loaded) as turn:
         turn.prefilled()  # it runs
         for chunks, times in (([B, A], 2), ([C, D], 2), ([D, A], 3), ([D, C], 1)):
@@ -111,50 +91,50 @@ def test_each_finished_chunk_is_there_at_once(
     reached, go = threading.Event(), threading.Event()
 
     def stopped(*given: Any) -> Any:
-        if next(numbers) == 3:
+        if next(numbers) == 2:  # the first chunk is its entry, and is computed with the second
             reached.set()
             assert go.wait(30)
         return run(*given)
 
     monkeypatch.setattr(IdleWork, "run", stopped)
-    engine = ingested(make_engine())
+    engine = runs.ingested(make_engine())
     for question in ("What?", "Why?"):
         engine.prefill(ask([A, B, C], question))
     assert reached.wait(30)
-    out = once_more(engine, [A, B, D])
+    out = runs.once_more(engine, [A, B, D])
     go.set()
     last = out.report.chunks[1]
-    assert sources(out) == ["former", "former", "entry"]
+    assert runs.sources(out) == ["former", "former", "entry"]
     assert last.end <= out.report.sink_tokens + out.report.former_exact_tokens
 
 
 @pytest.mark.parametrize("size", [0, 2 * 100, 4 * 150])
 def test_a_run_of_more_than_half_the_budget_is_not_healed(make_engine: Make, size: int) -> None:
     engine = make_engine(store=StoreConfig(MEMORY, history_bytes=size * 1024))
-    healed(ingested(engine), [A, B])
-    ids = len(once_more(engine, [A, B]).token_ids)
+    runs.healed(runs.ingested(engine), [A, B])
+    ids = len(runs.once_more(engine, [A, B]).token_ids)
     assert 150 < ids < 300
-    assert (healing(engine).tokens > 0) == (size >= 2 * ids)
+    assert (runs.healing(engine).tokens > 0) == (size >= 2 * ids)
 
 
 @pytest.mark.parametrize(
     "given", [{"history": False}, {"method": "epic", "history": False}, {"method": "full"}], ids=str
 )
 def test_nothing_is_healed(make_engine: Make, given: dict[str, Any]) -> None:
-    engine = ingested(make_engine(reuse=ReuseConfig(**given)))
+    engine = runs.ingested(make_engine(reuse=ReuseConfig(**given)))
     engine.prefetch([A, B])
-    healed(engine, [A, B])
-    first, second = (once_more(engine, [A, B]) for _ in range(2))
+    runs.healed(engine, [A, B])
+    first, second = (runs.once_more(engine, [A, B]) for _ in range(2))
     assert torch.equal(first.logits, second.logits)
-    assert versions(engine) == []
-    assert healing(engine).tokens == second.report.former_exact_tokens == 0
+    assert runs.versions(engine) == []
+    assert runs.healing(engine).tokens == second.report.former_exact_tokens == 0
 
 
 def test_a_call_without_history_takes_none(make_engine: Make) -> None:
-    engine = ingested(make_engine())
-    cold = once_more(engine, [A, B], history=False)
-    healed(engine, [A, B])
-    assert torch.equal(cold.logits, once_more(engine, [A, B], history=False).logits)
+    engine = runs.ingested(make_engine())
+    cold = runs.once_more(engine, [A, B], history=False)
+    runs.healed(engine, [A, B])
+    assert torch.equal(cold.logits, runs.once_more(engine, [A, B], history=False).logits)
 
 
 # ---- while no request runs
@@ -162,10 +142,10 @@ def test_a_call_without_history_takes_none(make_engine: Make) -> None:
 
 @pytest.fixture
 def pausing(make_engine: Make) -> Any:
-    engine = ingested(make_engine())
-    yield engine, Pause(engine, IDLE)
+    engine = runs.ingested(make_engine())
+    yield engine, Pause(engine, runs.IDLE)
     engine.close()
-    assert not [each for each in threading.enumerate() if each.name.startswith(IDLE)]
+    assert not [each for each in threading.enumerate() if each.name.startswith(runs.IDLE)]
     assert (engine.status().running, engine.status().waiting) == (0, 0)
 
 
@@ -192,14 +172,14 @@ def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing: Any
     assert [each for each in pause.seen[already:] if each[0]][:1] == [(True, pause.layer)]
     assert not pause.seen[already + 1][0]
     engine.wait()
-    assert contexts(engine) == {(A, B), (A, B, C)}
+    assert runs.contexts(engine) == {(A, B), (A, B, C)}
     layers = [layer for heals, layer in pause.seen if heals]
-    assert layers == [*range(pause.layer + 1), *list(range(LAYERS)) * 3]
-    assert_exact(engine, once_more(engine, [A, B, C]))
+    assert layers == [*range(pause.layer + 1), *list(range(runs.LAYERS)) * 2]
+    runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
 
 
 def test_nothing_is_healed_while_an_answer_is_drawn(make_engine: Make) -> None:
-    engine = ingested(make_engine())
+    engine = runs.ingested(make_engine())
     drawing = engine.stream(ask([C, D]), max_new_tokens=40)
     next(drawing)
     with engine._requests.turn(engine.loaded) as turn:
@@ -208,9 +188,9 @@ def test_nothing_is_healed_while_an_answer_is_drawn(make_engine: Make) -> None:
             engine.prefill(ask([A, B], question))
         "".join(drawing)
         time.sleep(0.2)
-        assert healing(engine).tokens == 0
+        assert runs.healing(engine).tokens == 0
     engine.wait()
-    assert contexts(engine) == {(A, B)}
+    assert runs.contexts(engine) == {(A, B)}
 
 
 def test_closing_ends_it(pausing: Any) -> None:
@@ -223,22 +203,22 @@ def test_closing_ends_it(pausing: Any) -> None:
     closing.join(30)
     assert not closing.is_alive()
     assert [layer for heals, layer in pause.seen if heals] == [*range(pause.layer + 1)]
-    assert versions(engine) == []
+    assert runs.versions(engine) == []
 
 
 @pytest.mark.parametrize("gone", [A, B])
 def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(
     on_disk: Make, gone: str
 ) -> None:
-    engine = ingested(on_disk())
-    pause = Pause(engine, IDLE)
+    engine = runs.ingested(on_disk())
+    pause = Pause(engine, runs.IDLE)
     begin(engine, pause)
     engine.forget(gone)
     pause.go.set()
     engine.wait()
     assert not [path for path in paths(engine) if gone in path]
-    assert versions(engine) == stored(engine) == []
+    assert runs.versions(engine) == runs.stored(engine) == []
     assert gone not in [
-        chunk.text for run in healing(engine)._runs.values() for chunk in run.chunks
+        chunk.text for run in runs.healing(engine)._runs.values() for chunk in run.chunks
     ]
-    assert not is_former_behind(once_more(engine, [A, B, C]), gone)
+    assert not is_former_behind(runs.once_more(engine, [A, B, C]), gone)

@@ -7,32 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import healed_runs
+import healed_runs as runs
 import numpy as np
 import pytest
 import torch
 from former_prompts import is_former_behind
-from healed_runs import (
-    CHUNKS,
-    TOLERANCE,
-    A,
-    B,
-    C,
-    D,
-    Make,
-    assert_exact,
-    contexts,
-    distance,
-    fail,
-    healed,
-    healing,
-    ingested,
-    once_more,
-    sources,
-    store_full,
-    stored,
-    versions,
-)
+from healed_runs import A, B, C, D, Make
 from store_entries import without_syncs  # noqa: F401
 from tiny import FAMILIES, ask, tiny_model
 from transformers.cache_utils import DynamicCache
@@ -44,9 +24,9 @@ from ragkv.select import Scene
 from ragkv.splice.layout import Origin
 from ragkv.store.versions.stored import StoredVersions
 
-make_engine = healed_runs.make_engine
-on_disk = healed_runs.on_disk
-pytestmark = healed_runs.pytestmark
+make_engine = runs.make_engine
+on_disk = runs.on_disk
+pytestmark = runs.pytestmark
 
 # ---- versions: a healed chunk behind other chunks
 
@@ -55,21 +35,21 @@ pytestmark = healed_runs.pytestmark
 def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
     make_engine: Make, family: str
 ) -> None:
-    engine = healed(ingested(make_engine(family)), [A, B, C])
-    run = max(healing(engine)._runs.values(), key=lambda run: len(run.ids))
+    engine = runs.healed(runs.ingested(make_engine(family)), [A, B, C])
+    run = max(runs.healing(engine)._runs.values(), key=lambda run: len(run.ids))
     ids, cache, model = torch.from_numpy(run.ids)[None].long(), DynamicCache(), tiny_model(family)
     with torch.no_grad():
         model(ids, **cache_argument(model, cache))
         out = tiny_model(family, "eager")(ids, output_attentions=True)
-    known = engine._reuse.former.exact_rows(run.ids, run.sink)
+    known = engine._reuse.former.rows(run.ids, run.sink)
     assert known.exact == len(run.ids)
     for layer, keys, values in zip(cache.layers, *known.rows, strict=True):
         torch.testing.assert_close(keys, layer.keys[0], atol=5e-5, rtol=1e-3)
         torch.testing.assert_close(values, layer.values[0], atol=5e-5, rtol=1e-3)
     layers = [weights[0].mean(0).numpy() for weights in out.attentions]
     spans = [range(chunk.first, chunk.end) for chunk in run.chunks]
-    assert [(each.text, each.prefix) for each in versions(engine)] == [(B, (A,)), (C, (A, B))]
-    for number, version in enumerate(versions(engine), 1):
+    assert [(each.text, each.prefix) for each in runs.versions(engine)] == [(B, (A,)), (C, (A, B))]
+    for number, version in enumerate(runs.versions(engine), 1):
         own, pays = spans[number], np.zeros(len(spans[number]))
         a = b = 0.0
         inter = np.zeros(number)
@@ -91,13 +71,13 @@ def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
 def test_versions_serve_other_paths_and_are_nearer_to_the_full_prefill(
     make_engine: Make, method: str
 ) -> None:
-    engine = healed(ingested(make_engine()), [A, B, C])
+    engine = runs.healed(runs.ingested(make_engine()), [A, B, C])
     for ratio in (0.0, 0.15):
         given = {"method": method, "recompute_ratio": ratio}
-        cold = once_more(engine, [D, A, B, C], history=False, **given)
-        warm = once_more(engine, [D, A, B, C], **given)
-        assert sources(warm) == ["entry", "entry", "version", "version"]
-        assert distance(engine, warm) < 0.9 * distance(engine, cold)
+        cold = runs.once_more(engine, [D, A, B, C], history=False, **given)
+        warm = runs.once_more(engine, [D, A, B, C], **given)
+        assert runs.sources(warm) == ["entry", "entry", "version", "version"]
+        assert runs.distance(engine, warm) < 0.9 * runs.distance(engine, cold)
     assert {use.name: use.hits for use in engine.status().tiers}["versions"] == 4
 
 
@@ -105,11 +85,11 @@ def test_versions_serve_other_paths_and_are_nearer_to_the_full_prefill(
 def test_ratio_1_is_a_full_prefill_whatever_version_is_placed(
     make_engine: Make, family: str
 ) -> None:
-    engine = healed(ingested(make_engine(family)), [A, B, C, D], [B, A, D])
+    engine = runs.healed(runs.ingested(make_engine(family)), [A, B, C, D], [B, A, D])
     for chunks in ([A, B, D, C], [D, A, B], [C, A, B]):
-        out = once_more(engine, chunks, recompute_ratio=1.0)
-        assert "version" in sources(out)
-        assert distance(engine, out) < TOLERANCE
+        out = runs.once_more(engine, chunks, recompute_ratio=1.0)
+        assert "version" in runs.sources(out)
+        assert runs.distance(engine, out) < runs.TOLERANCE
 
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0, 1.7])
@@ -117,14 +97,14 @@ def test_cachecraft_recomputes_what_the_overhead_says(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, alpha: float
 ) -> None:
     """Of D's prefix A B C, the prompt has all, one pair of three the other way round."""
-    engine = healed(ingested(make_engine()), [A, B, C, D], [A, C, B])
-    version = versions(engine)[-1]
+    engine = runs.healed(runs.ingested(make_engine()), [A, B, C, D], [A, C, B])
+    version = runs.versions(engine)[-1]
     assert (version.text, version.prefix) == (D, (A, B, C))
-    monkeypatch.setattr(Scene, "observe", fail)
+    monkeypatch.setattr(Scene, "observe", runs.fail)
     monkeypatch.setattr("ragkv.select.choose.ALPHA", alpha)
-    out = once_more(engine, [A, C, B, D], method="cachecraft", recompute_ratio="auto")
+    out = runs.once_more(engine, [A, C, B, D], method="cachecraft", recompute_ratio="auto")
     *others, last = out.report.chunks
-    assert sources(out) == [*["former"] * 3, "version"]
+    assert runs.sources(out) == [*["former"] * 3, "version"]
     assert [use.recomputed for use in others] == [0, 0, 0]
     assert last.reused + last.recomputed == last.end - last.start == len(version.ranks)
     assert last.recomputed == math.ceil(min(1.0, alpha * version.impact / 3) * len(version.ranks))
@@ -163,31 +143,31 @@ def test_what_a_user_says_is_in_no_other_answer(
     make_engine: Make, poisoned: Any, learned: bool
 ) -> None:
     """Bit by bit, as if it had not been said: also where it was learned as a chunk."""
-    asked, untouched = (ingested(make_engine(), [A, B, C]) for _ in range(2))
+    asked, untouched = (runs.ingested(make_engine(), [A, B, C]) for _ in range(2))
     if learned:
         asked.prefetch([POISON])
     for _ in range(3):
         asked.generate(poisoned, max_new_tokens=2)
         asked.wait()
-    assert versions(asked) == []
+    assert runs.versions(asked) == []
     for chunks in ([B, A, C], [C, B]):
-        answers = [once_more(engine, chunks) for engine in (asked, untouched)]
+        answers = [runs.once_more(engine, chunks) for engine in (asked, untouched)]
         assert torch.equal(answers[0].logits, answers[1].logits)
-        assert sources(answers[0]) == ["entry"] * len(chunks)
-    assert_exact(asked, once_more(healed(asked, [A, B, C]), [A, B, C]))
-    assert contexts(asked) == {(A, B), (A, B, C)}
+        assert runs.sources(answers[0]) == ["entry"] * len(chunks)
+    runs.assert_exact(asked, runs.once_more(runs.healed(asked, [A, B, C]), [A, B, C]))
+    assert runs.contexts(asked) == {(A, B), (A, B, C)}
 
 
 def test_only_what_an_operator_ingested_becomes_a_version(make_engine: Make) -> None:
-    engine = ingested(make_engine(), [A, C])
+    engine = runs.ingested(make_engine(), [A, C])
     engine.prefetch([B])
-    healed(engine, [A, B, C], [C, B])
+    runs.healed(engine, [A, B, C], [C, B])
     assert engine.contains(B)
-    assert_exact(engine, once_more(engine, [A, B, C]))
-    assert versions(engine) == []
+    runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
+    assert runs.versions(engine) == []
     engine.precompute([B])
-    healed(engine, [B, A, C])
-    assert contexts(engine) == {(B, A), (B, A, C)}
+    runs.healed(engine, [B, A, C])
+    assert runs.contexts(engine) == {(B, A), (B, A, C)}
 
 
 def test_chunks_of_documents_are_the_operators(on_disk: Make) -> None:
@@ -195,17 +175,17 @@ def test_chunks_of_documents_are_the_operators(on_disk: Make) -> None:
     with on_disk() as ingesting:
         ingesting.precompute([A, B], document="handbook")
         ingesting.precompute([C])
-    assert contexts(healed(on_disk(), [A, B, C])) == {(A, B)}
+    assert runs.contexts(runs.healed(on_disk(), [A, B, C])) == {(A, B)}
 
 
 def test_versions_stay_in_their_namespace(on_disk: Make) -> None:
-    one, other = (ingested(on_disk(namespace=name)) for name in ("one", "other"))
-    healed(one, [A, B, C])
+    one, other = (runs.ingested(on_disk(namespace=name)) for name in ("one", "other"))
+    runs.healed(one, [A, B, C])
     for chunks in ([A, B, C], [D, A, B]):
-        out = once_more(other, chunks)
-        assert sources(out) == ["entry"] * 3
-    assert len(stored(one)) == 2
-    assert versions(other) == stored(other) == []
+        out = runs.once_more(other, chunks)
+        assert runs.sources(out) == ["entry"] * 3
+    assert len(runs.stored(one)) == 2
+    assert runs.versions(other) == runs.stored(other) == []
 
 
 @pytest.mark.parametrize("gone", [A, B])
@@ -213,15 +193,15 @@ def test_versions_stay_in_their_namespace(on_disk: Make) -> None:
 def test_what_is_deleted_is_in_no_version_and_no_row(
     on_disk: Make, gone: str, by_other: bool
 ) -> None:
-    engine, other = healed(ingested(on_disk()), [A, B, C]), on_disk()
-    assert len(stored(engine)) == 2
+    engine, other = runs.healed(runs.ingested(on_disk()), [A, B, C]), on_disk()
+    assert len(runs.stored(engine)) == 2
     (other if by_other else engine).forget(gone)
     for chunks in ([A, B, C], [D, A, B, C]):
-        out = once_more(engine, chunks)
-        assert "version" not in sources(out)
+        out = runs.once_more(engine, chunks)
+        assert "version" not in runs.sources(out)
         assert not is_former_behind(out, gone)
         assert gone not in [use.text for use in out.report.chunks]
-    assert versions(engine) == stored(engine) == []
+    assert runs.versions(engine) == runs.stored(engine) == []
 
 
 def test_versions_behind_an_expired_chunk_are_not_used(
@@ -230,13 +210,13 @@ def test_versions_behind_an_expired_chunk_are_not_used(
     engine = on_disk()
     engine.precompute([A], expires_in=1000, document="news")
     engine.precompute([B, C], document="handbook")
-    healed(engine, [A, B])
-    assert sources(once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
-    (version,) = versions(engine)
+    runs.healed(engine, [A, B])
+    assert runs.sources(runs.once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
+    (version,) = runs.versions(engine)
     later = (version.expires_at or 0.0) + 1
     monkeypatch.setattr("ragkv.store.versions.version.time.time", lambda: later)
     for each in (engine, on_disk()):
-        out = once_more(each, [C, A, B], recompute_ratio=0.9)
+        out = runs.once_more(each, [C, A, B], recompute_ratio=0.9)
         assert [(use.text, use.source) for use in out.report.chunks] == [
             (C, "entry"),
             (B, "entry"),
@@ -244,20 +224,20 @@ def test_versions_behind_an_expired_chunk_are_not_used(
 
 
 def test_changed_weights_leave_what_was_healed_behind(make_engine: Make) -> None:
-    engine = healed(ingested(make_engine()), [A, B])
+    engine = runs.healed(runs.ingested(make_engine()), [A, B])
     with torch.no_grad():
         next(iter(engine.model.parameters())).mul_(1.01)
-    ingested(engine)
-    assert sources(once_more(engine, [A, B])) == ["entry", "entry"]
-    healed(engine, [A, B])
-    assert_exact(engine, once_more(engine, [A, B]))
-    assert sources(once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
+    runs.ingested(engine)
+    assert runs.sources(runs.once_more(engine, [A, B])) == ["entry", "entry"]
+    runs.healed(engine, [A, B])
+    runs.assert_exact(engine, runs.once_more(engine, [A, B]))
+    assert runs.sources(runs.once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
 
 
 def test_all_of_it_goes_with_the_engine(make_engine: Make) -> None:
-    engine = healed(ingested(make_engine()), [A, B])
+    engine = runs.healed(runs.ingested(make_engine()), [A, B])
     engine.close()
-    assert versions(engine) == list(healing(engine)._runs) == []
+    assert runs.versions(engine) == list(runs.healing(engine)._runs) == []
     assert engine._reuse.former.in_use()[0].nbytes == 0
 
 
@@ -272,47 +252,62 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     """Rows that a codec changed are no exact ones, but versions."""
     store = StoreConfig(tmp_path / "store", codec=codec)
     with on_disk(store=store) as engine:
-        ingested(engine)
-        healed(engine, [A, B, C])
-        assert_exact(engine, once_more(engine, [A, B, C]))
+        runs.ingested(engine)
+        runs.healed(engine, [A, B, C])
+        runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
     restarted = on_disk(store=StoreConfig(store.path, codec=codec, read_only=read_only))
     out = restarted.generate(ask([A, B, C], "\n\nWhy so?"), max_new_tokens=2)
     if codec == "raw":
-        assert sources(out) == ["entry", "former", "former"]
+        assert runs.sources(out) == ["entry", "former", "former"]
         assert out.report.former_exact_tokens > 100
-        assert_exact(restarted, once_more(restarted, [A, B, C]))
-        healed(restarted, [A, B, C])
-        assert healing(restarted).tokens == 0
+        runs.assert_exact(restarted, runs.once_more(restarted, [A, B, C]))
+        runs.healed(restarted, [A, B, C])
+        assert runs.healing(restarted).tokens == 0
     else:
-        assert sources(out) == ["entry", "version", "version"]
+        assert runs.sources(out) == ["entry", "version", "version"]
         out = restarted.prefill(ask([A, B, C]), recompute_ratio=1.0)
-        assert distance(restarted, out) < TOLERANCE
-    assert sources(once_more(restarted, [D, A, B])) == ["entry", "entry", "version"]
+        assert runs.distance(restarted, out) < runs.TOLERANCE
+    assert runs.sources(runs.once_more(restarted, [D, A, B])) == ["entry", "entry", "version"]
+
+
+def test_a_new_engine_that_prefetches_a_run_computes_none_of_it(on_disk: Make) -> None:
+    with on_disk() as engine:
+        runs.healed(runs.ingested(engine), [A, B, C])
+    restarted = on_disk()
+    restarted.prefetch([A, B, C])
+    restarted.wait()
+    out = runs.once_more(restarted, [A, B, C])
+    assert restarted.status().healed_tokens == 0
+    assert runs.sources(out) == ["entry", "former", "former"]
+    assert (
+        out.report.recomputed_tokens == out.report.reused_tokens - out.report.chunks[0].reused == 0
+    )
+    assert runs.distance(restarted, out) < runs.TOLERANCE
 
 
 @pytest.mark.parametrize("where", ["read only", "full"])
 def test_where_nothing_can_be_written_it_is_kept_in_memory(
     on_disk: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(StoredVersions, "put", store_full if where == "full" else fail)
-    on_disk().precompute(CHUNKS, document="handbook")
+    monkeypatch.setattr(StoredVersions, "put", runs.store_full if where == "full" else runs.fail)
+    on_disk().precompute(runs.CHUNKS, document="handbook")
     store = StoreConfig(tmp_path / "store", read_only=where == "read only")
-    engine = healed(on_disk(store=store), [A, B, C])
-    assert_exact(engine, once_more(engine, [A, B, C]))
-    assert sources(once_more(engine, [D, A, B])) == ["entry", "entry", "version"]
+    engine = runs.healed(on_disk(store=store), [A, B, C])
+    runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
+    assert runs.sources(runs.once_more(engine, [D, A, B])) == ["entry", "entry", "version"]
 
 
 def test_damaged_rows_are_refused(on_disk: Make) -> None:
-    with healed(ingested(on_disk()), [A, B, C]) as engine:
+    with runs.healed(runs.ingested(on_disk()), [A, B, C]) as engine:
         backend = engine._store.backend
-        for key in stored(engine):
+        for key in runs.stored(engine):
             data = bytearray(backend.get(key))
             data[-5000] ^= 4
             backend.put(key, [bytes(data)])
     restarted = on_disk()
-    assert sources(once_more(restarted, [A, B, C])) == ["entry"] * 3
-    assert sources(once_more(restarted, [D, A, B])) == ["entry"] * 3
-    assert stored(restarted) == []
+    assert runs.sources(runs.once_more(restarted, [A, B, C])) == ["entry"] * 3
+    assert runs.sources(runs.once_more(restarted, [D, A, B])) == ["entry"] * 3
+    assert runs.stored(restarted) == []
 
 
 def test_what_was_for_neighbours_is_refused(make_engine: Make) -> None:

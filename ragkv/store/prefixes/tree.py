@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -63,10 +63,6 @@ class ComputedPrompt:
     root: Hashable = None
     first: int = 0
     prompt: int = 0
-
-    def until(self, end: int) -> ComputedPrompt:
-        """Return what comes before a position, which is no prompt that was asked."""
-        return replace(self, ids=self.ids[:end], freshness=self.freshness[:end], prompt=0)
 
 
 def default_budget() -> int:
@@ -144,27 +140,20 @@ class PrefixTree:
             self._settle(model)
 
     def cut(self, first: Callable[[IntArray], int], reach: int) -> None:
-        """Drop what follows on each path from where it has something; add nothing meanwhile.
+        """Drop each path from where it has something, of at most ``reach`` tokens.
 
-        Parameters
-        ----------
-        first
-            Returns where some tokens of a path have it; their number where they do not.
-        reach
-            Tokens that it has at most.
+        ``first`` returns where some tokens of a path have it; their number where they do not.
         """
         with self._lock:
             waiting = [(root, root.ids) for root in self._roots.values()]
             while waiting:
                 node, before = waiting.pop()
-                if node.parent is not None and node not in self._policy:
-                    continue  # a path beside it was cut further up
                 ids = np.concatenate([before, node.ids])
                 at = node.end - len(ids) + first(ids)
-                if at < node.end:
-                    self._cut(node, at)
-                else:
+                if at == node.end:
                     waiting += [(child, ids[-reach:]) for child in node.children.values()]
+                elif node in self._policy:  # or a path beside it was cut further up
+                    self._cut(node, at)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -246,20 +235,11 @@ class PrefixTree:
         """Drop the paths through a node from a position on, at its end or before it."""
         while at < node.start and node.parent is not None:
             node = node.parent
-        above, known = node.parent, node.known
-        if above is None:
-            raise RuntimeError("the root is never cut")
-        del above.children[int(node.ids[0])]
-        gone = [node]
-        for each in gone:
-            gone += each.children.values()
-            self._policy.remove(each)
-            each.known = NOTHING  # the policy may name it still
         if at > node.start:
-            ids = np.concatenate([each.ids for each in reversed(node.path())])
+            node.known = node.known.between(node.start, at)
             with suppress(MemoryError):
-                upper = self._enter(ids, node.start, at, _copied(known.between(0, at)), above)
-                upper.prompts = {end for end in node.prompts if end <= at}
+                self._split(node, at, np.concatenate([each.ids for each in node.path()[::-1]]))
+        self._drop(node)
 
     def _enter(
         self, ids: IntArray, start: int, end: int, known: KnownRows, parent: PrefixNode
@@ -283,16 +263,22 @@ class PrefixTree:
             before = len(self)
             for node in self._policy.victims(self._policy.nbytes):
                 if isinstance(node, PrefixNode) and not node.children and node not in path:
-                    self._evict(node)
+                    self._policy.evict(node)
+                    self._drop(node)
                     if self._policy.nbytes <= self.budget:
                         break
             if len(self) == before:  # a path of many small nodes may be too large itself
                 path.clear()
 
-    def _evict(self, node: PrefixNode) -> None:
+    def _drop(self, node: PrefixNode) -> None:
+        """Drop a node and what continues it."""
         if node.parent is not None:
             del node.parent.children[int(node.ids[0])]
-            self._policy.evict(node)
+        gone = [node]
+        for each in gone:
+            gone += each.children.values()
+            self._policy.remove(each)
+            each.known = NOTHING  # the policy may name it still
 
 
 def _taken(new: ComputedPrompt, positions: Positions) -> KnownRows:

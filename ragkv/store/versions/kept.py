@@ -55,17 +55,12 @@ class ChunkVersions:
         with self._lock:
             return sum(map(len, self._by_chunk.values()))
 
-    def knows(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether it was asked about the chunk, or given versions of it; marks it so."""
+    def of(self, text: str, fingerprint: Fingerprint) -> list[Version] | None:
+        """Return a chunk's versions; None where neither they nor the chunk were named here yet."""
         with self._lock:
             known = (text, fingerprint) in self._by_chunk
-            self._of(text, fingerprint)
-            return known
-
-    def has(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether there is a version of the chunk."""
-        with self._lock:
-            return bool(self._by_chunk.get((text, fingerprint)))
+            own = [kept.version for kept in self._of(text, fingerprint)]
+            return own if known else None
 
     def take(
         self,
@@ -106,12 +101,6 @@ class ChunkVersions:
             self.hits += 1
             return best.version, overhead
 
-    def at(self, text: str, fingerprint: Fingerprint, path: str) -> Version | None:
-        """Return the version that was computed behind exactly these tokens."""
-        with self._lock:
-            found = (kept.version for kept in self._of(text, fingerprint))
-            return next((v for v in found if v.path == path and not v.has_expired), None)
-
     def add(self, version: Version) -> list[Version]:
         """Keep a version, in place of one of the same context; return those that M evicted."""
         with self._lock:
@@ -139,11 +128,6 @@ class ChunkVersions:
                 own[:] = [kept for kept in own if all(map(is_known, kept.version.prefix))]
                 if not is_known(key[0]):
                     del self._by_chunk[key]
-
-    def clear(self) -> None:
-        """Drop all."""
-        with self._lock:
-            self._by_chunk.clear()
 
     def _of(self, text: str, fingerprint: Fingerprint) -> list[_UsedVersion]:
         own = self._by_chunk.setdefault((text, fingerprint), [])

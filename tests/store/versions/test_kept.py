@@ -76,12 +76,8 @@ def test_what_must_not_be_used_is_not() -> None:
     assert take(kept, "D", "AB") is None  # expired
     assert take(kept, "E", "AB") is None  # another sink
     assert take(kept, "F", "AB", known="AF") is None  # B was deleted
-    expired, whole = version("D", "AB"), version("F", "AB")
-    assert kept.at("D", MODEL, expired.path) is None
-    found = kept.at("F", MODEL, whole.path)
-    assert found is not None
-    assert found.is_alike(whole)
-    assert kept.at("F", MODEL, version("F", "BA").path) is None
+    whole = version("F", "AB")
+    assert [each.is_alike(whole) for each in kept.of("F", MODEL) or ()] == [True]
     kept.drop_unknown(set("AEF").__contains__)
     assert len(kept) == 0
 
@@ -129,7 +125,7 @@ def test_the_least_worth_goes() -> None:
                 plain = [(each, uses + gain * (each is taken[0])) for each, uses in plain]
         assert len(kept) == len(plain)
         for each, _ in plain:
-            assert kept.at(each.text, MODEL, each.path) is each
+            assert each in (kept.of(each.text, MODEL) or ())
     assert len(plain) >= 5
 
 
@@ -138,17 +134,17 @@ def test_what_a_store_was_asked_about_is_known_until_too_many_others_were(
 ) -> None:
     monkeypatch.setattr("ragkv.store.versions.kept.MOST_CHUNKS", 2)
     kept, trained = ChunkVersions(), MODEL.with_sink([1])
-    assert not kept.knows("A", MODEL)
-    assert kept.knows("A", MODEL)
-    assert not kept.has("A", MODEL)
-    assert not kept.knows("A", trained)
-    kept.add(version("A", "B"))
-    assert kept.has("A", MODEL)
-    kept.add(version("B", "A"))
-    assert not kept.has("A", trained)
-    assert not kept.knows("A", trained)
-    assert not kept.has("A", MODEL)
-    kept.discard(kept.take("B", MODEL, ["A"], lambda _: True)[0])  # type: ignore[index]
-    assert not kept.has("B", MODEL)
-    kept.clear()
+    assert kept.of("A", MODEL) is None
+    assert kept.of("A", MODEL) == []
+    assert kept.of("A", trained) is None
+    one, other = version("A", "B"), version("B", "A")
+    kept.add(one)
+    assert kept.of("A", MODEL) == [one]
+    kept.add(other)
+    assert kept.of("A", trained) is None
+    assert kept.of("A", MODEL) is None
+    kept.add(other)
+    kept.discard(other)
+    assert kept.of("B", MODEL) == []
+    kept.drop_unknown(lambda _: False)
     assert len(kept) == 0
