@@ -168,8 +168,7 @@ class Corpus:
                 self._finder.discard(text)
             self._finder.add(added)
             self.landmarks.add(added)
-            deleted = [text for text in removed if not self.store.was_evicted(text)]
-            if deleted:
+            if deleted := [text for text in removed if not self.store.was_evicted(text)]:
                 self.on_removed(deleted)
         return True
 

@@ -75,16 +75,13 @@ class RunChunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone.
-
-    What was deleted since its last request began is not kept.
-    """
+    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone."""
 
     ids: IntArray
     chunks: tuple[RunChunk, ...]
     chain: int
     sink: Sink
-    begun: float
+    begun: float  # what was deleted since is not kept
     asked: int = 0
 
 
@@ -111,7 +108,7 @@ class Healing:
         self._idle = IdleWork(corpus.loaded, requests)
         self._budget = budget
         self._runs = OrderedDict[tuple[int, Fingerprint], _Run]()
-        self._frames: dict[str, tuple[Rendered, str]] = {}  # the last used at the end
+        self._frames: dict[str, tuple[Rendered, str]] = {}
         self._works = False
         self._lock = threading.Lock()
         self.tokens = 0
@@ -133,7 +130,6 @@ class Healing:
             first, *others = located.known or ()
             gap = located.text[first.end : others[0].start] if others else _GAP
             head = replace(located.rendered, text=located.text[: first.start])
-            self._frames.pop(sink.rendered.text, None)
             self._frames[sink.rendered.text] = head, gap
             while len(self._frames) > SINKS_KEPT:
                 del self._frames[next(iter(self._frames))]
@@ -160,7 +156,6 @@ class Healing:
         return self._budget > 0 and self._count(run)
 
     def _count(self, whole: _Run) -> bool:
-        """Count a run, and those that it begins with."""
         with self._lock:
             wanted = False
             for count, chunk in enumerate(whole.chunks, 1):

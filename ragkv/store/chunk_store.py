@@ -238,9 +238,8 @@ class ChunkStore:
         self._check_writable()
         if self._eviction is not None:
             self._eviction.remove(text)
-        digest = digest_of_text(text)
-        self._deleted[digest] = text
-        return self.catalog.delete(digest)
+        self._deleted[digest_of_text(text)] = text
+        return self.catalog.delete(digest_of_text(text))
 
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Reduce a document's chunks to ``texts``; return the number of deleted chunks.

@@ -140,10 +140,7 @@ class PrefixTree:
             self._settle(model)
 
     def cut(self, first: Callable[[IntArray], int], reach: int) -> None:
-        """Drop each path from where it has something, of at most ``reach`` tokens.
-
-        ``first`` returns where some tokens of a path have it; their number where they do not.
-        """
+        """Drop each path from where ``first`` finds something of up to ``reach`` tokens in it."""
         with self._lock:
             waiting = [(root, root.ids) for root in self._roots.values()]
             while waiting:
@@ -153,7 +150,14 @@ class PrefixTree:
                 if at == node.end:
                     waiting += [(child, ids[-reach:]) for child in node.children.values()]
                 elif node in self._policy:  # or a path beside it was cut further up
-                    self._cut(node, at)
+                    while at < node.start and node.parent is not None:
+                        node = node.parent
+                    if at > node.start:
+                        node.known = node.known.between(node.start, at)
+                        path = np.concatenate([each.ids for each in node.path()[::-1]])
+                        with suppress(MemoryError):
+                            self._split(node, at, path)
+                    self._drop(node)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -230,16 +234,6 @@ class PrefixTree:
         node.prompts -= upper.prompts
         self._set(node, below)
         return upper
-
-    def _cut(self, node: PrefixNode, at: int) -> None:
-        """Drop the paths through a node from a position on, at its end or before it."""
-        while at < node.start and node.parent is not None:
-            node = node.parent
-        if at > node.start:
-            node.known = node.known.between(node.start, at)
-            with suppress(MemoryError):
-                self._split(node, at, np.concatenate([each.ids for each in node.path()[::-1]]))
-        self._drop(node)
 
     def _enter(
         self, ids: IntArray, start: int, end: int, known: KnownRows, parent: PrefixNode
