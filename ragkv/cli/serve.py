@@ -25,7 +25,7 @@ from ragkv.cli.options import (
 from ragkv.cli.session import open_engine, reuse_config
 from ragkv.config import StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
-from ragkv.store.prefixes.tree import default_budget
+from ragkv.model.memory import default_history
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -148,7 +148,7 @@ def serve(
         memory_bytes=memory_bytes // shares,
         disk_bytes=disk_bytes and max(1, disk_bytes // shares),
         device_bytes=device_bytes and device_bytes // shares,
-        history_bytes=(default_budget() if history_bytes is None else history_bytes) // shares,
+        history_bytes=(default_history() if history_bytes is None else history_bytes) // shares,
         read_only=read_only,
         codec=codec,
     )

@@ -19,8 +19,7 @@ _MAX_OVERTAKEN = 2
 """No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""
 _POLL_S = 0.05
 _QUIET_S = 0.1
-"""Without a request, before idle work begins: calls right behind one another find no buffer in use.
-"""
+"""Without a request, before idle work begins: calls in a row do not begin and end it each time."""
 
 
 class Cancelled(Exception):  # noqa: N818  internal

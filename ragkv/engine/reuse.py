@@ -22,12 +22,13 @@ from ragkv.engine.unused import Teller, Unused
 from ragkv.engine.versions import Versions
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.memory import default_history
 from ragkv.report.account import PrecomputeReport
 from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.prefixes.tree import PrefixTree, default_budget
+from ragkv.store.prefixes.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class Reuse:
         """Make them over a store; ``costs`` are those that the store weighs entries by."""
         make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
         corpus = make(loaded)
-        budget = default_budget() if settings.history_bytes is None else settings.history_bytes
+        budget = default_history() if settings.history_bytes is None else settings.history_bytes
         tree = PrefixTree(budget, costs) if budget else None
         former = FormerPrompts(corpus, tree)
         writable = not settings.read_only

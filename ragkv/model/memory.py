@@ -151,6 +151,11 @@ def total_bytes(device: torch.device) -> int:
     return total
 
 
+def default_history() -> int:
+    """Return how much of the host's memory former prompts take where no budget is given."""
+    return total_bytes(torch.device("cpu")) // 8
+
+
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 

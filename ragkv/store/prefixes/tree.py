@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import total_bytes, uninitialised
+from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import (
     ABSENT,
@@ -30,8 +30,6 @@ from ragkv.store.prefixes.node import (
 from ragkv.store.tiers.pgdsf import PGDSF
 
 _log = logging.getLogger(__name__)
-_MEMORY_SHARE = 8
-"""A tree takes one part in so many of the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +61,6 @@ class ComputedPrompt:
     root: Hashable = None
     first: int = 0
     prompt: int = 0
-
-
-def default_budget() -> int:
-    """Return the bytes of a tree where none are given: a share of the machine's memory."""
-    return total_bytes(torch.device("cpu")) // _MEMORY_SHARE
 
 
 class PrefixTree:
