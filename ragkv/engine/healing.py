@@ -211,17 +211,12 @@ class Healing:
                 self._keep(run, at, (cache.keys, cache.values), paid)
 
     def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
-        """Whether a prompt gets exact rows of the chunk: its entry's, the tree's or the store's."""
-        path, head = run.ids[: chunk.stop], run.sink.ids
-        known = self._former.rows(path, run.sink)
-        if known.exact == chunk.stop:
+        """Whether the tree has exact rows of the chunk, or has them now from the store."""
+        path = run.ids[: chunk.stop]
+        if self._former.rows(path, run.sink).exact == chunk.stop:
             return True
-        is_behind = chunk.first == len(head) and np.array_equal(path[: len(head)], head)
-        is_entry = is_behind and self._corpus.contains(chunk.text, run.sink)
-        if not self._corpus.is_lossless or not known.is_exact.all():
-            return False
-        given = chunk.text, path[: chunk.end], chunk.first, run.sink, run.begun
-        return is_entry or self._versions.restore_chunk(*given)
+        own = path[: chunk.end], chunk.first
+        return self._versions.restore_chunk(chunk.text, *own, run.sink, run.begun)
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
         """Compute one chunk of a run behind the others, which are exact.

@@ -91,7 +91,7 @@ def test_each_finished_chunk_is_there_at_once(
     reached, go = threading.Event(), threading.Event()
 
     def stopped(*given: Any) -> Any:
-        if next(numbers) == 2:  # the first chunk is its entry, and is computed with the second
+        if next(numbers) == 3:
             reached.set()
             assert go.wait(30)
         return run(*given)
@@ -174,7 +174,7 @@ def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing: Any
     engine.wait()
     assert runs.contexts(engine) == {(A, B), (A, B, C)}
     layers = [layer for heals, layer in pause.seen if heals]
-    assert layers == [*range(pause.layer + 1), *list(range(runs.LAYERS)) * 2]
+    assert layers == [*range(pause.layer + 1), *list(range(runs.LAYERS)) * 3]
     runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
 
 
