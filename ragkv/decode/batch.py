@@ -50,7 +50,9 @@ class StepBatch(Claim):
         self._lock = lock
         self._mutex = threading.Lock()
         self._answers: list[_Answer] = []
-        self._claims = self._steps = False
+        self._claims = False
+        self.computes_steps = False
+        """Whether steps are computed now, by the thread that has the model."""
         self._chosen: _Answer | None = None
         self._last = 0.0
 
@@ -142,9 +144,7 @@ class StepBatch(Claim):
             return
 
         def run_steps() -> None:
-            if self._steps or not self._answers:
-                return
-            if time.perf_counter() - self._last >= MAX_WAIT_S:
+            if self._answers and time.perf_counter() - self._last >= MAX_WAIT_S:
                 self._step_all()
 
         with before_layers(loaded, run_steps):
@@ -154,12 +154,12 @@ class StepBatch(Claim):
         """Compute the next step of every answer."""
         with self._mutex:
             answers = list(self._answers)
-        self._steps = True
+        self.computes_steps = True
         try:
             for together in _compatible(answers):
                 self._step(together)
         finally:
-            self._steps = False
+            self.computes_steps = False
             self._last = time.perf_counter()
 
     def _step(self, answers: Sequence[_Answer]) -> None:
@@ -227,11 +227,15 @@ def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
 
 @contextmanager
 def before_layers(loaded: ReusableModel, check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check`` before each layer of the calling thread's passes in the block."""
-    here = threading.get_ident()
+    """Call ``check`` before each layer of the calling thread's passes in the block.
+
+    Not in steps that it computes between them: a check may end the pass, or let another have the
+    model.
+    """
+    here, batch = threading.get_ident(), batch_of(loaded)
 
     def call(*_: object) -> None:
-        if threading.get_ident() == here:
+        if threading.get_ident() == here and not batch.computes_steps:
             check()
 
     layers = backbone_of(loaded.model).layers

@@ -24,6 +24,7 @@ from ragkv.attend.forward import SubsetPass
 from ragkv.config import MEMORY
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
+from ragkv.engine.requests import RequestQueue
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
@@ -168,12 +169,21 @@ def test_steps_run_while_chunks_are_encoded(
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": 80, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
-    new = some_chunks(12)[4:]
+    new, batch, within_step = some_chunks(12)[4:], batch_of(kv.loaded), list[bool]()
+    let_pass = RequestQueue.let_pass
+
+    def noted(queue: RequestQueue) -> float:
+        within_step.append(batch.computes_steps)
+        return let_pass(queue)
+
+    monkeypatch.setattr(RequestQueue, "let_pass", noted)
     with kv.stream(PROMPTS[0], **settings) as stream:
         next(stream)
         with recorded_passes(monkeypatch) as passes:
             kv.precompute(new)
         assert len(passes) >= 3
+        assert within_step  # a request may have the model between two layers, but not
+        assert not any(within_step)  # while a step is half computed
         list(stream)
     assert stream.completion.token_ids == alone
     assert all(kv.contains(text) for text in new)
