@@ -25,7 +25,6 @@ from ragkv.cli.options import (
 from ragkv.cli.session import open_engine, reuse_config
 from ragkv.config import StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
-from ragkv.model.memory import default_history
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -115,6 +114,7 @@ def serve(
     All namespaces together have the bytes that the options give, shared evenly.
     """
     from ragkv.cli.texts import read_system_prompt
+    from ragkv.model.memory import default_history
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 

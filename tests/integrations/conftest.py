@@ -71,6 +71,6 @@ def model(framework: Any, make: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """Return the folder of a tiny model."""
-    tiny_model(layers=2).save_pretrained(tmp_path / "model")
+    tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")

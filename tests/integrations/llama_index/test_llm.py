@@ -266,7 +266,7 @@ def test_a_prompt_begins_with_the_sink(kv, is_chat_model):
     assert answer == full.predict(DEFAULT_TEXT_QA_PROMPT_SEL, context_str=chunk, query_str="What?")
 
 
-def test_an_llm_makes_its_own_engine(kv, folder):
+def test_an_llm_makes_its_own_engine(make_engine, folder):
     llm = RagKVLLM(
         model_name=folder,
         store=":memory:",
@@ -274,7 +274,10 @@ def test_an_llm_makes_its_own_engine(kv, folder):
         **SIZE,
         **GREEDY,
     )
-    assert llm.complete(PROMPT).text == make(kv, method="full").complete(PROMPT).text
+    assert (
+        llm.complete(PROMPT).text
+        == make(make_engine(layers=None), method="full").complete(PROMPT).text
+    )
     assert llm.metadata.model_name == folder
     assert llm.last_report.method == "epic"
     assert llm.sink.startswith("Context information is below."), "a reuse without a sink"
