@@ -98,11 +98,11 @@ class FormerPrompts:
         """Whether anything is kept."""
         return self._tree is not None
 
-    def rows(self, ids: IntArray, sink: Sink) -> PrefixMatch:
-        """Return the rows of a path, ``[tokens]``."""
+    def exact_rows(self, ids: IntArray, sink: Sink) -> PrefixMatch:
+        """Return the exact rows of a path, ``[tokens]``."""
         if self._tree is None:
             return PrefixMatch(())
-        return self._tree.match(ids, model_of(sink), root=False)
+        return self._tree.match(ids, model_of(sink), root=False).at_least(EXACT)
 
     def keep_exact(
         self, ids: IntArray, rows: Rows, sink: Sink, begun: float, first: int = 0

@@ -38,7 +38,7 @@ from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.prefixes.node import EXACT, Rows
+from ragkv.store.prefixes.node import Rows
 from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
 
 Paid = npt.NDArray[np.float64]
@@ -213,10 +213,10 @@ class Healing:
     def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
         """Whether the tree has exact rows of the chunk, or has them now from the store."""
         path = run.ids[: chunk.stop]
-        if self._former.rows(path, run.sink).exact == chunk.stop:
+        if self._former.exact_rows(path, run.sink).exact == chunk.stop:
             return True
-        own = path[: chunk.end], chunk.first
-        return self._versions.restore_chunk(chunk.text, *own, run.sink, run.begun)
+        given = chunk.text, path[: chunk.end], chunk.first, run.sink, run.begun
+        return self._versions.restore_chunk(*given)
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
         """Compute one chunk of a run behind the others, which are exact.
@@ -230,7 +230,7 @@ class Healing:
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
-        former = self._former.rows(ids, run.sink).at_least(EXACT).between(0, start)
+        former = self._former.exact_rows(ids, run.sink).between(0, start)
         layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
         cache = splice(layout, None, loaded, 0)
         paid: Paid | None = None

@@ -23,7 +23,7 @@ from ragkv.errors import StoreError
 from ragkv.model.rotary import Table, rotate, unrotate
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import TierUse
-from ragkv.store.prefixes.node import EXACT, Rows
+from ragkv.store.prefixes.node import Rows
 from ragkv.store.versions.kept import ChunkVersions
 from ragkv.store.versions.stored import StoredVersions
 from ragkv.store.versions.version import PlacedVersion, Version, digest_of_path
@@ -98,7 +98,7 @@ class Versions:
         """Return a version's rows, keys not rotated: the tree's or the store's."""
         if version.place is not None:
             ids, first, offsets = version.place
-            known = self._former.rows(ids, sink).at_least(EXACT).between(first, len(ids))
+            known = self._former.exact_rows(ids, sink).between(first, len(ids))
             if len(known.positions) == len(offsets):
                 rows = self._turned(known.rows, first, unrotate)
                 return ChunkKV(version.text, ids[first:], offsets, *rows)

@@ -41,7 +41,7 @@ def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
     with torch.no_grad():
         model(ids, **cache_argument(model, cache))
         out = tiny_model(family, "eager")(ids, output_attentions=True)
-    known = engine._reuse.former.rows(run.ids, run.sink)
+    known = engine._reuse.former.exact_rows(run.ids, run.sink)
     assert known.exact == len(run.ids)
     for layer, keys, values in zip(cache.layers, *known.rows, strict=True):
         torch.testing.assert_close(keys, layer.keys[0], atol=5e-5, rtol=1e-3)

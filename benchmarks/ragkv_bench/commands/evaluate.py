@@ -89,7 +89,7 @@ def evaluate_command(
     )
     options.check_folders(json_path)
     from ragkv_bench.data.examples import read_data
-    from ragkv_bench.data.needles import default_haystack, read_haystack
+    from ragkv_bench.data.needles import read_haystack
     from ragkv_bench.methods import named
     from ragkv_bench.quality.records import records_path
     from ragkv_bench.quality.run import evaluate
@@ -112,7 +112,6 @@ def evaluate_command(
                 )
             options.finish(found, [recurring.table(found)], json_path)
             return
-        text = default_haystack() if haystack is None else read_haystack(haystack)
         how: Any = {
             "methods": [named(name) for name in names],
             "ratios": ratios,
@@ -123,13 +122,14 @@ def evaluate_command(
             from ragkv_bench.probes import run
             from ragkv_bench.probes.sets import probe_sets
 
-            asked = options.parts_of(probe)
+            asked, text = options.parts_of(probe), read_haystack(haystack)
             made = probe_sets(kv, asked, text, lengths, count=limit or 20, seed=seed, data=examples)
             with options.interruptible(json_path):
                 found = run.evaluate_probes(kv, made, **how)
             options.finish(found, [run.table(found)], json_path)
             return
         if examples is None:
+            text = read_haystack(haystack)
             examples = _needles(kv, needles or "", lengths or [4096], limit or 20, seed, text)
         with options.interruptible(json_path):
             picked = examples.pick(None if needles else limit, seed)

@@ -108,10 +108,10 @@ def default_haystack() -> str:
     return "\n\n".join(pydoc_data.topics.topics.values())
 
 
-def read_haystack(path: str | Path) -> str:
-    """Read a UTF-8 text file to hide needles in; ConfigError where it cannot be read."""
+def read_haystack(path: str | Path | None) -> str:
+    """Read a UTF-8 text file, None the default, to hide needles in; ConfigError if that fails."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return default_haystack() if path is None else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"haystack {path} cannot be read as UTF-8 text: {error}") from error
 

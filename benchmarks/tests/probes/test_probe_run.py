@@ -6,14 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-import typer
-from evaluations import make_record, stop_after
-from tiny import tiny_model, tiny_tokenizer
-from typer.testing import CliRunner
+from evaluations import load_tiny_models, make_record, run_eval, stop_after
 
-import ragkv
 from ragkv.errors import ConfigError
-from ragkv_bench.commands.evaluate import evaluate_command
 from ragkv_bench.data.examples import Chunk, Example, write_data
 from ragkv_bench.data.tasks import TASKS
 from ragkv_bench.probes.run import differs_in_copy, summarise
@@ -28,10 +23,7 @@ probe method ratio tokens n rate rate_low rate_high kl kl_worst differs_in_copy 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     """Let the command load a tiny model, whose answers are short."""
-    real = ragkv.RagKV
-    monkeypatch.setattr(
-        ragkv, "RagKV", lambda model, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
-    )
+    load_tiny_models(monkeypatch)
     for name, task in TASKS.items():
         monkeypatch.setitem(TASKS, name, replace(task, max_new_tokens=4))
 
@@ -43,24 +35,15 @@ def text(tmp_path):
     return path
 
 
-def _run(*arguments):
-    app = typer.Typer()
-    app.command()(evaluate_command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, Exception):
-        raise result.exception
-    return result
-
-
 def test_probes_to_table_and_json_and_on_where_they_stopped(tmp_path, text, monkeypatch):
     out = tmp_path / "p.json"
     command = ("--probe", "copies, abstention,length", "--methods", "reuse,epic", "--ratio", "0.2", "--tokens",
                "700,900", "--limit", 2, "--haystack", text, "--seed", 3, "--json", out)  # fmt: skip
     with monkeypatch.context() as patch:
         stop_after(patch, 7)
-        assert _run(*command).exit_code == 130
+        assert run_eval(*command).exit_code == 130
     seen = stop_after(monkeypatch, None)
-    result = _run(*command)
+    result = run_eval(*command)
     assert result.exit_code == 0
     assert len(seen) == 6 * 2 * 3 - 7
     saved = json.loads(out.read_text())
@@ -84,7 +67,7 @@ def test_a_files_questions_without_their_gold_chunks(tmp_path):
     path, out = tmp_path / "d.jsonl", tmp_path / "p.json"
     chunks = (Chunk("Ada founded it in 1815.", is_gold=True), Chunk("Something else. " * 20))
     write_data(path, [Example("a", "Who?", ("Ada",), chunks, "singlehop_qa")])
-    _run("--probe", "abstention", "--data", path, "--methods", "reuse", "--json", out)
+    run_eval("--probe", "abstention", "--data", path, "--methods", "reuse", "--json", out)
     rows = json.loads(out.read_text())["rows"]
     assert [(row["tokens"], row["n"], list(row["kinds"])) for row in rows] == [(None, 1, ["d"])] * 2
 
@@ -102,7 +85,7 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "named"), REFUSED)
 def test_what_does_not_fit_together_is_refused(arguments, named):
     with pytest.raises(ConfigError, match=named):
-        _run(*arguments)
+        run_eval(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,10 @@ import re
 from dataclasses import replace
 
 import pytest
-import typer
-from evaluations import small_data
+from evaluations import load_tiny_models, run_eval, small_data
 from rich.console import Console
-from tiny import tiny_model, tiny_tokenizer
-from typer.testing import CliRunner
 
-import ragkv
 from ragkv.errors import ConfigError
-from ragkv_bench.commands.evaluate import evaluate_command
 from ragkv_bench.data.examples import write_data
 from ragkv_bench.quality.records import records_path
 from ragkv_bench.quality.summary import Evaluation, SummaryRow, table
@@ -24,25 +19,13 @@ from ragkv_bench.quality.summary import Evaluation, SummaryRow, table
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     """Let the command load a tiny model whatever it is asked for."""
-    real = ragkv.RagKV
-    monkeypatch.setattr(
-        ragkv, "RagKV", lambda model, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
-    )
-
-
-def _run(*arguments):
-    app = typer.Typer()
-    app.command()(evaluate_command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, Exception):
-        raise result.exception
-    return result
+    load_tiny_models(monkeypatch)
 
 
 def test_data_to_table_and_json(tmp_path):
     path, out = tmp_path / "d.jsonl", tmp_path / "e.json"
     write_data(path, small_data(3).examples)
-    result = _run("--data", path, "--methods", "reuse, prophetkv, query", "--ratio", "0.1,auto", "--limit", 2,
+    result = run_eval("--data", path, "--methods", "reuse, prophetkv, query", "--ratio", "0.1,auto", "--limit", 2,
                   "--json", out)  # fmt: skip
     assert result.exit_code == 0
     for words in ("on d, 2 examples", "prophetkv 0.1", "query auto", "reuse"):
@@ -74,7 +57,7 @@ REFUSED = [
 def test_what_does_not_fit_together_is_refused(arguments, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=named):
-        _run(*arguments)
+        run_eval(*arguments)
 
 
 def test_results_whose_names_differ_behind_a_dot_have_their_own_measurements(tmp_path):
@@ -86,7 +69,7 @@ def test_needles_are_built_over_any_text(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("A plain sentence stands here. " * 50)
     out = tmp_path / "n.json"
-    _run("--needles", "single, multiquery,single", "--tokens", 700, "--haystack", text, "--limit", 1,
+    run_eval("--needles", "single, multiquery,single", "--tokens", 700, "--haystack", text, "--limit", 1,
          "--methods", "reuse", "--json", out)  # fmt: skip
     saved = json.loads(out.read_text())
     assert (saved["data"], saved["examples"]) == ("needles-single-multiquery-700", 2)
@@ -101,7 +84,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv_bench.quality.run.evaluate", interrupt)
     path = tmp_path / "d.jsonl"
     write_data(path, small_data(1).examples)
-    result = _run("--data", path, "--json", tmp_path / "e.json")
+    result = run_eval("--data", path, "--json", tmp_path / "e.json")
     assert result.exit_code == 130
     assert "goes on from here" in result.output
 

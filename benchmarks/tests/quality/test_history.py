@@ -8,11 +8,9 @@ from dataclasses import replace
 
 import pytest
 import typer
-from evaluations import small_data
-from tiny import tiny_model, tiny_tokenizer
+from evaluations import load_tiny_models, small_data
 from typer.testing import CliRunner
 
-import ragkv
 from ragkv.errors import ConfigError
 from ragkv_bench.commands.evaluate import evaluate_command
 from ragkv_bench.data.examples import write_data
@@ -80,10 +78,7 @@ def test_history_computes_less_where_prompts_recur(make_engine):
 
 
 def test_the_command(tmp_path, monkeypatch):
-    real = ragkv.RagKV
-    monkeypatch.setattr(
-        ragkv, "RagKV", lambda _, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
-    )
+    load_tiny_models(monkeypatch)
     path, out = tmp_path / "d.jsonl", tmp_path / "h.json"
     write_data(path, _data(2).examples)
     app = typer.Typer()

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny import some_chunks
+import typer
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
 
+import ragkv
+from ragkv_bench.commands.evaluate import evaluate_command
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.tasks import TASKS
 from ragkv_bench.quality.records import EvalRecord
@@ -17,6 +21,24 @@ from ragkv_bench.quality.subject import Subject
 def short_answers(monkeypatch):
     for name in ("multihop_qa", "niah_single"):
         monkeypatch.setitem(TASKS, name, replace(TASKS[name], max_new_tokens=4))
+
+
+def load_tiny_models(monkeypatch):
+    """Let a command load a tiny model whatever it is asked for."""
+    real = ragkv.RagKV
+    monkeypatch.setattr(
+        ragkv, "RagKV", lambda _, **kwargs: real(tiny_model(), tiny_tokenizer(), **kwargs)
+    )
+
+
+def run_eval(*arguments):
+    """Run ``ragkv eval``; raise what it raises."""
+    app = typer.Typer()
+    app.command()(evaluate_command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, Exception):
+        raise result.exception
+    return result
 
 
 def small_data(count=2):
