@@ -34,7 +34,7 @@ PHRASES = (
     "cannot answer",
     "unknown",
 )
-_ASK = f"If the documents do not say it, answer: {MISSING}."
+_ASK = f"If this is not in the documents, write: {MISSING}."
 
 
 def _hide(draw: random.Random) -> Hidden:

@@ -48,7 +48,7 @@ def evaluate_probes(
     settings, file = usable(kv, methods, ratios), RecordFile(records)
     rows: list[results.Found] = []
     for each in sets:
-        how = {"time_in_turn": False, "show_progress": show_progress}
+        how = {"time_in_turn": False, "whole_answers": True, "show_progress": show_progress}
         done = measurements(kv, each.data, settings, file, **how)
         rows += summarise(each, done)
     return {"model": kv.info.name, "rows": rows}

@@ -7,6 +7,7 @@ every position are compared (teacher forcing). Position 0 is the prompt's last t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
         token_ids.append(int(rows[-1].argmax()))
         if len(token_ids) == tokens or token_ids[-1] in ends:
             break
-        rows.append(_step(kv, prefilled, history, token_ids[-1]))
+        rows += _fed(kv, prefilled, history, token_ids[-1:])
     found = torch.stack(rows)
     if found.isnan().any():
         raise ConfigError(
@@ -96,11 +97,13 @@ def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
 def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
     """Return a method's distributions where the reference's tokens are fed on its cache.
 
-    One by one, as they are in decoding. The cache is used up.
+    In one pass, or one by one where decoding repairs between them. The cache is used up.
     """
     rows = [prefilled.logits.float()]
     history = TokenHistory(np.asarray(prefilled.token_ids, dtype=np.int32))
-    rows += [_step(kv, prefilled, history, token) for token in against.token_ids[:-1]]
+    tokens = against.token_ids[:-1]
+    for fed in [tokens] if prefilled.copies is None else [[token] for token in tokens]:
+        rows += _fed(kv, prefilled, history, fed)
     return Reference(against.token_ids, torch.stack(rows).cpu())
 
 
@@ -113,17 +116,23 @@ def compared(found: Reference, against: Reference) -> Fidelity:
     return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
 
 
-def _step(kv: RagKV, prefilled: Prefilled, history: TokenHistory, token: int) -> torch.Tensor:
-    """Run a token behind those of ``history``, and the repair of copies; return ``[vocab]``."""
-    device, place = prefilled.logits.device, len(history)
-    history.append([token])
-    if prefilled.copies is not None and isinstance(prefilled.cache, SplicedCache):
-        rows = np.append(prefilled.copies.take(history), place)
-        subset = SubsetPass(history.ids, rows, prefilled.cache)
+def _fed(
+    kv: RagKV, prefilled: Prefilled, history: TokenHistory, tokens: Sequence[int]
+) -> list[torch.Tensor]:
+    """Run tokens behind those of ``history``, and the repair of copies; return ``[vocab]`` each."""
+    if not tokens:
+        return []
+    device, cache = prefilled.logits.device, prefilled.cache
+    history.append(tokens)
+    fed = np.arange(len(history) - len(tokens), len(history))
+    if isinstance(cache, SplicedCache):
+        copies = prefilled.copies
+        rows = fed if copies is None else np.concatenate([copies.take(history), fed])
+        subset = SubsetPass(history.ids, rows, cache, keep=len(fed))
         with kv.turn(), kv.loaded.without_autocast():
-            return subset_forward(require_reusable(kv.loaded), subset)[0]
-    ids = torch.tensor([[token]], device=device)
-    positions = torch.tensor([[place]], device=device)
-    given = cache_argument(kv.model, prefilled.cache)
+            return list(subset_forward(require_reusable(kv.loaded), subset))
+    ids = torch.tensor([list(tokens)], device=device)
+    positions = torch.from_numpy(fed).to(device)[None]
+    given = cache_argument(kv.model, cache)
     out = kv.model(input_ids=ids, position_ids=positions, use_cache=True, **given)
-    return out.logits[0, -1].float()  # type: ignore[no-any-return]
+    return list(out.logits[0].float())

@@ -121,10 +121,12 @@ def measurements(
     settings: Sequence[Setting],
     file: RecordFile,
     *,
-    time_in_turn: bool = True,
     show_progress: bool = False,
+    **how: bool,
 ) -> list[EvalRecord]:
     """Return the records of all settings, measuring those that the file does not have.
+
+    ``how`` are the options of :class:`ragkv_bench.quality.subject.Subject`.
 
     Examples whose prompts exceed the model's positions are left out, with a warning. Raises
     ConfigError where none is left.
@@ -134,7 +136,7 @@ def measurements(
     done: list[EvalRecord] = []
     with bar:
         for example in data.examples:
-            subject = Subject(kv, example, methods, time_in_turn=time_in_turn)
+            subject = Subject(kv, example, methods, **how)
             try:
                 for method, ratio in settings:
                     name = f"{get_method(method).name} {ratio_name(ratio)}"

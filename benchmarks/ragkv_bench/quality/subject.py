@@ -15,7 +15,7 @@ import ragkv
 from ragkv.select import Method, get_method
 from ragkv_bench.data.examples import Example
 from ragkv_bench.data.tasks import TASKS, chunk_texts, prompt, template
-from ragkv_bench.quality.fidelity import Fidelity, Reference, fidelity, reference
+from ragkv_bench.quality.fidelity import FIDELITY_TOKENS, Fidelity, Reference, fidelity, reference
 from ragkv_bench.quality.records import EvalRecord, Ratio
 from ragkv_bench.quality.scores import score
 
@@ -37,6 +37,9 @@ class Subject:
         The methods that will be measured: ingestion prepares the chunks for all of them.
     time_in_turn
         Time a full prefill before every method's, not only the first.
+    whole_answers
+        Compare over the whole of full attention's answer, without the model's own penalty on
+        repeated tokens, in place of its first tokens.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class Subject:
         methods: Sequence[str | Method],
         *,
         time_in_turn: bool = True,
+        whole_answers: bool = False,
     ) -> None:
         chat = bool(kv.tokenizer.chat_template)
         self._kv = kv
         self._example = example
         self._methods = methods
         self._time_in_turn = time_in_turn
+        self._whole_answers = whole_answers
         self._prompt = prompt(example, chat=chat)
         self._sink = kv.sink_from(template(example.task, chat=chat))
         self._reference: Reference | None = None
@@ -69,6 +74,7 @@ class Subject:
         reuse = kv.reuse.override(calibrated_for=None, **overrides)
         model = [kv.info.name, kv.info.fingerprint or "", str(kv.loaded.dtype)]
         parts = [*model, asdict(reuse), _code_of(chosen), asdict(self._example), self._prompt]
+        parts.append(self._whole_answers)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
@@ -76,14 +82,13 @@ class Subject:
         against = self._against()
         ttft_full_s = self._full_ttft()
         near, share, ttft_s = Fidelity(kl=0.0, agreement=1.0), 1.0, ttft_full_s
-        name, length = get_method(method).name, TASKS[self._example.task].max_new_tokens
+        name = get_method(method).name
         if name != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
             near = fidelity(self._kv, prefilled, against)
             share = self._share(method, prefilled)
-        overrides = self._overrides(method, ratio)
-        answer = self._kv.generate(self._prompt, max_new_tokens=length, **overrides).text
+        answer = self._answer(method, ratio, near)
         return EvalRecord(
             key=self.key(method, ratio),
             id=self._example.id,
@@ -99,6 +104,16 @@ class Subject:
             ttft_full_s=ttft_full_s,
         )
 
+    def _answer(self, method: str | Method, ratio: Ratio, near: Fidelity) -> str:
+        """Return a method's greedy answer; where it is known to be full attention's, that."""
+        drawing: dict[str, Any] = {"max_new_tokens": TASKS[self._example.task].max_new_tokens}
+        if self._whole_answers:
+            if near.agreement == 1.0:
+                ids = list(self._against().token_ids)
+                return str(self._kv.tokenizer.decode(ids, skip_special_tokens=True))
+            drawing["generation"] = {"repetition_penalty": 1.0}
+        return self._kv.generate(self._prompt, **drawing, **self._overrides(method, ratio)).text
+
     def _against(self) -> Reference:
         """Precompute the chunks and take the full answer, on the first call."""
         if self._reference is None:
@@ -109,7 +124,9 @@ class Subject:
             prefilled = self._prefill(FULL, 1.0)
             self._ttft_full_s = prefilled.report.ttft_s
             self._tokens = len(prefilled.token_ids)
-            self._reference = reference(self._kv, prefilled)
+            longest = TASKS[self._example.task].max_new_tokens
+            tokens = longest if self._whole_answers else FIDELITY_TOKENS
+            self._reference = reference(self._kv, prefilled, tokens=tokens)
         return self._reference
 
     def _full_ttft(self) -> float:

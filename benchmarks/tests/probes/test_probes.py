@@ -129,7 +129,7 @@ def test_gold_chunks_of_a_file_are_removed():
     (example,) = made.data.examples
     assert (made.tokens, list(made.kinds), example.id) == (None, ["mine"], "a")
     assert (example.chunks, example.task) == (chunks[1:], "abstention")
-    assert example.question.startswith("Who? If the documents do not say it")
+    assert example.question.startswith("Who? If this is not in the documents")
     with pytest.raises(ConfigError, match="no example of mine has a gold chunk beside others"):
         _sets("abstention", data=DataSet("mine", (alone, none)))
 
