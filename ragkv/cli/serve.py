@@ -85,9 +85,6 @@ def serve(
     on_miss: Annotated[
         str, typer.Option(help="Of chunks that a prompt names and lacks: store or skip.")
     ] = "store",
-    repair_ahead: Annotated[
-        bool, typer.Option(help="Repair what the answer is about to copy.")
-    ] = False,
     history: Annotated[bool, typer.Option(help="Use what former prompts left.")] = True,
     device: Device = None,
     dtype: DType = None,
@@ -139,7 +136,6 @@ def serve(
     reuse = reuse_config(method, recompute_ratio).override(
         auxiliary_model=auxiliary_model,
         on_miss=on_miss,
-        repair_ahead=repair_ahead,
         history=history,
     )
     shares = len(settings.namespaces)

@@ -12,6 +12,7 @@ _CONTINUE = (
     "keep the prompt's beginning and put new documents after the conversation, and it continues"
 )
 _REMOVED = {
+    "repair_ahead": "what an answer copies is always repaired: omit it",
     "auto": "omit it: recompute_ratio='auto' chooses by fixed shares (docs/settings.md)",
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
     "contextual_versions": "versions of chunks are kept unless history=False",

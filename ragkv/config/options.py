@@ -33,7 +33,6 @@ class ReuseOptions(TypedDict, total=False):
     sink: str
     auxiliary_model: str | None
     on_miss: Literal["store", "skip"]
-    repair_ahead: bool
     history: bool
     calibrated_for: str | None
 

@@ -57,10 +57,6 @@ class ReuseConfig(Settings):
     on_miss
         ``"store"`` encodes named chunks that were not stored, after the answer; ``"skip"``
         does not.
-    repair_ahead
-        Whether the decoding steps also recompute the tokens that the answer is about to copy
-        (``query`` alone does). Answers come closer to full prefill (mean KL 0.032 instead of
-        0.066 at a ratio of 0.2), and a step takes 1.15 to 1.5 times as long on a CPU.
     history
         Whether a prompt takes rows that former prompts computed, and versions of chunks as they
         are behind other chunks, and leaves its own rows.
@@ -76,7 +72,6 @@ class ReuseConfig(Settings):
     sink: str = "auto"
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
-    repair_ahead: bool = False
     history: bool = True
     seed: int = 0
     calibrated_for: str | None = None
@@ -90,7 +85,6 @@ class ReuseConfig(Settings):
         if self.auxiliary_model is not None:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
-        check_bool("repair_ahead", self.repair_ahead)
         check_bool("history", self.history)
         check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:

@@ -76,6 +76,7 @@ class Loop:
 
         def take(logits: torch.Tensor) -> list[int] | None:
             nonlocal input_ids, draft
+            draft = draft[: len(logits) - 1]
             for row, expected in enumerate([*draft, None]):
                 scores = processors(input_ids, logits[row : row + 1].clone())
                 token = _drawn(scores, sampling=bool(generation_config.do_sample))

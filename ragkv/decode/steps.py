@@ -74,7 +74,8 @@ class Steps:
         take
             Called with the logits after the prompt, ``[1, vocab]`` float32, and with those after
             each token of a step, ``[tokens, vocab]``. Appends what it draws to the history, and
-            returns a draft of the tokens after it; None ends the answer.
+            returns a draft of the tokens after it, of which the step may take the first ones
+            alone; None ends the answer.
         """
         logits = self._first()[None]
         subset = self._next(take, logits)
@@ -87,8 +88,10 @@ class Steps:
         draft = take(logits)
         if draft is None:
             return None
-        copies = self._copies
-        repaired = np.empty(0, dtype=np.int64) if copies is None else copies.take(self.history)
+        repaired = np.empty(0, dtype=np.int64)
+        if self._copies is not None:
+            repaired = self._copies.take(self.history)
+            draft = self._copies.without_repair(self.history, draft)
         ids = np.concatenate([self.history.ids, np.asarray(draft, dtype=self.history.ids.dtype)])
         fed = np.arange(len(self.history) - 1, len(ids))
         return SubsetPass(ids, np.concatenate([repaired, fed]), self._cache, keep=len(fed))

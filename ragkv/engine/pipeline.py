@@ -253,8 +253,7 @@ class Pipeline(FullPrefill):
                 seed=config.seed,
             )
             choice = choose(method, scene, config)
-            shift, copies = spliced.cache.shift, config.repair_ahead
-            repair = Repair.of(method, layout, choice, self._model, shift=shift, copies=copies)
+            repair = Repair.of(method, layout, choice, self._model, spliced.cache.shift)
         return Plan(spliced, choice, repair)
 
     # ---- the last step: recompute, and go on or not

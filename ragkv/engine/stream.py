@@ -33,7 +33,7 @@ class Prefilled:
     cache
         A transformers Cache over all prompt tokens, for calls of the model that go on from it.
     copies
-        What ``repair_ahead`` repairs during decoding; None for nothing.
+        Repair of what an answer copies, during decoding; None for nothing.
     """
 
     logits: torch.Tensor

@@ -6,9 +6,15 @@ that will be, and a copy goes wrong where its tokens are stale and their rivals 
 each decoding step also recomputes the stale tokens after the occurrences of its own token in
 the chunks; the first token is not delayed. Occurrences are found as prompt lookup decoding
 finds its drafts: by the longest match of the last tokens. One frequent token alone is no match.
+
+Most of what helps lies behind an answer's first tokens, so an answer has few rows for it: a
+long one costs about what it costs without. A draft ends before a token that has something to
+repair, so every token is computed over the same rows, with drafts and without.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,17 +65,35 @@ class CopyRepair:
 
         ``history``'s last token is the one to compute next.
         """
-        at, length = history.occurrences()
-        in_prompt = at < len(self.prompt) - 1
-        at, length = at[in_prompt], length[in_prompt]
-        if len(at) > self._lookup.rare:
-            at, length = at[length > 1], length[length > 1]
-        order = at[np.lexsort((-self._scores[at], -length))]
-        near = (order[:, None] + np.arange(self._lookup.tokens + 1)).reshape(-1)
-        near = near[near < len(self.prompt)]
-        near = near[self._stale[near]]
-        _, first = np.unique(near, return_index=True)
-        chosen = np.sort(near[np.sort(first)[: self._lookup.at_most]])
+        chosen = self._due(history)
         self._stale[chosen] = False
         self.taken = np.concatenate([self.taken, chosen])
         return chosen
+
+    def without_repair(self, history: TokenHistory, draft: Sequence[int]) -> Sequence[int]:
+        """Return a draft's tokens before the first one that has something to repair."""
+        length, kept = len(history), 0
+        for token in draft:
+            history.append([token])
+            if len(self._due(history)):
+                break
+            kept += 1
+        history.truncate(length)
+        return draft[:kept]
+
+    def _due(self, history: TokenHistory) -> Positions:
+        lookup, drawn = self._lookup, len(history) - history.prompt_tokens
+        most = min(lookup.at_most, lookup.rows + drawn // lookup.every - len(self.taken))
+        if most <= 0:
+            return np.zeros(0, np.int64)
+        at, length = history.occurrences()
+        in_prompt = at < len(self.prompt) - 1
+        at, length = at[in_prompt], length[in_prompt]
+        if len(at) > lookup.rare:
+            at, length = at[length > 1], length[length > 1]
+        order = at[np.lexsort((-self._scores[at], -length))]
+        near = (order[:, None] + np.arange(lookup.tokens + 1)).reshape(-1)
+        near = near[near < len(self.prompt)]
+        near = near[self._stale[near]]
+        _, first = np.unique(near, return_index=True)
+        return np.sort(near[np.sort(first)[:most]])

@@ -49,9 +49,7 @@ class Repair:
         layout: Layout,
         choice: Choice,
         loaded: ReusableModel,
-        *,
         shift: Shift,
-        copies: bool,
     ) -> Self:
         """Prepare the method's parts; none where no stale token remains.
 
@@ -59,8 +57,6 @@ class Repair:
         ----------
         shift
             How former prompts' rows differ from the entries'.
-        copies
-            Whether copy repair is switched on.
         """
         rows = np.union1d(layout.fresh, choice.positions)
         if not len(layout.stale(rows)):
@@ -82,7 +78,7 @@ class Repair:
             if method.focus is not None and len(layout.placed) >= FEWEST
             else None,
             copies=CopyRepair(layout, rows, choice.scores, method.lookup)
-            if copies and method.lookup is not None and choice.scores is not None
+            if method.lookup is not None and choice.scores is not None
             else None,
         )
 

@@ -14,6 +14,7 @@ from ragkv.errors import ConfigError
     [
         (DecodeConfig, {"cache_implementation": "static"}, "ragkv's own cache: omit it"),
         (ReuseConfig, {"remember_turns": True}, "put new documents after the conversation"),
+        (ReuseConfig, {"repair_ahead": True}, "omit it"),
         (ReuseConfig, {"auto": None}, "recompute_ratio='auto'"),
         (ReuseConfig, {"grouping": None}, "a Method with the grouping"),
         (ReuseConfig, {"load": "always"}, "omit it"),

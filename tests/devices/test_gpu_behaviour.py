@@ -101,7 +101,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
     model.set_experts_implementation("grouped_mm")
     model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
-    expected = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1, repair_ahead=True)
+    expected = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
 
     @contextmanager
     def as_on_a_gpu(self: PreTrainedModel) -> Iterator[None]:
@@ -117,7 +117,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
 
     experts = model.model.layers[0].mlp.experts
     with experts.register_forward_pre_hook(look):
-        answer = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1, repair_ahead=True)
+        answer = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
     assert answer.report.ahead_tokens == expected.report.ahead_tokens > 0
     assert answer.token_ids == expected.token_ids
     assert seen == {("grouped_mm", True), ("batched_mm", False)}

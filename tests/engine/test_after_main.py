@@ -70,7 +70,7 @@ def main_has_ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_all_of_an_engine(
     make_engine: Make, main_has_ended: Callable[[], None], tmp_path: Path, place: str, method: str
 ) -> None:
-    reuse = ReuseConfig(method=method, repair_ahead=True)
+    reuse = ReuseConfig(method=method)
     store = StoreConfig(":memory:" if place == "memory" else str(tmp_path / "store"))
     before, after = make_engine(reuse=reuse), make_engine(reuse=reuse, store=store)
     answers = []

@@ -293,7 +293,7 @@ def test_rows_that_decoding_repaired_are_kept(
     engine = make_engine()
     engine.precompute(CHUNKS)
     make_say(engine, CHUNKS[2][20:90])
-    how: Any = {"repair_ahead": True, "recompute_ratio": 0.1, "max_new_tokens": 12}
+    how: Any = {"recompute_ratio": 0.1, "max_new_tokens": 12}
     engine.generate(ask(), **how)
     copies = left[0].plan.repair.copies.taken
     assert len(copies) > 5

@@ -154,7 +154,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     engine.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
-    settings: dict[str, Any] = {"recompute_ratio": 0.1, "repair_ahead": True, "max_new_tokens": 40}
+    settings: dict[str, Any] = {"recompute_ratio": 0.1, "max_new_tokens": 40}
     expected = engine.generate(PROMPT, **settings)
     assert expected.report.ahead_tokens
     model: Any = engine.model

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tiny import FAMILIES, UNEVEN, ask
 
-from ragkv import Prefilled, RagKV, ReuseConfig, StoreConfig
+from ragkv import Prefilled, RagKV, StoreConfig
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import ConfigError
 from ragkv.prompt.history import TokenHistory
@@ -25,17 +24,11 @@ PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 RATIO, RARE = 0.2, 4
 
 
-@pytest.fixture
-def make_engine(make_engine: Make) -> Make:
-    return partial(make_engine, reuse=ReuseConfig(repair_ahead=True))
-
-
-def test_copies_are_not_repaired_by_default() -> None:
-    assert not ReuseConfig().repair_ahead
-
-
-def looking(tokens: int, at_most: int, rare: int = RARE) -> Method:
-    return replace(get_method("query"), lookup=CopyLookup(tokens, at_most, rare))
+def looking(
+    tokens: int, at_most: int, rare: int = RARE, rows: int = 1000, every: int = 1
+) -> Method:
+    lookup = CopyLookup(tokens, at_most, rare, rows, every)
+    return replace(get_method("query"), lookup=lookup)
 
 
 def plain(
@@ -44,6 +37,7 @@ def plain(
     stale: set[int],
     scores: dict[int, float],
     lookup: CopyLookup,
+    taken: int,
 ) -> list[int]:
     """Return the positions to compute, in the words of the docstrings."""
     said = prompt[-8:] + answer
@@ -60,7 +54,8 @@ def plain(
     chosen: list[int] = []
     for *_, near in sorted(found, key=lambda match: match[:3]):
         chosen += [j for j in near if j in stale and j not in chosen]
-    return sorted(chosen[: lookup.at_most])
+    most = lookup.rows + len(answer) // lookup.every - taken
+    return sorted(chosen[: max(0, min(lookup.at_most, most))])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,7 +69,8 @@ def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
     cached = layout.cached
     rows = np.union1d(layout.fresh, rng.choice(cached, len(cached) // 4, replace=False))
     scores = rng.random(len(cached)).astype(np.float32)
-    lookup = CopyLookup(*(int(rng.integers(*span)) for span in ((0, 5), (1, 12), (0, 20))))
+    spans = ((0, 5), (1, 12), (0, 20), (0, 40), (1, 5))
+    lookup = CopyLookup(*(int(rng.integers(*span)) for span in spans))
     ahead = CopyRepair(layout, rows, scores, lookup)
     stale = {int(j) for j in cached if j >= exact} - set(rows.tolist())
     known = dict(zip(cached.tolist(), scores.tolist(), strict=True))
@@ -84,7 +80,7 @@ def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
     for token in rng.integers(0, 9, 12).tolist():
         answer.append(token)
         history.append([token])
-        expected = plain(ids.tolist(), answer, stale, known, lookup)
+        expected = plain(ids.tolist(), answer, stale, known, lookup, told)
         assert ahead.take(history).tolist() == expected
         stale -= set(expected)
         told += len(expected)
@@ -106,7 +102,7 @@ def drawn_by_hand(engine: RagKV, lookup: CopyLookup, count: int) -> tuple[list[i
     scores = dict(enumerate(np.nan_to_num(out.report.trace.scores).tolist()))
     ids, answer, repaired = list(out.token_ids), [int(out.logits.argmax())], 0
     while len(answer) < count:
-        rows = plain(ids, answer, stale, scores, lookup)
+        rows = plain(ids, answer, stale, scores, lookup, repaired)
         stale -= set(rows)
         repaired += len(rows)
         said = np.array(ids + answer, dtype=np.int32)
@@ -127,11 +123,11 @@ def test_answers_are_those_of_passes_made_by_hand(
     engine.model.generation_config.eos_token_id = None
     engine.precompute(UNEVEN)
     count = 270 if family == "llama" else 24
-    lookup = CopyLookup(3, 8, RARE)
+    lookup = CopyLookup(3, 8, RARE, 30, 2)
     expected, repaired = drawn_by_hand(engine, lookup, count)
     settings = {
         "recompute_ratio": RATIO,
-        "method": looking(3, 8),
+        "method": looking(3, 8, RARE, 30, 2),
         "drafts": False,
     }
     answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
@@ -162,13 +158,55 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
     assert left[0] < 0.5 * left[1]
 
 
-def test_a_call_may_do_without(make_engine: Make) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("seed", range(12))
+def test_drafts_change_nothing_that_is_repaired(seed: int) -> None:
+    """Whatever is drafted, and however much of it is refused: the same rows for every token."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 12, 80).astype(np.int32)
+    origin = np.where(np.arange(80) < 70, Origin.CACHED, Origin.FRESH).astype(np.uint8)
+    layout = Layout(ids, np.zeros((80, 2), np.int32), 0, (), origin, 0)
+    scores = rng.random(70).astype(np.float32)
+    lookup = CopyLookup(2, 4, 8, 10, 3)
+    answer = rng.integers(0, 12, 40).tolist()
+
+    def run(drafted: Callable[[int], list[int]]) -> tuple[list[list[int]], int]:
+        """Return for each token the rows that were repaired before or with it, and the steps."""
+        copies, history = CopyRepair(layout, layout.fresh, scores, lookup), TokenHistory(ids)
+        seen, steps = list[list[int]](), 0
+        while len(seen) < len(answer):
+            history.append([answer[len(seen)]])
+            copies.take(history)
+            draft = copies.without_repair(history, drafted(len(seen) + 1))
+            steps += 1
+            seen.append(copies.taken.tolist())
+            for token, drawn in zip(draft, answer[len(seen) :], strict=False):
+                if token != drawn:
+                    break
+                history.append([token])
+                seen.append(copies.taken.tolist())
+        return seen, steps
+
+    def wrong(at: int) -> list[int]:
+        return [*answer[at : at + 2], (answer[min(at + 2, 39)] + 1) % 12, 3]
+
+    alone, steps = run(lambda _: [])
+    assert steps == 40
+    for drafted in (lambda at: answer[at : at + 6], wrong):
+        found, fewer = run(drafted)
+        assert found == alone
+        assert fewer < 40
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_answers_are_the_same_with_drafts(make_engine: Make, family: str) -> None:
+    engine = make_engine(family, store=StoreConfig(":memory:", history_bytes=0))
+    engine.model.generation_config.eos_token_id = None
     engine.precompute(UNEVEN)
-    assert engine.prefill(PROMPT, recompute_ratio=RATIO, repair_ahead=False).copies is None
-    assert engine.prefill(PROMPT, recompute_ratio=RATIO).copies is not None
-    with pytest.raises(ConfigError, match="repair_ahead"):
-        engine.prefill(PROMPT, repair_ahead="no")
+    settings = {"recompute_ratio": RATIO, "max_new_tokens": 60}
+    one, several = (engine.generate(PROMPT, drafts=each, **settings) for each in (False, True))
+    assert several.token_ids == one.token_ids
+    assert several.report.ahead_tokens == one.report.ahead_tokens > 0
+    assert several.report.tokens_per_step > 1
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
@@ -191,7 +229,7 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
     assert stream.completion.report.ahead_tokens == answer.report.ahead_tokens > 0
 
 
-@pytest.mark.parametrize("lookup", [(-1, 8, 4), (3, 0, 4), (3, 8, -1)])
-def test_a_lookup_that_makes_no_sense_is_refused(lookup: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="lookup"):
-        CopyLookup(*lookup)
+@pytest.mark.parametrize("wrong", [{"tokens": -1}, {"at_most": 0}, {"rare": -1}, {"every": 0}])
+def test_a_lookup_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        replace(CopyLookup(3, 8, 4, 32, 4), **wrong)

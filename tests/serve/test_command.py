@@ -116,7 +116,6 @@ SETTINGS = {
         "recompute_ratio": 0.3,
         "auxiliary_model": "small",
         "on_miss": "skip",
-        "repair_ahead": True,
         "history": False,
     },
     "store": {

@@ -103,9 +103,6 @@ def answer(
         typer.Option(help="Comma-separated methods; full: ragkv's decoding after a full prefill."),
     ] = "query,full",
     rounds: Rounds = 3,
-    repair_ahead: Annotated[
-        bool, typer.Option(help="Recompute what the answer is about to copy.")
-    ] = False,
     json_path: options.JsonPath = None,
     peer: Peers = None,
     gguf: Gguf = None,
@@ -125,7 +122,6 @@ def answer(
         ratios=_numbers("--ratio", ratio, float),
         methods=tuple(options.parts_of(method)),
         rounds=rounds,
-        repair_ahead=repair_ahead,
         seed=seed,
     )
     longest = max(plan.tokens) + max(plan.answer_tokens)

@@ -48,12 +48,14 @@ class Reference:
 class Fidelity:
     """A method against the reference.
 
-    ``kl`` is the mean of ``KL(full || method)`` over positions, in nats; ``agreement``
-    the share of positions at which the method's most likely token is the reference's.
+    ``kl`` is the mean of ``KL(full || method)`` over the first positions, in nats; ``agreement``
+    the share of them at which the method's most likely token is the reference's; ``is_same``
+    whether it is at all positions, so that its greedy answer is the reference.
     """
 
     kl: float
     agreement: float
+    is_same: bool = True
 
 
 def _end_tokens(kv: RagKV) -> frozenset[int]:
@@ -88,9 +90,14 @@ def reference(kv: RagKV, prefilled: Prefilled, *, tokens: int = FIDELITY_TOKENS)
     return Reference(tuple(token_ids), found.cpu())
 
 
-def fidelity(kv: RagKV, prefilled: Prefilled, against: Reference) -> Fidelity:
-    """Feed the reference's tokens on a method's cache, which is used up, and compare."""
-    return compared(followed(kv, prefilled, against), against)
+def fidelity(
+    kv: RagKV, prefilled: Prefilled, against: Reference, *, tokens: int = FIDELITY_TOKENS
+) -> Fidelity:
+    """Feed the reference's tokens on a method's cache, which is used up, and compare.
+
+    ``tokens`` is how many of the first ones ``kl`` and ``agreement`` are over.
+    """
+    return compared(followed(kv, prefilled, against), against, tokens=tokens)
 
 
 @torch.inference_mode()
@@ -107,13 +114,14 @@ def followed(kv: RagKV, prefilled: Prefilled, against: Reference) -> Reference:
     return Reference(against.token_ids, torch.stack(rows).cpu())
 
 
-def compared(found: Reference, against: Reference) -> Fidelity:
+def compared(found: Reference, against: Reference, *, tokens: int = FIDELITY_TOKENS) -> Fidelity:
     """Compare distributions over the same tokens; ``kl`` is NaN where logits were."""
     own, full = found.log_probs, against.log_probs
     terms = torch.nn.functional.kl_div(own, full, reduction="none", log_target=True)
-    kl = terms.masked_fill(full.isneginf(), 0.0).sum(-1)
-    agreement = (own.argmax(-1) == torch.tensor(against.token_ids)).double().mean()
-    return Fidelity(kl=float(kl.mean().clamp_min(0.0)), agreement=float(agreement))
+    kl = terms.masked_fill(full.isneginf(), 0.0).sum(-1)[:tokens].mean()
+    same = own.argmax(-1) == torch.tensor(against.token_ids)
+    agreement = same[:tokens].double().mean()
+    return Fidelity(float(kl.clamp_min(0.0)), float(agreement), is_same=bool(same.all()))
 
 
 def _fed(

@@ -38,8 +38,7 @@ class Subject:
     time_in_turn
         Time a full prefill before every method's, not only the first.
     whole_answers
-        Compare over the whole of full attention's answer, without the model's own penalty on
-        repeated tokens, in place of its first tokens.
+        Compare over the whole of full attention's answer, not its first tokens.
     """
 
     def __init__(
@@ -56,7 +55,8 @@ class Subject:
         self._example = example
         self._methods = methods
         self._time_in_turn = time_in_turn
-        self._whole_answers = whole_answers
+        self._longest = TASKS[example.task].max_new_tokens
+        self._compared = self._longest if whole_answers else FIDELITY_TOKENS
         self._prompt = prompt(example, chat=chat)
         self._sink = kv.sink_from(template(example.task, chat=chat))
         self._reference: Reference | None = None
@@ -74,7 +74,7 @@ class Subject:
         reuse = kv.reuse.override(calibrated_for=None, **overrides)
         model = [kv.info.name, kv.info.fingerprint or "", str(kv.loaded.dtype)]
         parts = [*model, asdict(reuse), _code_of(chosen), asdict(self._example), self._prompt]
-        parts.append(self._whole_answers)
+        parts.append(f"{self._compared} tokens compared")
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def measure(self, method: str | Method, ratio: Ratio) -> EvalRecord:
@@ -86,7 +86,7 @@ class Subject:
         if name != FULL:
             prefilled = self._prefill(method, ratio)
             ttft_s = prefilled.report.ttft_s
-            near = fidelity(self._kv, prefilled, against)
+            near = fidelity(self._kv, prefilled, against, tokens=self._compared)
             share = self._share(method, prefilled)
         answer = self._answer(method, ratio, near)
         return EvalRecord(
@@ -105,14 +105,16 @@ class Subject:
         )
 
     def _answer(self, method: str | Method, ratio: Ratio, near: Fidelity) -> str:
-        """Return a method's greedy answer; where it is known to be full attention's, that."""
-        drawing: dict[str, Any] = {"max_new_tokens": TASKS[self._example.task].max_new_tokens}
-        if self._whole_answers:
-            if near.agreement == 1.0:
-                ids = list(self._against().token_ids)
-                return str(self._kv.tokenizer.decode(ids, skip_special_tokens=True))
-            drawing["generation"] = {"repetition_penalty": 1.0}
-        return self._kv.generate(self._prompt, **drawing, **self._overrides(method, ratio)).text
+        """Return a method's greedy answer, without the model's own penalty on repeated tokens."""
+        if near.is_same:
+            ids = list(self._against().token_ids[: self._longest])
+            return str(self._kv.tokenizer.decode(ids, skip_special_tokens=True))
+        return self._kv.generate(
+            self._prompt,
+            max_new_tokens=self._longest,
+            generation={"repetition_penalty": 1.0},
+            **self._overrides(method, ratio),
+        ).text
 
     def _against(self) -> Reference:
         """Precompute the chunks and take the full answer, on the first call."""
@@ -124,8 +126,7 @@ class Subject:
             prefilled = self._prefill(FULL, 1.0)
             self._ttft_full_s = prefilled.report.ttft_s
             self._tokens = len(prefilled.token_ids)
-            longest = TASKS[self._example.task].max_new_tokens
-            tokens = longest if self._whole_answers else FIDELITY_TOKENS
+            tokens = max(self._longest, FIDELITY_TOKENS)
             self._reference = reference(self._kv, prefilled, tokens=tokens)
         return self._reference
 

@@ -58,7 +58,6 @@ class AnswerPlan:
     ratios: tuple[float, ...] = (0.2,)
     methods: tuple[str, ...] = ("query", FULL)
     rounds: int = 3
-    repair_ahead: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ def bench_answers(
     Raises ConfigError: a prompt cannot be made, or the model does not reuse its chunks; PeerError:
     a peer does not start or gives no token.
     """
-    reuse = ReuseConfig(on_miss="skip", repair_ahead=plan.repair_ahead)
+    reuse = ReuseConfig(on_miss="skip")
     with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv:
         traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)

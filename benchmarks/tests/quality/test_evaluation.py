@@ -13,7 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 import ragkv
 import ragkv_bench
-from ragkv import RagKV, ReuseConfig
+from ragkv import RagKV
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.select import Method, get_method
 from ragkv.select.method import Spread
@@ -34,7 +34,7 @@ FIELDS = set(_FIELDS.split())
 
 
 def test_an_evaluation_has_a_row_for_every_method_and_ratio(make_engine, tmp_path):
-    kv = make_engine(reuse=ReuseConfig(repair_ahead=True))
+    kv = make_engine()
     methods = ["prefix", "reuse", "epic", "cacheblend", "query"]
     found = evaluate(
         kv, small_data(), methods=methods, ratios=[0.2, 1], records=tmp_path / "r.jsonl"

@@ -7,8 +7,8 @@ maximum over the query's tokens: a word's context need not matter to the other w
 part of a score spreads to the tokens around, since answers stand near the terms of the
 question. Tokens that are not recomputed move with their recomputed neighbours
 (:mod:`ragkv.recompute.drift`). In the upper layers recomputed tokens attend sparsely
-(:mod:`ragkv.attend.sparse`). With ``repair_ahead``, tokens that the answer may copy are
-recomputed during decoding (:mod:`ragkv.recompute.copy_repair`).
+(:mod:`ragkv.attend.sparse`). Tokens that the answer may copy are recomputed during decoding
+(:mod:`ragkv.recompute.copy_repair`).
 """
 
 import torch
@@ -52,5 +52,5 @@ METHOD = Method(
     spread=Spread(0.05, within=8.0),
     drift=True,
     sparse=Sparse(after=0.6, near=16),
-    lookup=CopyLookup(tokens=6, at_most=16, rare=4),
+    lookup=CopyLookup(tokens=6, at_most=16, rare=4, rows=16, every=2),
 )
