@@ -7,9 +7,9 @@ each decoding step also recomputes the stale tokens after the occurrences of its
 the chunks; the first token is not delayed. Occurrences are found as prompt lookup decoding
 finds its drafts: by the longest match of the last tokens. One frequent token alone is no match.
 
-Most of what helps lies behind an answer's first tokens, so an answer has few rows for it: a
-long one costs about what it costs without. A draft ends before a token that has something to
-repair, so every token is computed over the same rows, with drafts and without.
+An answer has few rows for this, so that it takes about as long as without. A draft ends before
+a token that has something to repair: every token is computed over the same rows, with drafts and
+without.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CopyRepair:
 
     def _due(self, history: TokenHistory) -> Positions:
         lookup, drawn = self._lookup, len(history) - history.prompt_tokens
-        most = min(lookup.at_most, lookup.rows + drawn // lookup.every - len(self.taken))
+        most = lookup.rows * (1 + drawn // lookup.every) - len(self.taken)
         if most <= 0:
             return np.zeros(0, np.int64)
         at, length = history.occurrences()

@@ -123,19 +123,18 @@ class CopyLookup:
     """Which stale tokens are recomputed while the answer is generated.
 
     Those are, for each occurrence of the last generated token in the prompt, that position
-    and the ``tokens`` positions after it, if they are stale; at most ``at_most`` in one step,
-    and in an answer ``rows`` and one more every ``every`` of its tokens. A token with more than
-    ``rare`` occurrences must match together with the one before it.
+    and the ``tokens`` positions after it, if they are stale. An answer begins with ``rows`` of
+    them, and has as many more after every ``every`` tokens. A token with more than ``rare``
+    occurrences must match together with the one before it.
     """
 
     tokens: int
-    at_most: int
     rare: int
     rows: int
     every: int
 
     def __post_init__(self) -> None:
-        least = {"tokens": 0, "at_most": 1, "rare": 0, "rows": 0, "every": 1}
+        least = {"tokens": 0, "rare": 0, "rows": 1, "every": 1}
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise ConfigError(f"a copy lookup's {name} must be at least {number}")
