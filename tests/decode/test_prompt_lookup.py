@@ -256,7 +256,8 @@ def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     plain, found = (
-        engine.generate(PROMPT, max_new_tokens=80, drafts=drafts).report for drafts in (False, True)
+        engine.generate(PROMPT, max_new_tokens=80, recompute_ratio=1.0, drafts=drafts).report
+        for drafts in (False, True)
     )
     assert (plain.drafted_tokens, plain.accepted_tokens) == (0, 0)
     assert plain.tokens_per_step == 1.0
