@@ -34,16 +34,16 @@ LINES = {
     "ragkv/serve": 2600,
     "ragkv/splice": 900,
     "ragkv/store": 6000,
-    "benchmarks/ragkv_bench": 6100,
+    "benchmarks/ragkv_bench": 6150,
     "benchmarks/tests": 3700,
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 33650,
+    "tests": 33700,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 42, "commands": 9, "words of docs": 14_000}
+COUNTS = {"settings": 41, "commands": 9, "words of docs": 14_000}
 
 
 def lines_of(room: str) -> int:
