@@ -20,11 +20,11 @@ LINES = {
     "ragkv/answer": 400,
     "ragkv/attend": 1400,
     "ragkv/chunk": 300,
-    "ragkv/cli": 1400,
+    "ragkv/cli": 1440,
     "ragkv/client": 900,
     "ragkv/config": 2000,
     "ragkv/decode": 1300,
-    "ragkv/engine": 4500,
+    "ragkv/engine": 4650,
     "ragkv/model": 2200,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
@@ -39,7 +39,7 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 33700,
+    "tests": 33950,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
