@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -341,3 +342,29 @@ def test_a_chat_chooses_among_its_new_chunks_alone(make_engine: Make) -> None:
     assert new.recomputed == round(0.2 * (new.reused + new.recomputed))
     again = engine.generate(and_then(chat, answer, "Why?"), max_new_tokens=6)
     assert again.report.recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("method", PLACING)
+def test_reuse_does_not_decay_under_a_flood_of_questions(
+    make_engine: Make, auxiliary: str, method: str
+) -> None:
+    """After a hundred others, answers are as near to full attention's as the first ones."""
+    settings: Any = {"method": method, "auxiliary_model": auxiliary}
+    flooded, fresh = make_engine(layers=3), make_engine(layers=3)
+    for each in (flooded, fresh):
+        each.precompute(CHUNKS, **settings)
+    orders = [list(each) for each in itertools.permutations(CHUNKS)]
+    for number in range(100):
+        prompt = ask(f"What of {number}, and of {number * number}?", orders[number % 6])
+        flooded.generate(prompt, max_new_tokens=1, **settings)
+    distances, used = [], 0
+    for order in orders:
+        prompt = ask("What else does the text say?", order)
+        own = flooded.prefill(prompt, **settings)
+        first = fresh.prefill(prompt, history=False, **settings)
+        expected, *_ = full(fresh, own.token_ids)
+        distances.append([float((out.logits - expected).abs().mean()) for out in (own, first)])
+        used += taken(own)
+    now, before = np.mean(distances, axis=0)
+    assert used > 100
+    assert now <= 1.05 * before

@@ -7,11 +7,17 @@ models of every supported family.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exact import assert_exact, reference
+from templates import tokenizer_of
 from tiny import FAMILIES, ask, some_chunks, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from ragkv import RagKV
 from ragkv.model.calls import cache_argument
@@ -172,3 +178,58 @@ def test_bfloat16_stays_close() -> None:
         engine.precompute(chunks)
         out = engine.prefill(ask(chunks), recompute_ratio=1.0)
         assert distance(out.logits, reference(engine, out.token_ids)) < 0.15
+
+
+JOINTS = ("", " ", "\n", "\n\n", "\n---\n", "\t", ". ", "|", "</doc><doc>", "\u3000", "e\u0301")
+
+
+def spaced(model: Any, trainer: Any, *, split: bool) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that writes spaces as SentencePiece's do, with a BOS of its own."""
+    raw = Tokenizer(model)
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
+    raw.train_from_iterator(some_chunks(10), trainer)
+    raw.post_processor = processors.TemplateProcessing("<|bos|> $A", None, [("<|bos|>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<|bos|>", eos_token="<|eos|>")
+
+
+def bpe() -> PreTrainedTokenizerFast:
+    special = ["<|bos|>", "<|eos|>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special)
+    return spaced(models.BPE(unk_token="<unk>", byte_fallback=True), trainer, split=False)
+
+
+def unigram() -> PreTrainedTokenizerFast:
+    special = {"special_tokens": ["<|bos|>", "<|eos|>", "<unk>"], "unk_token": "<unk>"}
+    return spaced(models.Unigram(), trainers.UnigramTrainer(vocab_size=600, **special), split=True)
+
+
+TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "bytes": tiny_tokenizer,
+    **{f"bytes, {kind}": partial(tokenizer_of, kind) for kind in ("mistral", "gemma2", "llama3")},
+    "bpe": bpe,
+    "unigram": unigram,
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_no_token_is_lost_at_a_documents_seam(kind: str) -> None:
+    """Whatever stands between two chunks, and in every kind of tokenizer."""
+    tokenizer, chunks = TOKENIZERS[kind](), some_chunks(len(JOINTS) + 1, 14)
+    text = chunks[0] + "".join(map("".join, zip(JOINTS, chunks[1:], strict=True))) + "\n\nWhat?"
+    prompt: Any = ask([text], "") if tokenizer.chat_template else text
+    with RagKV(tiny_model(layers=2), tokenizer, store=":memory:") as engine:
+        engine.precompute(chunks)
+        plain, out = (engine.prefill(prompt, recompute_ratio=ratio) for ratio in (0.0, 1.0))
+        whole = engine.render(prompt) if tokenizer.chat_template else prompt
+        special = not tokenizer.chat_template
+        ordinary = tokenizer(whole, add_special_tokens=special)["input_ids"]
+        assert plain.token_ids == out.token_ids == ordinary
+        for report in (plain.report, out.report):
+            parts = [report.sink_tokens, report.reused_tokens]
+            parts += [report.recomputed_tokens, report.fresh_tokens]
+            assert np.bincount([*report.positions], minlength=4).tolist() == parts
+            assert sum(parts) == len(report.positions) == len(ordinary)
+            assert [use.text for use in report.chunks] == chunks
+        sizes = [len(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in chunks]
+        assert plain.report.reused_tokens > sum(sizes) - 4 * len(chunks)
+        assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
