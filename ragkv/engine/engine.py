@@ -23,6 +23,7 @@ from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
+from ragkv.engine.quality import warn_if_garbled
 from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
@@ -97,6 +98,7 @@ class RagKV:
         )
         if not isinstance(model, LoadedModel):
             loaded = verified(loaded, on_unsupported)
+            warn_if_garbled(loaded, reuse)
         self._loaded = loaded
         self._lock = lock_of(loaded.model)
         costs = prefill_flops_of(loaded) if isinstance(loaded, ReusableModel) else None

@@ -24,7 +24,7 @@ from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
-from ragkv.prompt.render import template_head
+from ragkv.prompt.render import chat_head
 from ragkv.report.clock import Clock
 from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
@@ -39,15 +39,11 @@ _QUESTION = "\n\nWhat does the text above describe?"
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One invariant: its name, whether it holds, and what was measured.
-
-    ``required`` is False for what is expected and not promised.
-    """
+    """One invariant: its name, whether it holds, and what was measured."""
 
     name: str
     holds: bool
     detail: str
-    required: bool = True
 
 
 def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
@@ -68,7 +64,7 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
     _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
     try:
         rows = check_model(loaded)
-        wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if r.required and not r.holds)
+        wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if not r.holds)
     except (torch.OutOfMemoryError, ModelInUseError):  # not the model's fault
         raise
     except Exception as error:  # noqa: BLE001  an unknown model may raise anything
@@ -96,17 +92,26 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
     words = pydoc_data.topics.topics["assignment"].split()
     size = _chunk_words(loaded, words)
     chunks = [" ".join(words[at : at + size]) for at in (0, size, 2 * size)]
+    config = config_of(loaded.model)
+    detail = f"{config.model_type}, {config.num_hidden_layers} layers, {loaded.dtype}"
     with lock_of(loaded.model), loaded.without_autocast():
         check = _Check(loaded, chunks)
         return [
-            CheckRow("caches can be moved", holds=True, detail=_kinds(loaded)),
+            CheckRow("caches can be moved", holds=True, detail=detail),
             _rotation(loaded),
             _moving(loaded),
             check.same_as_full("everything recomputed = full prefill", chunks, 1.0),
             check.same_as_full("one chunk behind the sink = full prefill", chunks[:1], 0.0),
             check.ordinary_ids(chunks),
-            check.repair_helps(chunks),
         ]
+
+
+def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
+    """Encode chunks in memory; return what runs prompts over them, and keeps nothing of these."""
+    lock = lock_of(loaded.model)
+    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), lock)
+    corpus.encode(chunks, corpus.sink_for(ReuseConfig()))
+    return Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
 
 
 class _Check:
@@ -114,37 +119,21 @@ class _Check:
 
     def __init__(self, loaded: ReusableModel, chunks: Sequence[str]) -> None:
         self._loaded = loaded
-        store = open_store(MEMORY, device=loaded.device)
-        lock = lock_of(loaded.model)
-        corpus = Corpus(loaded, store, lock)
-        self._pipeline = Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
-        config = ReuseConfig()
-        corpus.encode(chunks, corpus.sink_for(config))
+        self._pipeline = pipeline_over(loaded, chunks)
 
-    def prefill(
-        self, chunks: Sequence[str], *, method: str = "query", ratio: float = 0.2
-    ) -> tuple[Plan, torch.Tensor]:
-        config = ReuseConfig(method=method, recompute_ratio=ratio)
+    def prefill(self, chunks: Sequence[str], ratio: float = 0.2) -> tuple[Plan, torch.Tensor]:
+        config = ReuseConfig(recompute_ratio=ratio)
         request = Request(self._prompt(chunks), config, method_of(config), Clock())
-        plan, logits, _ = self._pipeline.prefill(request)
-        return plan, logits
+        return self._pipeline.prefill(request)[:2]
 
     def _prompt(self, chunks: Sequence[str]) -> str:
         """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
-        tokenizer = self._loaded.tokenizer
-        head = ""
-        if tokenizer.chat_template:
-            head = template_head([{"role": "user", "content": "{context}"}], tokenizer)
-        return head + "\n\n".join(chunks) + _QUESTION
-
-    def distance(self, plan: Plan, logits: torch.Tensor) -> float:
-        """Return the largest difference to full prefill, in standard deviations of its logits."""
-        full, _ = full_prefill(self._loaded, plan.ids)
-        return float((logits - full).abs().max() / full.std())
+        return chat_head(self._loaded.tokenizer) + "\n\n".join(chunks) + _QUESTION
 
     def same_as_full(self, name: str, chunks: Sequence[str], ratio: float) -> CheckRow:
-        plan, logits = self.prefill(chunks, ratio=ratio)
-        distance = self.distance(plan, logits)
+        plan, logits = self.prefill(chunks, ratio)
+        full, _ = full_prefill(self._loaded, plan.ids)
+        distance = float((logits - full).abs().max() / full.std())
         known = int(np.isin(plan.origin, (Origin.CACHED, Origin.RECOMPUTED)).sum())
         holds = distance < _TOLERANCE.get(self._loaded.dtype, 3e-1) and known > 0
         return CheckRow(name, holds, f"{distance:.1e} standard deviations apart, {known} tokens")
@@ -158,19 +147,6 @@ class _Check:
         holds = list(ordinary) == plan.ids.tolist() and chunks[0] in text
         return CheckRow("token ids are the ordinary ones", holds, f"{len(plan.ids)} tokens")
 
-    def repair_helps(self, chunks: Sequence[str]) -> CheckRow:
-        """Recomputing 20% is not further from full prefill than plain reuse."""
-        distances = {
-            method: self.distance(*self.prefill(chunks[::-1], method=method))
-            for method in ("reuse", "query")
-        }
-        return CheckRow(
-            "repair comes closer than plain reuse",
-            distances["query"] <= distances["reuse"],
-            f"{distances['query']:.2f} against {distances['reuse']:.2f} standard deviations",
-            required=False,
-        )
-
 
 def _no_auxiliary(config: ReuseConfig) -> Auxiliary:
     raise ConfigError(f"the check loads no auxiliary model for {config.method!r}")
@@ -178,17 +154,10 @@ def _no_auxiliary(config: ReuseConfig) -> Auxiliary:
 
 def _chunk_words(loaded: LoadedModel, words: Sequence[str]) -> int:
     """Return a chunk's length in words: three of them, and some more text, fit the model."""
-    size, limit = 90, loaded.positions
-    while limit is not None and size > 5:
-        if len(loaded.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) <= limit:
-            break
+    size, limit = 90, loaded.positions or 1 << 30
+    while size > 5 and len(loaded.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) > limit:
         size //= 2
     return size
-
-
-def _kinds(loaded: LoadedModel) -> str:
-    config = config_of(loaded.model)
-    return f"{config.model_type}, {config.num_hidden_layers} layers, {loaded.dtype}"
 
 
 def _moving(loaded: ReusableModel) -> CheckRow:

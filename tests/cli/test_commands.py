@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from ragkv.cli.main import app
 from ragkv.cli.texts import read_texts, split_text
 from ragkv.errors import ConfigError
+from ragkv.report.quality import Quality
 
 
 @pytest.fixture
@@ -145,10 +146,40 @@ def test_check_fails_where_something_does_not_hold(model, monkeypatch):
     result = run("check", "--model", model)
     assert result.exit_code == 1
     assert "[fine]" in result.stdout
-    rows[1] = check.CheckRow("that", False, "no", required=False)
-    result = run("check", "--model", model)
-    assert result.exit_code == 0
-    assert "need not" in result.stdout
+    assert "Quality was not measured" in run("check", "--model", model, "--quality").stdout
+
+
+@pytest.mark.parametrize(
+    ("copied", "ratios", "says"),
+    [
+        (8, [0.2], "keeps its answers"),
+        (2, [0.2, 0.3, 0.5], "agreement alone decides. / needs a ratio of 0.5."),
+        (8, [0.5, 0.7], 'needs full prefill (method="full").'),
+    ],
+)
+def test_check_says_which_ratio_a_model_needs(model, monkeypatch, copied, ratios, says):
+    def measured(loaded, ratio):
+        assert ratio == ratios[0]
+        held = [each == ratios[-1] != 0.7 for each in ratios]
+        return [
+            Quality(each, 8, copied, copied, copied, 0.9 if holds else 0.1)
+            for each, holds in zip(ratios, held, strict=True)
+        ]
+
+    monkeypatch.setattr("ragkv.engine.quality.measure", measured)
+    assert run("check", "--model", model, "--ratio", 0.3).exit_code == 2
+    asked = ("check", "--model", model, "--quality")
+    if ratios[0] != 0.2:
+        asked += ("--ratio", ratios[0])
+    result = run(*asked)
+    shown = " ".join(result.stdout.split())
+    assert f"8 prompts; full attention copies {copied} records." in shown
+    assert all(part in shown for part in says.split(" / "))
+    found = json.loads(run(*asked, "--json").stdout)
+    holds = len(ratios) == 1
+    assert found["holds"] == holds == (result.exit_code == 0)
+    kept = None if copied < 4 else 1.0
+    assert [(row["ratio"], row["kept"]) for row in found["quality"]] == [(r, kept) for r in ratios]
 
 
 def test_check_names_what_makes_a_model_unsupported(tmp_path):
@@ -158,6 +189,9 @@ def test_check_names_what_makes_a_model_unsupported(tmp_path):
     result = run("check", "--model", tmp_path)
     assert result.exit_code == 1
     assert " no " in result.stdout
+    asked = run("check", "--model", tmp_path, "--quality")
+    assert asked.exit_code == 1
+    assert "Quality was not measured" in asked.stdout
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ Make = Callable[..., RagKV]
 
 
 def failing(engine: RagKV) -> set[str]:
-    return {row.name for row in check_model(engine.loaded) if row.required and not row.holds}
+    return {row.name for row in check_model(engine.loaded) if not row.holds}
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "gemma3", "phi3"])
 def test_supported_models_pass(make_engine: Make, family: str) -> None:
     engine = make_engine(family)
     assert failing(engine) == set()
-    assert len(check_model(engine.loaded)) == 7
+    assert len(check_model(engine.loaded)) == 6
 
 
 def test_a_wrong_rotary_table_is_found_out(

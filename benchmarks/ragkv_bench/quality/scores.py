@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ragkv.report.quality import is_copied
 from ragkv_bench.data.tasks import TASKS
 from ragkv_bench.probes.abstention import says_missing
 from ragkv_bench.probes.aggregation import counts
-from ragkv_bench.probes.copies import is_copied
 
 if TYPE_CHECKING:
     from ragkv_bench.data.examples import Example

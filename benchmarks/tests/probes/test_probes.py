@@ -11,12 +11,13 @@ import pytest
 from tiny import tiny_tokenizer
 
 from ragkv.errors import ConfigError
+from ragkv.report.quality import is_copied
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.needles import _prompt_tokens, default_haystack
 from ragkv_bench.data.tasks import TASKS, chunk_text, prompt
 from ragkv_bench.probes.abstention import MISSING, says_missing
 from ragkv_bench.probes.aggregation import counts
-from ragkv_bench.probes.copies import RECORDS, is_copied
+from ragkv_bench.probes.copies import RECORDS
 from ragkv_bench.probes.length import LENGTHS, within
 from ragkv_bench.probes.sets import PROBES, probe_sets
 from ragkv_bench.quality.scores import score
