@@ -104,8 +104,8 @@ def test_chat_at_ratio_1_gives_the_text_of_huggingface_llm(kv):
 
 
 def test_the_system_prompt_reaches_complete_and_stream(kv):
-    expected = make(kv).complete("Be short. " + PROMPT).text
-    llm = make(kv, system_prompt="Be short.")
+    expected = make(kv, recompute_ratio=1).complete("Be short. " + PROMPT).text
+    llm = make(kv, recompute_ratio=1, system_prompt="Be short.")
     assert llm.complete(PROMPT).text == expected
     assert list(llm.stream_complete(PROMPT))[-1].text == expected
 
@@ -156,8 +156,10 @@ def test_what_is_not_text_is_refused(kv, block):
 
 
 def test_own_chat_rendering(kv):
-    llm = make(kv, messages_to_prompt=lambda messages: messages[-1].content, is_chat_model=True)
-    assert llm.chat(CHAT).message.content == make(kv).complete(PROMPT).text
+    own = {"recompute_ratio": 1, "is_chat_model": True}
+    llm = make(kv, messages_to_prompt=lambda messages: messages[-1].content, **own)
+    expected = make(kv, recompute_ratio=1).complete(PROMPT).text
+    assert llm.chat(CHAT).message.content == expected
 
     def plainly(messages):
         return "\n".join(message.content for message in messages)
