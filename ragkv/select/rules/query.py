@@ -52,5 +52,5 @@ METHOD = Method(
     spread=Spread(0.05, within=8.0),
     drift=True,
     sparse=Sparse(after=0.6, near=16),
-    lookup=CopyLookup(tokens=15, rare=4, rows=16, every=64),
+    lookup=CopyLookup(tokens=6, rare=4, rows=32, every=128),
 )
