@@ -26,7 +26,7 @@ _REMOVED = {
     "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
     "eval --codec": "docs/log.md has what codecs lose; ragkv plan has their sizes",
     "eval --recurring": "docs/log.md has what contextual versions save",
-    "store bench": "docs/log.md has what it found; fio measures a disk",
+    "store bench": "fio measures a disk",
     "store export": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store import": "a folder is copied with cp, any store by ragkv store copy FROM TO",
     "store key": "encrypt the disk below the store, the S3 bucket or the Redis server",
