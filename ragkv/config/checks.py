@@ -12,7 +12,6 @@ _CONTINUE = (
     "keep the prompt's beginning and put new documents after the conversation, and it continues"
 )
 _REMOVED = {
-    "repair_ahead": "what an answer copies is always repaired: omit it",
     "auto": "omit it: recompute_ratio='auto' chooses by fixed shares (docs/settings.md)",
     "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
     "contextual_versions": "versions of chunks are kept unless history=False",
@@ -26,6 +25,7 @@ _REMOVED = {
     "prefix_bytes": "history_bytes bounds former prompts, and versions as well",
     "prompt_lookup_num_tokens": "give drafts=True or drafts=False",
     "remember_turns": _CONTINUE,
+    "repair_ahead": "what an answer copies is always repaired: omit it",
     "turns_expire_in": _CONTINUE,
     "version_bytes": "history_bytes bounds former prompts, and versions as well",
 }
