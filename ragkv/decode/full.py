@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.calls import cache_argument, cache_in, require_used
-from ragkv.model.loaded import LoadedModel
+from ragkv.model.linear import fast_linear_layers, in_float32
+from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.tokens import IntArray
 
 
@@ -16,7 +19,7 @@ from ragkv.prompt.tokens import IntArray
 def full_prefill(
     loaded: LoadedModel, ids: IntArray, into: Cache | None = None
 ) -> tuple[torch.Tensor, Cache]:
-    """Prefill ``ids`` ``[tokens]`` as transformers does.
+    """Prefill ``ids`` ``[tokens]`` as transformers does, with products as a pass has them.
 
     Parameters
     ----------
@@ -36,7 +39,9 @@ def full_prefill(
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     given = {} if into is None else cache_argument(loaded.model, into)
-    out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1, **given)
+    reusable = isinstance(loaded, ReusableModel)
+    with fast_linear_layers(loaded.model, ordinary=True) if reusable else nullcontext():
+        out = loaded.model(input_ids=prompt, use_cache=True, logits_to_keep=1, **given)
     if into is not None:
         require_used(into.get_seq_length(), len(ids), "rows in the cache")
     cache = cache_in(out)
@@ -46,3 +51,16 @@ def full_prefill(
             "work with it, prefill() has nothing to return"
         )
     return out.logits[0, -1].float(), cache
+
+
+def rounding_kl(loaded: ReusableModel, ids: IntArray) -> float:
+    """Return how far quantised products move the distribution of the token after ``ids``.
+
+    That is the Kullback-Leibler divergence in nats, from float32 products; 0 where no product is
+    rounded. The model's lock must be held.
+    """
+    with in_float32(loaded.model):
+        exact, _ = full_prefill(loaded, ids)
+    rounded, _ = full_prefill(loaded, ids)
+    exact, rounded = torch.log_softmax(exact, -1), torch.log_softmax(rounded, -1)
+    return float(torch.nn.functional.kl_div(rounded, exact, log_target=True, reduction="sum"))

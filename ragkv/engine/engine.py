@@ -34,7 +34,7 @@ from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.flops import prefill_flops_of
-from ragkv.model.linear import release_packed
+from ragkv.model.linear import arithmetic_of, release_packed
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -63,7 +63,8 @@ class RagKV:
     namespace
         Entries of another namespace are never seen.
     device, dtype
-        Where and as what the model runs; None leaves it as it is.
+        Where and as what the model runs; None leaves it as it is, and multiplies float32 weights
+        that came from a quantised file (GGUF) in 4 bits or bfloat16 on a CPU.
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
     max_running, kv_bytes
@@ -291,7 +292,7 @@ class RagKV:
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
     ) -> ReuseReport:
         account = unsupported if self._reuse is None else self._reuse.account
-        told, dtype = account(request, plan, self._named), self._loaded.dtype
+        told, dtype = account(request, plan, self._named), arithmetic_of(self.model)
         return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=told)
 
     def _follow_up(self, request: Request, plan: Plan) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import KnownChunk, LayeredKV
@@ -172,7 +171,7 @@ def report_of(
     plan: Plan,
     first_token_at: float,
     *,
-    dtype: torch.dtype,
+    dtype: str,
     drawn: Drawn | None = None,
     account: Account = ((), ()),
 ) -> ReuseReport:
@@ -205,7 +204,7 @@ def report_of(
         misses=account[0],
         positions=origin.tobytes(),
         warnings=(*plan.spliced.warnings, *account[1]),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         **({} if drawn is None else _decoding(drawn)),
         ahead_tokens=0 if copies is None else copies.repaired,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,

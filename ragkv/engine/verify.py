@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ragkv.config import MEMORY, ReuseConfig
-from ragkv.decode.full import full_prefill
+from ragkv.decode.full import full_prefill, rounding_kl
 from ragkv.engine.corpus import Corpus
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
@@ -19,6 +19,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.model.architecture import config_of, is_verified
+from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -34,6 +35,9 @@ from ragkv.store import open_store
 _log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 """Largest difference of two logits that passes as rounding, in their standard deviations."""
+_MOST_KL = 1e-2
+_STEP = 8
+"""Rows of a step whose products are of 4 bits."""
 _QUESTION = "\n\nWhat does the text above describe?"
 
 
@@ -95,15 +99,19 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
     config = config_of(loaded.model)
     detail = f"{config.model_type}, {config.num_hidden_layers} layers, {loaded.dtype}"
     with lock_of(loaded.model), loaded.without_autocast():
-        check = _Check(loaded, chunks)
-        return [
-            CheckRow("caches can be moved", holds=True, detail=detail),
-            _rotation(loaded),
-            _moving(loaded),
-            check.same_as_full("everything recomputed = full prefill", chunks, 1.0),
-            check.same_as_full("one chunk behind the sink = full prefill", chunks[:1], 0.0),
-            check.ordinary_ids(chunks),
-        ]
+        with in_float32(loaded.model):
+            check = _Check(loaded, chunks)
+            rows = [
+                CheckRow("caches can be moved", holds=True, detail=detail),
+                _rotation(loaded),
+                _moving(loaded),
+                check.same_as_full("everything recomputed = full prefill", chunks, 1.0),
+                check.same_as_full("one chunk behind the sink = full prefill", chunks[:1], 0.0),
+                check.ordinary_ids(chunks),
+            ]
+        ids = np.asarray(loaded.tokenizer("\n\n".join(chunks))["input_ids"], dtype=np.int32)
+        kl = max(rounding_kl(loaded, some) for some in (ids, ids[:_STEP]))  # a pass and a step
+    return rows + [_products(kl)] * bool(kl)
 
 
 def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
@@ -167,6 +175,11 @@ def _moving(loaded: ReusableModel) -> CheckRow:
     worst = max(probe.distance(layer, kind, loaded.rotary) for layer, kind in kinds)
     holds = worst < 10 * _TOLERANCE.get(loaded.dtype, 3e-1)
     return CheckRow("keys can be moved", holds, f"{worst:.1e} standard deviations apart")
+
+
+def _products(kl: float) -> CheckRow:
+    """Products with quantised weights are nearly float32's."""
+    return CheckRow("quantised products = float32 products", kl < _MOST_KL, f"KL {kl:.1e}")
 
 
 def _rotation(loaded: ReusableModel) -> CheckRow:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import torch
 
-Implementation = Literal["kernel", "onednn", "torch"]
-Operation = Literal["linear", "product", "attention"]
+Implementation = Literal["kernel", "onednn", "torch", "rounded"]
+Operation = Literal["linear", "quantised", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group times its keys are faster by torch, all groups at once."""
@@ -35,7 +35,8 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
     Parameters
     ----------
     operation
-        ``"linear"``: rows times a contiguous weight; ``"product"``: rows times a matrix of any
+        ``"linear"``: rows times a contiguous weight; ``"quantised"``: the same, with a weight that
+        has copies of fewer bits; ``"product"``: rows times a matrix of any
         strides; ``"attention"``: both products of an attention and its softmax.
     tensors
         Of an attention: query, key and value ``[heads, rows or tokens, head_dim]``. Otherwise
@@ -46,6 +47,9 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
         return "kernel" if operation == "attention" and _runs_kernel(*tensors) else "torch"
     if _override is not None and _override != "onednn":
         return _override
+    if operation == "quantised":
+        rounds = _is_plain(first) and (has_bfloat16_products() or has_int4_products())
+        return "rounded" if rounds else "torch"
     return "onednn" if _runs_onednn(operation, first) else "torch"
 
 
@@ -94,14 +98,9 @@ def _runs_kernel(*tensors: torch.Tensor) -> bool:
 
 def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     product = _onednn()
-    fits = (
-        product is not None
-        and rows.device.type == "cpu"
-        and rows.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-    )
-    if not fits or (operation != "linear" and not _reads_any_strides(product)):
+    if product is None or not _is_plain(rows):
+        return False
+    if operation != "linear" and not _reads_any_strides(product):
         return False
     if _override == "onednn":
         return True
@@ -110,6 +109,33 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     if operation == "attention":  # gains by AVX-512 alone
         return bool(_backends.cpu.get_cpu_capability() == "AVX512")
     return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
+
+
+def _is_plain(rows: torch.Tensor) -> bool:
+    """Whether rows are float32 on the CPU, without gradients and autocast."""
+    return (
+        rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def has_bfloat16_products() -> bool:
+    """Whether the CPU multiplies bfloat16 numbers faster than float32 ones, by oneDNN."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")) and hasattr(
+        torch.ops.mkldnn, "_reorder_linear_weight"
+    )
+
+
+@cache
+def has_int4_products() -> bool:
+    """Whether torch multiplies by weights of 4 bits with this CPU's vectors."""
+    return _backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and hasattr(
+        torch.ops.aten, "_weight_int4pack_mm_for_cpu"
+    )
 
 
 @cache

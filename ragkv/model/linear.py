@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,40 +16,52 @@ from transformers import PreTrainedModel
 from ragkv.model.fingerprint import state_of
 from ragkv.model.implementation import implementation_for, onednn_linear, packed_weight
 from ragkv.model.memory import total_bytes
+from ragkv.model.quantised import BYTES_SHARE, QuantisedWeight, is_quantised
 
-_PACKED_SHARE = 16
-"""Packed weights take up to one part in so many of the machine's memory: all of a model or none."""
+_PACKED_SHARE, _QUANTISED_SHARE = 16, 4
+"""Packed weights, and copies of quantised ones, take up to one part in so many of the machine's
+memory: all of a model or none."""
 
 _SLOW_ROWS = range(2, 4)
 """Rows that take longer than the next larger number does, with packed weights."""
 
 
 class _Fast:
-    """Of a model: the layers whose ``forward`` is replaced, for which threads; packed weights.
+    """Of a model: the layers whose ``forward`` is replaced, for which threads; their weights.
 
-    ``packed`` are those of ``state``; None where they would take too much memory.
+    ``packed`` are those of ``state``; None where they would take too much memory. ``quantised``
+    have products of fewer bits, if ``rounds``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds: bool = True) -> None:
+        self.rounds = rounds
         self.threads: set[int] = set()
         self.layers: list[nn.Linear] = []
         self.state: object = None
         self.packed: dict[nn.Linear, torch.Tensor] | None = None
+        self.quantised: dict[nn.Linear, QuantisedWeight] = {}
 
     def replace(self, model: PreTrainedModel) -> None:
         """Replace the layers' ``forward``, unless it is; drop what was packed of other weights."""
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return
-        state = state_of(model)
         if not self.threads:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
         for layer in self.layers:
             layer.__dict__["forward"] = partial(self._forward, layer)
+        state = state_of(model)
         if state != self.state:
-            nbytes = sum(layer.weight.nbytes for layer in self.layers)
-            fits = nbytes * _PACKED_SHARE <= total_bytes(model.device)
-            self.packed, self.state = {} if fits else None, state
+            self.state = state
+            self._weigh(total_bytes(model.device))
+
+    def _weigh(self, memory: int) -> None:
+        """Decide which copies of the weights are kept; each is made at its first product."""
+        quantised = [layer for layer in self.layers if is_quantised(layer.weight)]
+        fits = _nbytes(quantised) * BYTES_SHARE * _QUANTISED_SHARE <= memory
+        self.quantised = {layer: QuantisedWeight(layer.weight) for layer in quantised if fits}
+        others = [layer for layer in self.layers if layer not in self.quantised]
+        self.packed = {} if _nbytes(others) * _PACKED_SHARE <= memory else None
 
     def restore(self) -> None:
         """Give the layers their own ``forward`` back."""
@@ -58,13 +70,18 @@ class _Fast:
         self.layers = []
 
     def _forward(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-        mine = threading.get_ident() in self.threads and rows.numel()
-        if mine and implementation_for("linear", rows) == "onednn":
-            return self._product(layer, rows)
+        if threading.get_ident() in self.threads and rows.numel():
+            if self.rounds and implementation_for("quantised", rows) == "rounded":
+                quantised = self.quantised.get(layer)
+                product = None if quantised is None else quantised.product(rows, layer.bias)
+                if product is not None:
+                    return product
+            if implementation_for("linear", rows) == "onednn":
+                return self._product(layer, rows)
         return nn.Linear.forward(layer, rows)
 
     def _product(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-        if self.packed is None:
+        if self.packed is None or layer in self.quantised:
             return onednn_linear(rows, layer.weight, layer.bias)
         if layer not in self.packed:
             self.packed[layer] = packed_weight(layer.weight)
@@ -80,30 +97,68 @@ _fast: weakref.WeakKeyDictionary[PreTrainedModel, _Fast] = weakref.WeakKeyDictio
 
 
 @contextmanager
-def fast_linear_layers(model: PreTrainedModel) -> Iterator[None]:
+def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Iterator[None]:
     """Let the model's float32 linear layers use the fastest product in the block.
 
     Everything else stays with torch: other dtypes and devices, layers of another class or with a
     replaced ``forward``, gradients, and the calls of threads without such a block. The model's lock
     must be held where a block begins and ends. A block inside another one changes nothing.
+
+    Parameters
+    ----------
+    ordinary
+        For an ordinary call of the model: leave it to torch unless weights are quantised, so that
+        it computes what a pass does.
     """
-    fast, thread = _fast.setdefault(model, _Fast()), threading.get_ident()
+    fast, thread = _fast_of(model), threading.get_ident()
     if thread in fast.threads:
         yield
         return
     fast.replace(model)
-    fast.threads.add(thread)
+    if not ordinary or (fast.rounds and fast.quantised):
+        fast.threads.add(thread)
     try:
         yield
     finally:
-        fast.threads.remove(thread)
+        fast.threads.discard(thread)
         if not fast.threads:
             fast.restore()
 
 
+def keep_float32(model: PreTrainedModel) -> None:
+    """Let no product with the model's weights be rounded to fewer bits, from now on."""
+    _fast_of(model).rounds = False
+
+
+@contextmanager
+def in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Let no product be rounded in the block; the model's lock must be held."""
+    fast = _fast_of(model)
+    before, fast.rounds = fast.rounds, False
+    try:
+        yield
+    finally:
+        fast.rounds = before
+
+
+def arithmetic_of(model: PreTrainedModel) -> str:
+    """Return the model's dtype, and whether its last pass had products of fewer bits."""
+    fast, dtype = _fast_of(model), str(model.dtype).removeprefix("torch.")
+    return dtype + ", quantised products" * bool(fast.rounds and fast.quantised)
+
+
 def release_packed(model: PreTrainedModel) -> None:
     """Free what :func:`fast_linear_layers` keeps for the model; its lock must be held."""
-    _fast.pop(model, None)
+    rounds = _fast_of(model).rounds
+    _fast[model] = _Fast(rounds=rounds)
+
+
+def _fast_of(model: PreTrainedModel) -> _Fast:
+    return _fast.setdefault(model, _Fast())
+
+
+def _nbytes(layers: Iterable[nn.Linear]) -> int:
+    return sum(layer.weight.nbytes for layer in layers)
 
 
 def _suits(layer: nn.Linear) -> bool:

@@ -31,6 +31,7 @@ from ragkv.model.architecture import (
 )
 from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
 from ragkv.model.fingerprint import fingerprint_of, state_of
+from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.place import check_place, near
@@ -73,6 +74,8 @@ def load_model(
         with lock_of(loaded):
             loaded.to(device)  # type: ignore[arg-type]
     loaded.train(mode=False)
+    if dtype is not None:
+        keep_float32(loaded)
     try:
         if not tokens.is_fast:
             raise UnsupportedTokenizerError(

@@ -105,7 +105,8 @@ class ReuseReport:
     drafted_tokens, accepted_tokens
         Tokens that prompt lookup proposed, and those that the answer took.
     dtype
-        What keys, values and activations were computed in, such as ``float32``.
+        What keys, values and activations were computed in: ``float32``, or ``float32, quantised
+        products`` where weights of a quantised file were multiplied as such.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
     focused_from

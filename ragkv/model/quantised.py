@@ -1,0 +1,129 @@
+"""Products with weights that came from a quantised file, of fewer bits than their float32.
+
+transformers gives a GGUF file's weights as float32, though neighbours lie on a grid of few levels.
+A step of few rows takes as long as its weights take to be read: 4-bit weights are packed again, to
+a sixth of the bytes. A pass of many rows takes as long as its products: bfloat16 ones take half the
+time where the processor has them. Inputs, outputs, scales, and bfloat16 weights are rounded to 8
+bits; sums are float32. docs/log.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ragkv.model.implementation import (
+    has_bfloat16_products,
+    has_int4_products,
+    onednn_linear,
+    packed_weight,
+)
+
+BYTES_SHARE = 0.7
+"""Bytes of both copies, to those of float32."""
+_GROUP = 32
+"""Neighbours along a weight's input that share a grid of up to 16 levels."""
+_INT4_ROWS = 8
+"""Rows up to which 4-bit weights are as fast as bfloat16 ones."""
+_FEWEST_ROWS = 4
+"""Fewer rows take longer, with bfloat16 weights."""
+_OFF_GRID = 1 / 16
+"""How far a weight may be from its grid, in levels: scales are rounded, in files and since."""
+_PACKED_ROWS = 16
+"""Outputs that are packed together."""
+_LEAST_GROUP = 16
+"""Neighbours that share a grid of more levels."""
+_SAMPLED = 32
+"""Groups of a weight that tell whether it is quantised."""
+
+_aten: Any = torch.ops.aten
+
+
+class QuantisedWeight:
+    """A weight ``[out, in]`` float32 with copies of fewer bits, each made when it is needed."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight.detach()
+
+    def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return ``rows @ weight^T + bias``, ``[…, n, out]`` float32 from ``[…, n, in]``.
+
+        None where float32 is faster on this processor.
+        """
+        count = rows.numel() // rows.shape[-1]
+        flat = rows.reshape(count, -1).to(torch.bfloat16)
+        if count <= _INT4_ROWS and self._int4 is not None:
+            out = _aten._weight_int4pack_mm_for_cpu(flat, self._int4[0], _GROUP, self._int4[1])  # noqa: SLF001
+        elif self._bfloat16 is not None:
+            flat = functional.pad(flat, (0, 0, 0, max(0, _FEWEST_ROWS - count)))
+            out = onednn_linear(flat, self._bfloat16)[:count]
+        else:
+            return None
+        product: torch.Tensor = out.float()
+        if bias is not None:
+            product += bias
+        return product.view(*rows.shape[:-1], -1)
+
+    @cached_property
+    def _bfloat16(self) -> torch.Tensor | None:
+        """The weight in bfloat16, as oneDNN arranges it; None without such products."""
+        return packed_weight(self._weight.bfloat16()) if has_bfloat16_products() else None
+
+    @cached_property
+    def _int4(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Levels, packed, and scales ``[in / 32, out, 2]``; None for other grids."""
+        packs = has_int4_products() and len(self._weight) % _PACKED_ROWS == 0
+        grid = _four_bits(self._weight) if packs else None
+        if grid is None:
+            return None
+        levels, low, step = grid
+        scales = torch.stack([step, low + 8 * step], dim=-1).transpose(0, 1).bfloat16()
+        packed = _aten._convert_weight_to_int4pack_for_cpu(levels, 1)  # noqa: SLF001
+        return packed, scales.contiguous()
+
+
+def is_quantised(weight: torch.Tensor) -> bool:
+    """Whether a weight ``[out, in]`` lies on grids of up to 256 levels, by a sample of it."""
+    return weight.shape[1] % _GROUP == 0 and _on_grids(weight.detach(), _LEAST_GROUP, 256)
+
+
+def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
+    """Whether a sample of groups of neighbours lie on a grid each, of up to so many levels."""
+    groups = weight.reshape(-1, group)
+    sample = groups[:: -(-len(groups) // _SAMPLED)]
+    low, high = sample.aminmax(dim=1, keepdim=True)
+    steps = torch.arange(1, levels)[:, None, None]
+    exact = (sample - low) / (high - low).clamp_min(torch.finfo().tiny) * steps
+    off = (exact - exact.round()).abs().amax(2)
+    return bool((off.amin(0) < _OFF_GRID).all() and (high > low).any())
+
+
+def _four_bits(
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return ``levels, low, step`` of a weight ``levels * step + low``.
+
+    ``levels`` are int32 0 to 15 ``[out, in]``, the others ``[out, in / 32]``. None where not every
+    32 neighbours lie on a grid of up to 16 levels, from their least to their greatest.
+    """
+    if not _on_grids(weight, _GROUP, 16):
+        return None
+    groups = weight.reshape(-1, _GROUP)
+    low, high = groups.aminmax(dim=1)
+    step = high - low
+    levels = torch.zeros(groups.shape, dtype=torch.int32)
+    left = torch.arange(len(groups))
+    for most in range(15, 0, -1):
+        span = step[left].clamp_min(torch.finfo().tiny)
+        exact = (groups[left] - low[left, None]) * (most / span)[:, None]
+        whole = exact.round()
+        fits = exact.sub_(whole).abs_().amax(1) < _OFF_GRID
+        levels[left[fits]] = whole[fits].int()
+        step[left[fits]] /= most
+        left = left[~fits]
+    if len(left):
+        return None
+    return levels.view_as(weight), low.view(len(weight), -1), step.view(len(weight), -1)

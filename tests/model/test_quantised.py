@@ -1,0 +1,210 @@
+"""Products with the weights of a quantised file: near float32's, in passes and steps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from threads import each_in_a_thread
+from tiny import some_chunks, tiny_model, tiny_tokenizer
+from torch import nn
+from transformers import PreTrainedModel
+
+from ragkv import RagKV
+from ragkv.decode.full import rounding_kl
+from ragkv.engine.verify import check_model
+from ragkv.model import linear, quantised
+from ragkv.model.implementation import (
+    has_bfloat16_products,
+    has_int4_products,
+    override_implementation,
+)
+from ragkv.model.linear import arithmetic_of, fast_linear_layers
+from ragkv.model.quantised import QuantisedWeight, is_quantised
+
+needs_products = pytest.mark.skipif(
+    not (has_int4_products() or has_bfloat16_products()), reason="this CPU has no such products"
+)
+
+GRIDS = {  # of GGUF's types: levels, neighbours that share a grid, whether its ends have weights
+    "Q4_0": (range(-8, 8), 32),
+    "Q4_1": (range(16), 32),
+    "Q5_0": (range(-16, 16), 32),
+    "Q6_K": (range(-32, 32), 16),
+    "Q8_0": (range(-127, 128), 32),
+}
+
+
+def on_a_grid(kind: str, out: int = 64, inner: int = 96) -> torch.Tensor:
+    """Make weights as a file of that type gives them, with scales of 16 bits."""
+    levels, group = GRIDS[kind]
+    shape = out, inner // group
+    generator = torch.Generator().manual_seed(len(kind) + len(levels))
+    chosen = torch.randint(levels[0], levels[-1] + 1, (*shape, group), generator=generator)
+    step, low = torch.rand(2, *shape, 1, generator=generator).half().float()
+    weight = chosen * (step + 0.1) + (low - 0.5) * (kind == "Q4_1")
+    return weight.reshape(out, inner)
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_weights_of_a_file_are_known_by_their_grid(kind: str) -> None:
+    assert is_quantised(on_a_grid(kind))
+
+
+@pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_other_weights_are_not(saved_as: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight = torch.randn(64, 96).to(saved_as).float()
+    assert not is_quantised(weight)
+    assert not is_quantised(torch.full_like(weight, 0.3))
+    assert not is_quantised(on_a_grid("Q4_1")[:, :-1])  # no whole groups
+    assert not is_quantised(on_a_grid("Q4_1").roll(1, 1) + weight / 100)
+
+
+@needs_products
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 4), (9,), (70,)])
+@pytest.mark.parametrize("out", [64, 40])  # torch packs rows of 16
+@torch.no_grad()
+def test_products_are_float32s_rounded(kind: str, shape: tuple[int, ...], out: int) -> None:
+    weight, rows, bias = on_a_grid(kind, out), torch.randn(*shape, 96), torch.randn(out)
+    expected = nn.functional.linear(rows, weight, bias)
+    found = QuantisedWeight(weight).product(rows, bias)
+    if found is None:
+        assert not has_bfloat16_products()
+        return
+    assert found.dtype == torch.float32
+    scale = (rows.abs() @ weight.abs().t()) / 128
+    assert ((found - expected).abs() <= scale + expected.abs() / 128).all()
+
+
+@pytest.mark.skipif(not has_int4_products(), reason="this CPU has no such products")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@torch.no_grad()
+def test_levels_are_exact_whatever_levels_a_group_has(kind: str) -> None:
+    """A group without its grid's least or greatest level gets a grid of fewer levels."""
+    weight = on_a_grid(kind, 64, 3200)
+    weight[0, :32], weight[1, :32] = 0.5, 0
+    weight[2, :32] = weight[2, :32].clamp(*weight[2, :32].quantile(torch.tensor([0.3, 0.8])))
+    found = quantised._four_bits(weight)
+    assert found is not None
+    levels, low, step = (part.float() for part in found)
+    assert ((levels >= 0) & (levels <= 15)).all()
+    again = levels.view(64, -1, 32) * step[..., None] + low[..., None]
+    torch.testing.assert_close(again.view_as(weight), weight)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q8_0", "Q6_K"])
+def test_more_levels_are_not_packed_in_4_bits(kind: str) -> None:
+    assert quantised._four_bits(on_a_grid(kind)) is None
+    almost = on_a_grid("Q4_1", 64, 3200)
+    almost[63, 3199] += 0.03
+    assert quantised._four_bits(almost) is None
+
+
+def quantised_model(family: str = "llama", kind: str = "Q4_1") -> PreTrainedModel:
+    """A tiny model whose linear layers' weights are on a grid."""
+    model = tiny_model(family)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            weight = on_a_grid(kind, *layer.weight.shape)
+            layer.weight.data = weight / weight.std() * layer.weight.std()
+    return model
+
+
+Make = Callable[..., RagKV]
+
+
+@pytest.fixture
+def engine() -> RagKV:
+    return RagKV(quantised_model(), tiny_tokenizer(), store=":memory:")
+
+
+@needs_products
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+def test_a_pass_and_a_full_prefill_compute_the_same(family: str) -> None:
+    """With all tokens recomputed, and for each number of rows that a step may have."""
+    chunks = some_chunks()
+    prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
+    with RagKV(quantised_model(family), tiny_tokenizer(), store=":memory:") as kv:
+        kv.precompute(chunks)
+        full, repaired = kv.prefill(prompt, method="full"), kv.prefill(prompt, recompute_ratio=1)
+        assert repaired.report.recomputed_tokens > 50
+        off = (full.logits - repaired.logits).abs().max() / full.logits.std()
+        assert off < 0.1
+        answers = [
+            kv.generate(prompt, method="full", max_new_tokens=8, ignore_eos=True) for _ in range(2)
+        ]
+        assert answers[0].token_ids == answers[1].token_ids
+        assert answers[0].report.dtype == "float32, quantised products"
+        assert full.report.dtype == "float32, quantised products"
+
+
+@needs_products
+def test_float32_is_had_by_asking_for_it(engine: RagKV) -> None:
+    chunks = some_chunks()
+    prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
+    ids = torch.tensor([engine.tokenize(prompt)])
+    model = quantised_model()
+    with RagKV(model, tiny_tokenizer(), store=":memory:", dtype="float32") as kv:
+        found = kv.prefill(prompt, method="full")
+        assert found.report.dtype == "float32"
+        assert rounding_kl(kv.loaded, np.arange(9, dtype=np.int32)) == 0
+    with torch.no_grad():
+        assert torch.equal(found.logits, model(input_ids=ids, logits_to_keep=1).logits[0, -1])
+    with engine:
+        rounded = engine.prefill(prompt, method="full")
+    assert not torch.equal(found.logits, rounded.logits)
+
+
+@needs_products
+def test_ordinary_calls_beside_a_pass_are_float32s() -> None:
+    model, ids = quantised_model(), torch.arange(9)[None]
+    beside = [torch.zeros(1)]
+
+    def call(_: object) -> None:
+        with torch.no_grad():
+            beside[0] = model(input_ids=ids).logits
+
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        with fast_linear_layers(model):
+            each_in_a_thread(call, beside)
+            assert torch.equal(beside[0], expected)
+            assert not torch.equal(model(input_ids=ids).logits, expected)
+            with override_implementation("torch"):
+                assert torch.equal(model(input_ids=ids).logits, expected)
+        assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+@needs_products
+def test_copies_are_those_of_the_weights_of_now_where_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, rows = quantised_model(), torch.randn(3, 64)
+    layer = model.get_submodule("model.layers.0.mlp.gate_proj")
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        for _ in range(2):
+            with fast_linear_layers(model):
+                found = layer(rows)
+            off = (found - layer(rows)).abs().max()
+            assert 0 < off < 0.02 * layer(rows).abs().max()
+            layer.weight.mul_(2)
+        monkeypatch.setattr(linear, "total_bytes", lambda _: 1 << 10)
+        layer.weight.mul_(2)
+        with fast_linear_layers(model):
+            torch.testing.assert_close(layer(rows), nn.Linear.forward(layer, rows))
+        assert arithmetic_of(model) == "float32"
+
+
+@needs_products
+def test_the_check_says_how_near_they_are(engine: RagKV) -> None:
+    with engine:
+        rows = check_model(engine.loaded)
+    assert [row.name for row in rows][-1] == "quantised products = float32 products"
+    assert rows[-1].detail.startswith("KL ")
+    assert all(row.holds for row in rows[:-1])
