@@ -175,10 +175,17 @@ def attend_under(
     """
     if score_rule is not None:
         return _attend_by_rule(score_rule, mask, query, key, value, scaling)
-    if len(query) > 1 or implementation_for("attention", query) != "onednn":
+    if query.device.type != "cpu":
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
         )
+    if len(query) > 1 or implementation_for("attention", query) != "onednn":
+        # as rows of their KV head, a group's heads read its keys once
+        group = query.shape[1] // key.shape[1]
+        rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        return functional.scaled_dot_product_attention(
+            rows, key, value, attn_mask=mask.repeat(group, 1), scale=scaling
+        ).view(query.shape)
     grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
     out: list[torch.Tensor] = []
     first = 0
