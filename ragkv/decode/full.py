@@ -8,11 +8,16 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
+from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.calls import cache_argument, cache_in, require_used
 from ragkv.model.linear import fast_linear_layers, in_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.prompt.tokens import IntArray
+from ragkv.splice.buffer import SplicedCache
+
+PIECE, PIECE_CPU = 8192, 1024
+"""Tokens of a long prompt that are computed together."""
 
 
 @torch.no_grad()
@@ -51,6 +56,21 @@ def full_prefill(
             "work with it, prefill() has nothing to return"
         )
     return out.logits[0, -1].float(), cache
+
+
+def prefill_into(loaded: ReusableModel, ids: IntArray, cache: SplicedCache) -> torch.Tensor:
+    """Prefill ``ids`` ``[tokens]`` into an empty cache: long prompts a piece at a time.
+
+    A piece's activations take a few MB, where those of a whole prompt of 32,768 tokens take some
+    GB. Returns the next token's logits, ``[vocab]`` float32.
+    """
+    size = PIECE_CPU if loaded.device.type == "cpu" else PIECE
+    limit = loaded.architecture.position_limit
+    if len(ids) <= size or (limit is not None and len(ids) > limit):  # one rotary table for all
+        return full_prefill(loaded, ids, cache)[0]
+    for piece in np.split(np.arange(len(ids)), range(size, len(ids), size)):
+        logits = subset_forward(loaded, SubsetPass(ids[: piece[-1] + 1], piece, cache))
+    return logits[-1]
 
 
 def rounding_kl(loaded: ReusableModel, ids: IntArray) -> float:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.batch import batch_of
-from ragkv.decode.full import full_prefill
+from ragkv.decode.full import full_prefill, prefill_into
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
@@ -22,7 +22,7 @@ from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.prompt.render import render
-from ragkv.prompt.tokens import IntArray, tokenize
+from ragkv.prompt.tokens import tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
 
 Result = TypeVar("Result")
@@ -151,7 +151,7 @@ class FullPrefill:
             workspace=loaded.workspace,
             spare=len(plan.ids) + spare_rows(request.answer_tokens),
         )
-        return cache, partial(_into, loaded, plan.ids, cache)
+        return cache, partial(prefill_into, loaded, plan.ids, cache)
 
     def _steps(
         self,
@@ -169,8 +169,3 @@ class FullPrefill:
 
 def _never() -> bool:
     return False
-
-
-def _into(loaded: LoadedModel, ids: IntArray, cache: SplicedCache) -> torch.Tensor:
-    """Prefill into a cache; return the logits after the prompt, ``[vocab]`` float32."""
-    return full_prefill(loaded, ids, cache)[0]
