@@ -24,8 +24,8 @@ LINES = {
     "ragkv/client": 900,
     "ragkv/config": 2000,
     "ragkv/decode": 1300,
-    "ragkv/engine": 4650,
-    "ragkv/model": 2200,
+    "ragkv/engine": 4660,
+    "ragkv/model": 2400,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
     "ragkv/report": 1200,
@@ -39,11 +39,11 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 33950,
+    "tests": 34250,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 41, "commands": 9, "words of docs": 14_000}
+COUNTS = {"settings": 41, "commands": 9, "words of docs": 14_200}
 
 
 def lines_of(room: str) -> int:
