@@ -36,6 +36,8 @@ _PACKED_ROWS = 16
 """Outputs that are packed together."""
 _LEAST_GROUP = 16
 """Neighbours that share a grid of more levels."""
+_BLOCK = 1 << 16
+"""Groups that are looked at together: what they take stays in a processor's cache."""
 _SAMPLED = 32
 """Groups of a weight that tell whether it is quantised."""
 
@@ -111,19 +113,28 @@ def _four_bits(
     """
     if not _on_grids(weight, _GROUP, 16):
         return None
-    groups = weight.reshape(-1, _GROUP)
-    low, high = groups.aminmax(dim=1)
-    step = high - low
-    levels = torch.zeros(groups.shape, dtype=torch.int32)
-    left = torch.arange(len(groups))
-    for most in range(15, 0, -1):
-        span = step[left].clamp_min(torch.finfo().tiny)
-        exact = (groups[left] - low[left, None]) * (most / span)[:, None]
-        whole = exact.round()
-        fits = exact.sub_(whole).abs_().amax(1) < _OFF_GRID
-        levels[left[fits]] = whole[fits].int()
-        step[left[fits]] /= most
-        left = left[~fits]
-    if len(left):
-        return None
+    grids = []
+    for groups in torch.split(weight.reshape(-1, _GROUP), _BLOCK):
+        low, high = groups.aminmax(dim=1)
+        step = (high - low) / 15
+        levels, fits = _levels(groups, low, step)
+        for most in range(14, 0, -1):
+            left = (~fits).nonzero()[:, 0]
+            if not len(left):
+                break
+            step[left] = (high[left] - low[left]) / most
+            levels[left], fits[left] = _levels(groups[left], low[left], step[left])
+        if not fits.all():
+            return None
+        grids.append((levels, low, step))
+    levels, low, step = (torch.cat(parts) for parts in zip(*grids, strict=True))
     return levels.view_as(weight), low.view(len(weight), -1), step.view(len(weight), -1)
+
+
+def _levels(
+    groups: torch.Tensor, low: torch.Tensor, step: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the nearest levels int32 ``[groups, 32]``, and which groups lie on them."""
+    exact = (groups - low[:, None]) / step.clamp_min(torch.finfo().tiny)[:, None]
+    nearest = exact.round()
+    return nearest.int(), exact.sub_(nearest).abs_().amax(1) < _OFF_GRID
