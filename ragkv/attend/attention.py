@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
 from ragkv.splice.buffer import SplicedCache
 
+PIECE = 1024
+"""Rows of a pass whose feed-forward is computed together."""
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores; a pass cannot take them."""
@@ -192,3 +195,35 @@ def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[N
         yield
     finally:
         hook.remove()
+
+
+@contextmanager
+def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
+    """Run the layers' feed-forward for some of a pass's rows at a time, to save memory.
+
+    What it computes in between is several times as wide as a row. Other calls are unchanged, in
+    other threads and in this one.
+    """
+    if len(one.rows) <= PIECE:
+        yield
+        return
+    parts = [getattr(layer, "mlp", None) for layer in backbone_of(model).layers]
+    free = [part for part in parts if part is not None and "forward" not in vars(part)]
+
+    def forward(part: torch.nn.Module, rows: torch.Tensor, *given: Any, **named: Any) -> Any:
+        whole = type(part).forward
+        if not is_innermost(one) or rows.dim() != 3 or rows.shape[1] <= PIECE or given or named:
+            return whole(part, rows, *given, **named)
+        first, *rest = torch.split(rows, PIECE, dim=1)
+        out = whole(part, first)
+        if not isinstance(out, torch.Tensor):  # a router's choices beside it
+            return whole(part, rows)
+        return torch.cat([out, *(whole(part, piece) for piece in rest)], dim=1)
+
+    for part in free:
+        vars(part)["forward"] = partial(forward, part)
+    try:
+        yield
+    finally:
+        for part in free:
+            del vars(part)["forward"]

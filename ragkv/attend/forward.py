@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.attention import JointPass, Pass, last_row_ends, subset_attention
+from ragkv.attend.attention import (
+    JointPass,
+    Pass,
+    feed_forward_in_pieces,
+    last_row_ends,
+    subset_attention,
+)
 from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
@@ -162,6 +168,7 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
         subset_attention(model, described),
         last_row_ends(model, described) if described.last_row_ends else nullcontext(),
         rows_leave(model, described, cache, subset.leaving) if subset.leaving else nullcontext(),
+        feed_forward_in_pieces(model, described),
         fast_linear_layers(model),
     ):
         yield {

@@ -1,0 +1,97 @@
+"""A large pass runs its feed-forward in pieces: the same logits, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from threads import each_in_a_thread
+from tiny import FAMILIES, ask, some_chunks
+from torch import nn
+
+from ragkv import RagKV
+from ragkv.attend import attention
+from ragkv.model.architecture import backbone_of
+
+Make = Callable[..., RagKV]
+
+
+def widths(kv: RagKV) -> tuple[list[int], list[Any]]:
+    """Note the rows of each product with a layer's widest weight."""
+    seen: list[int] = []
+    layer = backbone_of(kv.model).layers[0].mlp
+    wide = max(
+        (m for m in layer.modules() if isinstance(m, nn.Linear)), key=lambda m: m.out_features
+    )
+    hook = wide.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[-2]))
+    return seen, [hook]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ratio", [1.0, 0.4])
+def test_pieces_compute_what_the_whole_does(
+    make_engine: Make, family: str, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv, chunks = make_engine(family), some_chunks(3)
+    kv.precompute(chunks)
+    whole = kv.prefill(ask(chunks), recompute_ratio=ratio)
+    monkeypatch.setattr(attention, "PIECE", 16)
+    pieces = kv.prefill(ask(chunks), recompute_ratio=ratio)
+    assert pieces.report.recomputed_tokens == whole.report.recomputed_tokens > 32
+    torch.testing.assert_close(pieces.logits, whole.logits, rtol=1e-4, atol=5e-5)
+    assert not any("forward" in vars(module) for module in kv.model.modules())
+
+
+def test_no_more_rows_are_computed_together(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this thread's pass: an ordinary call beside it has all of its rows."""
+    kv, chunks = make_engine(), some_chunks(3)
+    kv.precompute(chunks)
+    monkeypatch.setattr(attention, "PIECE", 16)
+    seen, hooks = widths(kv)
+    beside: list[int] = []
+
+    def call(_: object) -> None:
+        kv.model(input_ids=torch.arange(40)[None])
+
+    def interrupt(*_: object) -> None:
+        hooks.pop().remove()
+        before = len(seen)
+        each_in_a_thread(call, [0])
+        beside.extend(seen[before:])
+        del seen[before:]
+
+    hooks.append(kv.model.get_submodule("model.layers.0").register_forward_pre_hook(interrupt))
+    kv.prefill(ask(chunks), recompute_ratio=1.0)
+    assert beside == [40]
+    assert max(seen) == 16
+    assert sum(seen) > 100
+
+
+def test_choices_of_a_router_are_not_split(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feed-forward that returns more than rows runs as it is."""
+    kv, chunks = make_engine(), some_chunks(3)
+    kv.precompute(chunks)
+    whole = kv.prefill(ask(chunks), recompute_ratio=1.0)
+    monkeypatch.setattr(attention, "PIECE", 16)
+    layer: Any = backbone_of(kv.model).layers[0]
+    own, taken = type(layer.mlp).forward, list[int]()
+
+    def routed(self: nn.Module, rows: torch.Tensor) -> Any:
+        if self is not layer.mlp:
+            return own(self, rows)
+        taken.append(rows.shape[1])
+        return own(self, rows), rows
+
+    monkeypatch.setattr(type(layer.mlp), "forward", routed)
+    hook = layer.mlp.register_forward_hook(lambda _, __, out: out[0])
+    found = kv.prefill(ask(chunks), recompute_ratio=1.0)
+    hook.remove()
+    assert taken[0] == 16
+    assert taken[1] > 100
+    torch.testing.assert_close(found.logits, whole.logits, rtol=1e-4, atol=5e-5)
