@@ -30,7 +30,7 @@ class _Fast:
     """Of a model: the layers whose ``forward`` is replaced, for which threads; their weights.
 
     ``packed`` are those of ``state``; None where they would take too much memory. ``quantised``
-    have products of fewer bits, if ``rounds``.
+    have products of fewer bits; none has unless ``rounds``.
     """
 
     def __init__(self, *, rounds: bool = True) -> None:
@@ -50,14 +50,15 @@ class _Fast:
             self.layers = [layer for layer in linear if _suits(layer)]
         for layer in self.layers:
             layer.__dict__["forward"] = partial(self._forward, layer)
-        state = state_of(model)
+        state = state_of(model), self.rounds
         if state != self.state:
             self.state = state
             self._weigh(total_bytes(model.device))
 
     def _weigh(self, memory: int) -> None:
         """Decide which copies of the weights are kept; each is made at its first product."""
-        quantised = [layer for layer in self.layers if is_quantised(layer.weight)]
+        known = self.layers if self.rounds else []
+        quantised = [layer for layer in known if is_quantised(layer.weight)]
         fits = _nbytes(quantised) * BYTES_SHARE * _QUANTISED_SHARE <= memory
         self.quantised = {layer: QuantisedWeight(layer.weight) for layer in quantised if fits}
         others = [layer for layer in self.layers if layer not in self.quantised]
@@ -71,9 +72,9 @@ class _Fast:
 
     def _forward(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if threading.get_ident() in self.threads and rows.numel():
-            if self.rounds and implementation_for("quantised", rows) == "rounded":
-                quantised = self.quantised.get(layer)
-                product = None if quantised is None else quantised.product(rows, layer.bias)
+            quantised = self.quantised.get(layer)
+            if quantised is not None and implementation_for("quantised", rows) == "rounded":
+                product = quantised.product(rows, layer.bias)
                 if product is not None:
                     return product
             if implementation_for("linear", rows) == "onednn":
@@ -115,7 +116,7 @@ def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Ite
         yield
         return
     fast.replace(model)
-    if not ordinary or (fast.rounds and fast.quantised):
+    if not ordinary or fast.quantised:
         fast.threads.add(thread)
     try:
         yield
@@ -144,7 +145,7 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 def arithmetic_of(model: PreTrainedModel) -> str:
     """Return the model's dtype, and whether its last pass had products of fewer bits."""
     fast, dtype = _fast_of(model), str(model.dtype).removeprefix("torch.")
-    return dtype + ", quantised products" * bool(fast.rounds and fast.quantised)
+    return dtype + ", quantised products" * bool(fast.quantised)
 
 
 def release_packed(model: PreTrainedModel) -> None:

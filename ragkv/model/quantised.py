@@ -59,7 +59,7 @@ class QuantisedWeight:
         flat = rows.reshape(count, -1).to(torch.bfloat16)
         if count <= _INT4_ROWS and self._int4 is not None:
             out = _aten._weight_int4pack_mm_for_cpu(flat, self._int4[0], _GROUP, self._int4[1])  # noqa: SLF001
-        elif self._bfloat16 is not None:
+        elif has_bfloat16_products():
             flat = functional.pad(flat, (0, 0, 0, max(0, _FEWEST_ROWS - count)))
             out = onednn_linear(flat, self._bfloat16)[:count]
         else:
@@ -70,9 +70,9 @@ class QuantisedWeight:
         return product.view(*rows.shape[:-1], -1)
 
     @cached_property
-    def _bfloat16(self) -> torch.Tensor | None:
-        """The weight in bfloat16, as oneDNN arranges it; None without such products."""
-        return packed_weight(self._weight.bfloat16()) if has_bfloat16_products() else None
+    def _bfloat16(self) -> torch.Tensor:
+        """The weight in bfloat16, as oneDNN arranges it."""
+        return packed_weight(self._weight.bfloat16())
 
     @cached_property
     def _int4(self) -> tuple[torch.Tensor, torch.Tensor] | None:

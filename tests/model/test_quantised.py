@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ragkv import RagKV
 from ragkv.decode.full import rounding_kl
 from ragkv.engine.verify import check_model
-from ragkv.model import linear, quantised
+from ragkv.model import implementation, linear, quantised
 from ragkv.model.implementation import (
     has_bfloat16_products,
     has_int4_products,
@@ -199,6 +199,15 @@ def test_copies_are_those_of_the_weights_of_now_where_they_fit(
         with fast_linear_layers(model):
             torch.testing.assert_close(layer(rows), nn.Linear.forward(layer, rows))
         assert arithmetic_of(model) == "float32"
+
+
+@needs_products
+def test_without_onednn_passes_are_float32s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be turned off in torch at any time."""
+    weight, rows = QuantisedWeight(on_a_grid("Q8_0")), torch.randn(9, 96)
+    monkeypatch.setattr(implementation, "_onednn", lambda: None)
+    with torch.no_grad():
+        assert weight.product(rows, None) is None
 
 
 @needs_products
