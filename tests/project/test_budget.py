@@ -25,7 +25,7 @@ LINES = {
     "ragkv/config": 2000,
     "ragkv/decode": 1300,
     "ragkv/engine": 4660,
-    "ragkv/model": 2400,
+    "ragkv/model": 2410,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
     "ragkv/report": 1200,
@@ -39,7 +39,7 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 34250,
+    "tests": 34350,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
