@@ -23,6 +23,7 @@ from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.quantised import INT4_ROWS
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.render import chat_head
@@ -36,8 +37,6 @@ _log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 """Largest difference of two logits that passes as rounding, in their standard deviations."""
 _MOST_KL = 1e-2
-_STEP = 8
-"""Rows of a step whose products are of 4 bits."""
 _QUESTION = "\n\nWhat does the text above describe?"
 
 
@@ -110,7 +109,7 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
                 check.ordinary_ids(chunks),
             ]
         ids = np.asarray(loaded.tokenizer("\n\n".join(chunks))["input_ids"], dtype=np.int32)
-        kl = max(rounding_kl(loaded, some) for some in (ids, ids[:_STEP]))  # a pass and a step
+        kl = max(rounding_kl(loaded, some) for some in (ids, ids[:INT4_ROWS]))  # a pass and a step
     return rows + [_products(kl)] * bool(kl)
 
 

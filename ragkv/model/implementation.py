@@ -48,8 +48,7 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
     if _override is not None and _override != "onednn":
         return _override
     if operation == "quantised":
-        rounds = _is_plain(first) and (has_bfloat16_products() or has_int4_products())
-        return "rounded" if rounds else "torch"
+        return "rounded" if _is_plain(first) else "torch"
     return "onednn" if _runs_onednn(operation, first) else "torch"
 
 
@@ -113,12 +112,13 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
 
 def _is_plain(rows: torch.Tensor) -> bool:
     """Whether rows are float32 on the CPU, without gradients and autocast."""
-    return (
-        rows.device.type == "cpu"
-        and rows.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-    )
+    plain = rows.device.type == "cpu" and rows.dtype == torch.float32
+    return plain and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+
+
+def has_quantised_products() -> bool:
+    """Whether this CPU gains by weights of fewer bits than float32's."""
+    return has_int4_products() or has_bfloat16_products()
 
 
 def has_bfloat16_products() -> bool:

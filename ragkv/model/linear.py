@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,13 +14,18 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ragkv.model.fingerprint import state_of
-from ragkv.model.implementation import implementation_for, onednn_linear, packed_weight
+from ragkv.model.implementation import (
+    has_quantised_products,
+    implementation_for,
+    onednn_linear,
+    packed_weight,
+)
 from ragkv.model.memory import total_bytes
-from ragkv.model.quantised import BYTES_SHARE, QuantisedWeight, is_quantised
+from ragkv.model.quantised import QuantisedWeight, is_quantised
 
-_PACKED_SHARE, _QUANTISED_SHARE = 16, 4
-"""Packed weights, and copies of quantised ones, take up to one part in so many of the machine's
-memory: all of a model or none."""
+_PACKED_SHARE, _QUANTISED_SHARE = 16, 2.8
+"""The machine's memory over the weights of which copies are kept, at least: all or none. Copies of
+quantised weights take 0.7 of these: up to a quarter of the memory."""
 
 _SLOW_ROWS = range(2, 4)
 """Rows that take longer than the next larger number does, with packed weights."""
@@ -57,12 +62,13 @@ class _Fast:
 
     def _weigh(self, memory: int) -> None:
         """Decide which copies of the weights are kept; each is made at its first product."""
-        known = self.layers if self.rounds else []
+        known = self.layers if self.rounds and has_quantised_products() else []
         quantised = [layer for layer in known if is_quantised(layer.weight)]
-        fits = _nbytes(quantised) * BYTES_SHARE * _QUANTISED_SHARE <= memory
+        fits = sum(each.weight.nbytes for each in quantised) * _QUANTISED_SHARE <= memory
         self.quantised = {layer: QuantisedWeight(layer.weight) for layer in quantised if fits}
         others = [layer for layer in self.layers if layer not in self.quantised]
-        self.packed = {} if _nbytes(others) * _PACKED_SHARE <= memory else None
+        nbytes = sum(each.weight.nbytes for each in others)
+        self.packed = {} if nbytes * _PACKED_SHARE <= memory else None
 
     def restore(self) -> None:
         """Give the layers their own ``forward`` back."""
@@ -150,16 +156,11 @@ def arithmetic_of(model: PreTrainedModel) -> str:
 
 def release_packed(model: PreTrainedModel) -> None:
     """Free what :func:`fast_linear_layers` keeps for the model; its lock must be held."""
-    rounds = _fast_of(model).rounds
-    _fast[model] = _Fast(rounds=rounds)
+    _fast[model] = _Fast(rounds=_fast_of(model).rounds)
 
 
 def _fast_of(model: PreTrainedModel) -> _Fast:
     return _fast.setdefault(model, _Fast())
-
-
-def _nbytes(layers: Iterable[nn.Linear]) -> int:
-    return sum(layer.weight.nbytes for layer in layers)
 
 
 def _suits(layer: nn.Linear) -> bool:

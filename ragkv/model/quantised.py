@@ -22,11 +22,9 @@ from ragkv.model.implementation import (
     packed_weight,
 )
 
-BYTES_SHARE = 0.7
-"""Bytes of both copies, to those of float32."""
 _GROUP = 32
 """Neighbours along a weight's input that share a grid of up to 16 levels."""
-_INT4_ROWS = 8
+INT4_ROWS = 8
 """Rows up to which 4-bit weights are as fast as bfloat16 ones."""
 _FEWEST_ROWS = 4
 """Fewer rows take longer, with bfloat16 weights."""
@@ -56,17 +54,16 @@ class QuantisedWeight:
         None where float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
+        int4 = self._int4 if count <= INT4_ROWS else None
+        if int4 is None and not has_bfloat16_products():
+            return None
         flat = rows.reshape(count, -1).to(torch.bfloat16)
-        if count <= _INT4_ROWS and self._int4 is not None:
-            out = _aten._weight_int4pack_mm_for_cpu(flat, self._int4[0], _GROUP, self._int4[1])  # noqa: SLF001
-        elif has_bfloat16_products():
+        if int4 is not None:
+            out = _aten._weight_int4pack_mm_for_cpu(flat, int4[0], _GROUP, int4[1])  # noqa: SLF001
+        else:
             flat = functional.pad(flat, (0, 0, 0, max(0, _FEWEST_ROWS - count)))
             out = onednn_linear(flat, self._bfloat16)[:count]
-        else:
-            return None
-        product: torch.Tensor = out.float()
-        if bias is not None:
-            product += bias
+        product: torch.Tensor = out.float() if bias is None else out + bias  # float32, like bias
         return product.view(*rows.shape[:-1], -1)
 
     @cached_property

@@ -19,16 +19,17 @@ from ragkv.model import implementation, linear, quantised
 from ragkv.model.implementation import (
     has_bfloat16_products,
     has_int4_products,
+    has_quantised_products,
     override_implementation,
 )
 from ragkv.model.linear import arithmetic_of, fast_linear_layers
 from ragkv.model.quantised import QuantisedWeight, is_quantised
 
 needs_products = pytest.mark.skipif(
-    not (has_int4_products() or has_bfloat16_products()), reason="this CPU has no such products"
+    not has_quantised_products(), reason="this CPU has no such products"
 )
 
-GRIDS = {  # of GGUF's types: levels, neighbours that share a grid, whether its ends have weights
+GRIDS = {  # of GGUF's types: levels, and neighbours that share a grid
     "Q4_0": (range(-8, 8), 32),
     "Q4_1": (range(16), 32),
     "Q5_0": (range(-16, 16), 32),
@@ -126,7 +127,7 @@ def engine() -> RagKV:
 @needs_products
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
 def test_a_pass_and_a_full_prefill_compute_the_same(family: str) -> None:
-    """With all tokens recomputed, and for each number of rows that a step may have."""
+    """With all tokens recomputed; the same prompt has the same answer again."""
     chunks = some_chunks()
     prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
     with RagKV(quantised_model(family), tiny_tokenizer(), store=":memory:") as kv:
@@ -208,6 +209,13 @@ def test_without_onednn_passes_are_float32s(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(implementation, "_onednn", lambda: None)
     with torch.no_grad():
         assert weight.product(rows, None) is None
+
+
+def test_a_cpu_without_such_products_says_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "has_quantised_products", lambda: False)
+    model = quantised_model()
+    with torch.no_grad(), fast_linear_layers(model):
+        assert arithmetic_of(model) == "float32"
 
 
 @needs_products
