@@ -20,7 +20,7 @@ COMMANDS = PROJECT["project"]["entry-points"]["ragkv.commands"]
 @pytest.mark.parametrize(
     "words",
     [[name] for name in COMMANDS if name != "bench"]
-    + [["bench", name] for name in ("answer", "ingest", "serve", "ttft")],
+    + [["bench", name] for name in ("answer", "decode", "ingest", "serve", "ttft")],
     ids=" ".join,
 )
 def test_every_command_has_its_options(words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ ChunkTokens = Annotated[int, typer.Option(help="Tokens of a chunk.")]
 Ratios = Annotated[
     str, typer.Option(help="Comma-separated shares of the cached tokens to recompute.")
 ]
-Rounds = Annotated[int, typer.Option(help="Prompts of each length.")]
+Rounds = Annotated[int, typer.Option(help="How often each is timed.")]
 Peers = Annotated[
     list[PeerName] | None, typer.Option(help="Another engine on the same prompts; repeatable.")
 ]
@@ -132,12 +133,54 @@ def answer(
 
 
 @bench.command()
+def decode(
+    *,
+    model: ModelName = None,
+    tokens: PromptTokens = "1024,4096",
+    answer_tokens: Annotated[str, typer.Option(help="Two lengths of answers.")] = "16,64",
+    weights: Annotated[str, typer.Option(help="float32, packed or both.")] = "float32,packed",
+    sparse: Annotated[str, typer.Option(help="What steps read; off: everything.")] = "off",
+    concurrent: Annotated[str, typer.Option(help="Numbers of answers drawn at once.")] = "1",
+    rounds: Rounds = 5,
+    examples: Annotated[
+        int, typer.Option(help="Prompts with needles of each length, to judge answers.")
+    ] = 0,
+    json_path: options.JsonPath = None,
+    peer: Peers = None,
+    gguf: Gguf = None,
+    vllm_python: VllmPython = None,
+    device: options.Device = None,
+) -> None:
+    """Measure milliseconds a token after long prompts: the slope between two answer lengths."""
+    options.check_folders(json_path)
+    from ragkv.model.load import load_model
+    from ragkv_bench.speed.decode import DecodePlan, bench_decode, tables
+
+    plan = DecodePlan(
+        tokens=_numbers("--tokens", tokens, int),
+        answer_tokens=_numbers("--answer-tokens", answer_tokens, int),
+        weights=tuple(options.parts_of(weights)),
+        sparse=tuple(options.parts_of(sparse)),
+        concurrent=_numbers("--concurrent", concurrent, int),
+        rounds=rounds,
+        examples=examples,
+    )
+    longest, slots = max(plan.tokens) + max(plan.answer_tokens), max(plan.concurrent)
+    peers = _peers(peer, model, None, longest, gguf, vllm_python, slots)
+    dtypes = {each: each if each == "float32" else None for each in plan.weights}
+    load = partial(load_model, model, None, device=device)
+    models = {each: load(dtype=dtype) for each, dtype in dtypes.items()}
+    found = bench_decode(models, plan, peers=peers, show_progress=True)
+    options.finish(found, tables(found), json_path)
+
+
+@bench.command()
 def ingest(
     *,
     model: ModelName = None,
     chunks: Annotated[int, typer.Option(help="Chunks of each round.")] = 32,
     chunk_tokens: ChunkTokens = 512,
-    rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 5,
+    rounds: Rounds = 5,
     json_path: options.JsonPath = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -158,8 +201,9 @@ def _peers(
     longest: int,
     gguf: Path | None,
     vllm_python: Path | None,
+    slots: int = 0,
 ) -> list[Startable]:
-    """Return the peers; raises for a missing package before anything is measured."""
+    """Return the peers, for ``slots`` answers at once; raises for a missing package at once."""
     import torch
 
     from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
@@ -173,7 +217,7 @@ def _peers(
         if name is PeerName.LLAMA_CPP:
             if gguf is None and not embedded:
                 raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
-            found.append(LlamaCpp(gguf or default_model_gguf(), **most))
+            found.append(LlamaCpp(gguf or default_model_gguf(), **most, slots=slots))
         elif vllm_python is None:
             raise ConfigError(
                 "--peer vllm needs --vllm-python PATH: the interpreter of an environment with "

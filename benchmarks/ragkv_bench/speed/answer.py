@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.table import Table
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.decode.listener import Listener
@@ -122,7 +123,7 @@ def _measure(
         if get_method(method).uses_chunks:
             kv.precompute(trace.chunks, method=method, sink=trace.sink)
     for asked, ids in zip(trace.prompts, trace.ids, strict=True):
-        full.append(transformers_answer(kv, ids, count))
+        full.append(transformers_answer(kv.model, [ids], count))
         for setting, times in own.items():
             times.append(_answer(kv, trace, asked, setting, count))
         bar.update()
@@ -152,12 +153,14 @@ def _answer(
     return AnswerTime(report.ttft_s, total, report.tokens_per_step)
 
 
-def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime:
-    """Answer greedily by transformers' own ``generate``, as one does without ragkv."""
-    given = torch.tensor([ids], device=kv.model.device)
+def transformers_answer(
+    model: PreTrainedModel, ids: Sequence[Sequence[int]], count: int, **more: object
+) -> AnswerTime:
+    """Answer prompts greedily by transformers' own ``generate``, as one does without ragkv."""
+    given = torch.tensor(ids, device=model.device)
     listener = Listener()
-    generate: Any = kv.model.generate
-    synchronise(kv.loaded.device)
+    generate: Any = model.generate
+    synchronise(model.device)
     started = time.perf_counter()
     generate(
         given,
@@ -170,6 +173,7 @@ def transformers_answer(kv: RagKV, ids: Sequence[int], count: int) -> AnswerTime
         top_p=None,
         top_k=None,
         temperature=None,
+        **more,
     )
     total = time.perf_counter() - started
     return AnswerTime(listener.first_at - started, total)

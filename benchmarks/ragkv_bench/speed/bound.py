@@ -30,6 +30,7 @@ from ragkv_bench.speed.timing import synchronise, timed
 
 Positions = npt.NDArray[np.int64]
 _BLOCK_BYTES = 64 << 20
+_MATRIX_BYTES = 1 << 30
 _TRIES = 5
 
 
@@ -176,6 +177,12 @@ def read_rate(folder: Path) -> float:
         return _best_rate(read)
 
 
-def _best_rate(move: Callable[[], None]) -> float:
+def memory_rate(device: torch.device) -> float:
+    """Return bytes a second at which a product of a large matrix with a vector reads it."""
+    matrix = torch.ones(_MATRIX_BYTES >> 14, 1 << 12, device=device)
+    return _best_rate(lambda: float((matrix @ matrix[0])[0]), matrix.nbytes)
+
+
+def _best_rate(move: Callable[[], object], nbytes: int = _BLOCK_BYTES) -> float:
     move()
-    return _BLOCK_BYTES / min(timed(torch.device("cpu"), move)[0] for _ in range(_TRIES))
+    return nbytes / min(timed(torch.device("cpu"), move)[0] for _ in range(_TRIES))

@@ -54,8 +54,12 @@ def timed(device: torch.device, call: Callable[[], Done]) -> tuple[float, Done]:
 
 def ratio_of(first: Iterable[float], second: Iterable[float]) -> tuple[float, tuple[float, float]]:
     """Return median and quartiles over rounds of the first times over the second ones."""
-    ratios = [one / other for one, other in zip(first, second, strict=True)]
-    low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
+    return median_of([one / other for one, other in zip(first, second, strict=True)])
+
+
+def median_of(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return median and quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
     return median, (low, high)
 
 
@@ -67,7 +71,7 @@ def check_plan(plan: Any, *lists: str) -> None:
             raise ConfigError(f"give one or more different {name}, not {list(values)}")
     if min(*plan.tokens, plan.rounds) < 1:
         raise ConfigError("tokens and rounds must be 1 or more")
-    if plan.chunk_tokens < MIN_CHUNK_TOKENS:
+    if getattr(plan, "chunk_tokens", MIN_CHUNK_TOKENS) < MIN_CHUNK_TOKENS:
         raise ConfigError(f"chunk_tokens must be {MIN_CHUNK_TOKENS} or more")
-    for ratio in plan.ratios:
+    for ratio in getattr(plan, "ratios", ()):
         ReuseConfig(recompute_ratio=ratio)

@@ -148,6 +148,11 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
     assert (request["max_tokens"], request["cache_prompt"]) == (1, False)
     assert params.cpuparams.n_threads == params.cpuparams_batch.n_threads == 3
     assert params.n_ctx > 100
+    with LlamaCpp(path, max_tokens=100, threads=3, slots=4) as peer:
+        peer.answer([5, 6, 7], 2)
+    request, params = FakeServer.asked[-1]
+    assert request["cache_prompt"]
+    assert (params.n_parallel, params.n_ctx > 400) == (4, True)
     monkeypatch.setattr(FakeServer, "answers", ({"error": {"message": "context size"}},))
     with LlamaCpp(path, max_tokens=1, threads=1) as peer, pytest.raises(PeerError, match="context size"):  # fmt: skip
         peer.answer([5], 1)

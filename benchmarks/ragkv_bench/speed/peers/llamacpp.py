@@ -15,15 +15,16 @@ _SILENT = 0
 
 
 class LlamaCpp:
-    """llama.cpp's server without its network, one slot, no reuse between prompts.
+    """llama.cpp's server without its network.
 
     ``model`` is a GGUF file: raises ConfigError where there is none, MissingDependencyError
-    without ``xllamacpp``. Prompt and answer together have at most ``max_tokens``.
+    without ``xllamacpp``. Prompt and answer together have at most ``max_tokens``. ``slots`` draw
+    answers at once and keep their prompts; 0: one answer at a time, every prompt computed anew.
     """
 
     name = "llama.cpp"
 
-    def __init__(self, model: Path, *, max_tokens: int, threads: int) -> None:
+    def __init__(self, model: Path, *, max_tokens: int, threads: int, slots: int = 0) -> None:
         try:
             import xllamacpp
         except ImportError as error:
@@ -34,10 +35,11 @@ class LlamaCpp:
             raise ConfigError(f"there is no GGUF file {model}")
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
-        params.n_ctx = max_tokens + _SPARE
-        params.n_parallel = 1
+        params.n_parallel = max(1, slots)
+        params.n_ctx = params.n_parallel * (max_tokens + _SPARE)
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.cache_prompt = params.fit_params = False
+        params.cache_prompt = self._keeps_prompts = slots > 0
+        params.fit_params = False
         params.cache_ram_mib = 0
         params.verbosity = _SILENT
         self._open: Callable[[], Any] = lambda: xllamacpp.Server(params)
@@ -70,7 +72,7 @@ class LlamaCpp:
             "max_tokens": tokens,
             "ignore_eos": True,
             "temperature": 0,
-            "cache_prompt": False,
+            "cache_prompt": self._keeps_prompts,
             "stream": True,
         }
         started = time.perf_counter()
