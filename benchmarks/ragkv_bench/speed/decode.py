@@ -26,7 +26,7 @@ from ragkv.model.calls import cache_argument
 from ragkv.model.implementation import has_bfloat16_products
 from ragkv.model.linear import _fast_of, arithmetic_of
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
-from ragkv.model.lock import lock_of
+from ragkv.model.lock import end_openmp_threads, lock_of
 from ragkv.model.quantised import INT4_ROWS
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, tokenize
@@ -236,7 +236,8 @@ def _ragkv(
     threads: ThreadPoolExecutor,
     count: int,
 ) -> float:
-    """Let threads draw an answer each, as those of an engine do."""
+    """Let threads draw an answer each, as those of an engine do, without this one's OpenMP pool."""
+    end_openmp_threads()
 
     def together() -> list[Drawn]:
         return list(threads.map(lambda each: each.draw(loaded, row["sparse"], count), prompts))
