@@ -25,7 +25,7 @@ LINES = {
     "ragkv/config": 2000,
     "ragkv/decode": 1300,
     "ragkv/engine": 4660,
-    "ragkv/model": 2410,
+    "ragkv/model": 2500,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
     "ragkv/report": 1200,
