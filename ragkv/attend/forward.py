@@ -162,7 +162,7 @@ def _joint_call(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> Iterato
 def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str, Any]]:
     """Prepare model and cache for a pass; yield the call's keyword arguments."""
     cache, model = subset.cache, loaded.model
-    described = _described(loaded, subset, last_row_ends=subset.keep == 1)
+    described = _described(loaded, subset, last_row_ends=1 == subset.keep < len(subset.rows))
     with (
         _writing(subset, described),
         subset_attention(model, described),

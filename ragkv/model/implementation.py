@@ -3,9 +3,8 @@
 A pass has few rows, and on AMD's processors torch's choice, MKL, then spends much of its time
 arranging the weights. oneDNN, which is in torch too, reads the weights as they lie: 1.1 times as
 fast for hundreds of rows, up to 1.4 times for fewer; and up to 1.7 times as fast again for 4 to 32
-rows where the weights are arranged once, in memory of their own.
-docs/log.md has the measurements. Other processors have not been measured, and keep torch's
-choice.
+rows where the weights are arranged once, in memory of their own. docs/log.md has the measurements.
+Other processors have not been measured, and keep torch's choice.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
     ----------
     operation
         ``"linear"``: rows times a contiguous weight; ``"quantised"``: the same, with a weight that
-        has copies of fewer bits; ``"product"``: rows times a matrix of any
-        strides; ``"attention"``: both products of an attention and its softmax.
+        has copies of fewer bits; ``"product"``: rows times a matrix of any strides;
+        ``"attention"``: both products of an attention and its softmax.
     tensors
-        Of an attention: query, key and value ``[heads, rows or tokens, head_dim]``. Otherwise
-        the rows.
+        Of an attention: query, key and value ``[heads, rows or tokens, head_dim]``; else the rows.
     """
     first = tensors[0]
     if first.is_cuda:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ragkv.model.architecture import backbone_of
 from ragkv.model.fingerprint import state_of
 from ragkv.model.implementation import (
     has_quantised_products,
@@ -22,6 +23,7 @@ from ragkv.model.implementation import (
 )
 from ragkv.model.memory import total_bytes
 from ragkv.model.quantised import QuantisedWeight, is_quantised
+from ragkv.model.step_layer import Forward, step_forward, suits_steps
 
 _PACKED_SHARE, _QUANTISED_SHARE = 16, 2.8
 """The machine's memory over the weights of which copies are kept, at least: all or none. Copies of
@@ -32,7 +34,7 @@ _SLOW_ROWS = range(2, 4)
 
 
 class _Fast:
-    """Of a model: the layers whose ``forward`` is replaced, for which threads; their weights.
+    """Of a model: layers, linear and suited, with another ``forward``; its threads; the weights.
 
     ``packed`` are those of ``state``; None where they would take too much memory. ``quantised``
     have products of fewer bits; none has unless ``rounds``.
@@ -42,6 +44,8 @@ class _Fast:
         self.rounds = rounds
         self.threads: set[int] = set()
         self.layers: list[nn.Linear] = []
+        self.suited: list[nn.Module] = []
+        self.step: Forward = step_forward
         self.state: object = None
         self.packed: dict[nn.Linear, torch.Tensor] | None = None
         self.quantised: dict[nn.Linear, QuantisedWeight] = {}
@@ -53,15 +57,19 @@ class _Fast:
         if not self.threads:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
+            self.suited = [x for x in backbone_of(model).layers if suits_steps(x, self.layers)]
         for layer in self.layers:
             layer.__dict__["forward"] = partial(self._forward, layer)
         state = state_of(model), self.rounds
         if state != self.state:
             self.state = state
             self._weigh(total_bytes(model.device))
+        for each in self.suited:
+            each.__dict__["forward"] = self.step(each)
 
     def _weigh(self, memory: int) -> None:
         """Decide which copies of the weights are kept; each is made at its first product."""
+        self.step = cache(partial(step_forward, weakref.proxy(self)))
         known = self.layers if self.rounds and has_quantised_products() else []
         quantised = [layer for layer in known if is_quantised(layer.weight)]
         fits = sum(each.weight.nbytes for each in quantised) * _QUANTISED_SHARE <= memory
@@ -72,9 +80,9 @@ class _Fast:
 
     def restore(self) -> None:
         """Give the layers their own ``forward`` back."""
-        for layer in self.layers:
+        for layer in (*self.layers, *self.suited):
             del layer.__dict__["forward"]
-        self.layers = []
+        self.layers, self.suited = [], []
 
     def _forward(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if threading.get_ident() in self.threads and rows.numel():
@@ -86,6 +94,16 @@ class _Fast:
             if implementation_for("linear", rows) == "onednn":
                 return self._product(layer, rows)
         return nn.Linear.forward(layer, rows)
+
+    def together(self, layers: Sequence[nn.Linear]) -> Forward:
+        """Return the product of few rows with layers of one input, side by side."""
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        if all(layer in self.quantised for layer in layers) and len(biases) in (0, len(layers)):
+            weight = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers]))
+            if weight.int4 is not None:
+                del weight.weight
+                return partial(weight.few, bias=torch.cat(biases) if biases else None)
+        return lambda rows: torch.cat([layer.forward(rows) for layer in layers], dim=-1)
 
     def _product(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if self.packed is None or layer in self.quantised:
@@ -114,8 +132,7 @@ def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Ite
     Parameters
     ----------
     ordinary
-        For an ordinary call of the model: leave it to torch unless weights are quantised, so that
-        it computes what a pass does.
+        For an ordinary call of the model: by torch unless weights are quantised, as in passes.
     """
     fast, thread = _fast_of(model), threading.get_ident()
     if thread in fast.threads:

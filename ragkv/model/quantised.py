@@ -40,13 +40,14 @@ _SAMPLED = 32
 """Groups of a weight that tell whether it is quantised."""
 
 _aten: Any = torch.ops.aten
+_int4_product: Any = getattr(_aten, "_weight_int4pack_mm_for_cpu", None)
 
 
 class QuantisedWeight:
     """A weight ``[out, in]`` float32 with copies of fewer bits, each made when it is needed."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight.detach()
+        self.weight = weight.detach()
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """Return ``rows @ weight^T + bias``, ``[…, n, out]`` float32 from ``[…, n, in]``.
@@ -54,28 +55,32 @@ class QuantisedWeight:
         None where float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
-        int4 = self._int4 if count <= INT4_ROWS else None
-        if int4 is None and not has_bfloat16_products():
-            return None
-        flat = rows.reshape(count, -1).to(torch.bfloat16)
+        flat, int4 = rows.reshape(count, -1), self.int4 if count <= INT4_ROWS else None
         if int4 is not None:
-            out = _aten._weight_int4pack_mm_for_cpu(flat, int4[0], _GROUP, int4[1])  # noqa: SLF001
-        else:
-            flat = functional.pad(flat, (0, 0, 0, max(0, _FEWEST_ROWS - count)))
-            out = onednn_linear(flat, self._bfloat16)[:count]
-        product: torch.Tensor = out.float() if bias is None else out + bias  # float32, like bias
+            return self.few(flat, bias).view(*rows.shape[:-1], -1)
+        if not has_bfloat16_products():
+            return None
+        flat = functional.pad(flat.bfloat16(), (0, 0, 0, max(0, _FEWEST_ROWS - count)))
+        out = onednn_linear(flat, self._bfloat16)[:count]
+        product = out.float() if bias is None else out + bias  # float32, like bias
         return product.view(*rows.shape[:-1], -1)
+
+    def few(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return :meth:`product` of up to 8 rows, ``[n, in]``, where there is ``int4``."""
+        levels, scales = self.int4  # type: ignore[misc]
+        out: torch.Tensor = _int4_product(rows.bfloat16(), levels, _GROUP, scales)
+        return out.float() if bias is None else out + bias
 
     @cached_property
     def _bfloat16(self) -> torch.Tensor:
         """The weight in bfloat16, as oneDNN arranges it."""
-        return packed_weight(self._weight.bfloat16())
+        return packed_weight(self.weight.bfloat16())
 
     @cached_property
-    def _int4(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def int4(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Levels, packed, and scales ``[in / 32, out, 2]``; None for other grids."""
-        packs = has_int4_products() and len(self._weight) % _PACKED_ROWS == 0
-        grid = _four_bits(self._weight) if packs else None
+        packs = has_int4_products() and len(self.weight) % _PACKED_ROWS == 0
+        grid = _four_bits(self.weight) if packs else None
         if grid is None:
             return None
         levels, low, step = grid

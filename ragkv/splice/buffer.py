@@ -112,7 +112,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the rows that are there, ``[1, kv_heads, length, head_dim]``."""
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
     def _write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         if self.slots is None:
@@ -227,10 +227,7 @@ class SplicedCache(Cache):
         self.written += 1
         if layer.slots is None:
             self._make_room(layer.length + key_states.shape[2])
-        rows: tuple[torch.Tensor, torch.Tensor] = super().update(
-            key_states, value_states, layer_idx, *args, **kwargs
-        )
-        return rows
+        return layer.update(key_states, value_states)
 
     def _make_room(self, length: int) -> None:
         """See that so many rows fit; where they do not, some more will."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ragkv import RagKV
+from ragkv.attend.forward import SubsetPass, joint_forward
 from ragkv.decode.full import rounding_kl
 from ragkv.engine.verify import check_model
-from ragkv.model import implementation, linear, quantised
+from ragkv.model import implementation, linear, quantised, step_layer
 from ragkv.model.implementation import (
     has_bfloat16_products,
     has_int4_products,
@@ -23,6 +26,7 @@ from ragkv.model.implementation import (
     override_implementation,
 )
 from ragkv.model.linear import arithmetic_of, fast_linear_layers
+from ragkv.model.lock import lock_of
 from ragkv.model.quantised import QuantisedWeight, is_quantised
 
 needs_products = pytest.mark.skipif(
@@ -225,3 +229,28 @@ def test_the_check_says_how_near_they_are(engine: RagKV) -> None:
     assert [row.name for row in rows][-1] == "quantised products = float32 products"
     assert rows[-1].detail.startswith("KL ")
     assert all(row.holds for row in rows[:-1])
+
+
+def step(model: Any, rows: int, chunks: list[str]) -> torch.Tensor:
+    """Compute a prompt's last rows again, as a step does."""
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as kv, lock_of(model):
+        kv.precompute(chunks)
+        ids, cache = np.array(kv.tokenize(" ".join(chunks))), kv.prefill(" ".join(chunks)).cache
+        places = np.arange(len(ids) - rows, len(ids))
+        return joint_forward(kv.loaded, [SubsetPass(ids, places, cache, keep=rows)])[0]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("make", [tiny_model, quantised_model])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
+def test_steps_are_those_of_transformers_layers(
+    family: str, make: Callable[[str], Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_layer, "_tables", tables := Mock(wraps=step_layer._tables))
+    found, model = step(make(family), rows, some_chunks()), make(family)
+    assert (calls := tables.call_count)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda *_: None)
+    expected = step(model, rows, some_chunks())
+    assert tables.call_count == calls
+    assert (found - expected).abs().max() < 0.03 * expected.std()

@@ -275,8 +275,8 @@ def bytes_read(loaded: ReusableModel, tokens: int, answers: int) -> int:
     for layer in loaded.model.modules():
         if isinstance(layer, nn.Linear):
             few, nbytes = quantised.get(layer), nbytes + layer.weight.nbytes
-            if few is not None and answers <= INT4_ROWS and few._int4 is not None:  # noqa: SLF001
-                nbytes += sum(each.nbytes for each in few._int4) - layer.weight.nbytes  # noqa: SLF001
+            if few is not None and answers <= INT4_ROWS and few.int4 is not None:
+                nbytes += sum(each.nbytes for each in few.int4) - layer.weight.nbytes
             elif few is not None and has_bfloat16_products():
                 nbytes -= layer.weight.nbytes // 2
     shape = loaded.architecture
