@@ -15,9 +15,9 @@ _SHARES = {1: 0.3, 2: 0.5, 3: 0.72, 8: 0.88}
 """Share of tokens taken, by the length of the match, from 1, 2, 3 and 8 on: see docs/log.md."""
 _PRIOR_TOKENS = 8
 """So many tokens of an answer's own drafts weigh as much as the shares above."""
-_SEVERAL, _EACH, _ANSWER = 1.25, 0.035, 0.25
-"""Cost of a step over several tokens, of each more token, and of each more answer's attention;
-a step over a single token costs 1."""
+_COSTS, _ANSWER = {False: (1.25, 0.035), True: (1.15, 0.09)}, 0.25
+"""Cost of a step over several tokens, and of each more token, by whether weights are quantised; of
+each more answer's attention. A step over a single token costs 1."""
 
 
 class Drafts:
@@ -35,10 +35,13 @@ class Drafts:
     ----------
     proposed, accepted
         Tokens drafted and accepted so far.
+    quantised
+        Whether the weights are: a step then takes less time, and each more token more of it.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.proposed = self.accepted = 0
+        self.quantised = False
         self._longest = longest
         self._taken = {match: _PRIOR_TOKENS * share for match, share in _SHARES.items()}
         self._tried = dict.fromkeys(_SHARES, float(_PRIOR_TOKENS))
@@ -69,13 +72,14 @@ class Drafts:
     def _best_length(self, most: int, answers: int = 1) -> int:
         """Return how many tokens yield most over this answer's part of the step's cost."""
         share = self._taken[self._match] / self._tried[self._match]
-        together = (_SEVERAL + _ANSWER * (answers - 1)) / answers
+        several, each = _COSTS[self.quantised]
+        together = (several + _ANSWER * (answers - 1)) / answers
         best = 1.0 if answers == 1 else 1.0 / together
         length, expected, chance = 0, 1.0, 1.0
         for tokens in range(1, most + 1):
             chance *= share
             expected += chance
-            gain = expected / (together + _EACH * tokens)
+            gain = expected / (together + each * tokens)
             if gain > best:
                 best, length = gain, tokens
         return length

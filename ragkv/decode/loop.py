@@ -89,6 +89,7 @@ class Loop:
             self.drafts.record(len(draft), row)
             if ends:
                 return None
+            self.drafts.quantised = self.steps.quantised
             draft = self.drafts.propose(history, self._room(generation_config), self.steps.answers)
             self.count += 1
             return draft

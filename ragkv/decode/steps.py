@@ -10,6 +10,7 @@ import torch
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.decode.batch import batch_of
+from ragkv.model.linear import arithmetic_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.history import TokenHistory
 from ragkv.prompt.tokens import IntArray
@@ -59,6 +60,11 @@ class Steps:
     def position_limit(self) -> int | None:
         """First position at which the model's rotary table changes, or None."""
         return self._loaded.architecture.position_limit
+
+    @property
+    def quantised(self) -> bool:
+        """Whether products have fewer bits; known after the prompt's pass."""
+        return "quantised" in arithmetic_of(self._loaded.model)
 
     @property
     def answers(self) -> int:

@@ -117,8 +117,7 @@ def test_seeded_samples_are_those_without_drafts(
 class Table:
     """Steps whose logits are a tiny model's, computed once for each text."""
 
-    position_limit = None
-    answers = 1
+    position_limit, answers, quantised = None, 1, False
 
     def __init__(self, model: Any, known: dict[tuple[int, ...], torch.Tensor]) -> None:
         self._model, self._known = model, known
@@ -322,26 +321,17 @@ def test_drafts_grow_with_what_is_taken_and_end_where_nothing_is(match: int) -> 
     assert lengths[False][-1] == 0
 
 
-def test_the_best_length_has_the_highest_expected_gain() -> None:
-    for share, cost in product((0.2, 0.5, 0.8, 0.99), (20,)):
-        drafts = Drafts(cost)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_best_length_has_the_highest_expected_gain(quantised: bool) -> None:
+    several, each = (1.15, 0.09) if quantised else (1.25, 0.035)
+    for share, answers in product((0.2, 0.5, 0.6, 0.8, 0.99), (1, 2, 4, 8)):
+        drafts = Drafts(20)
         drafts._taken[8], drafts._tried[8], drafts._match = share, 1.0, 8
-        gains = [1.0] + [
-            sum(share**token for token in range(length + 1)) / (1.25 + 0.035 * length)
-            for length in range(1, cost + 1)
-        ]
-        assert drafts._best_length(cost) == int(np.argmax(gains))
-
-
-def test_drafts_pay_for_their_part_of_a_step_of_many() -> None:
-    drafts = Drafts()
-    drafts._taken[3], drafts._tried[3], drafts._match = 0.6, 1.0, 3
-    lengths = [drafts._best_length(15, answers) for answers in (1, 2, 4, 8)]
-    assert lengths[1] > 0
-    for answers, length in zip((2, 4, 8), lengths[1:], strict=True):
-        together = (1.25 + 0.25 * (answers - 1)) / answers
+        drafts.quantised = quantised
+        part = (several + 0.25 * (answers - 1)) / answers
         gains = [
-            sum(0.6**token for token in range(count + 1)) / (together + 0.035 * count)
-            for count in range(16)
+            sum(share**token for token in range(length + 1)) / (part + each * length)
+            for length in range(21)
         ]
-        assert length == int(np.argmax(gains))
+        gains[0] = 1.0 if answers == 1 else 1 / part
+        assert drafts._best_length(20, answers) == int(np.argmax(gains))
