@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,8 +19,6 @@ from ragkv.model.streams import to_device
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
 _ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
-KEPT_MASK_BYTES = 256 << 20
-"""Larger masks are made again in every layer."""
 
 
 def block_rows(device: torch.device, dtype: torch.dtype) -> int:
@@ -61,14 +59,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.places)
 
-    def blocks(self, window: int | None, dtype: torch.dtype) -> Iterable[Block]:
-        """Return the blocks for one window; small masks are kept for all layers."""
-        if window in self._blocks:
-            return self._blocks[window]
-        made = self._make(window, dtype)
-        if len(self) * (int(self.places[-1]) + 1) * dtype.itemsize > KEPT_MASK_BYTES:
-            return made
-        self._blocks[window] = list(made)
+    def blocks(self, window: int | None, dtype: torch.dtype) -> list[Block]:
+        """Return the blocks for one window, the same for all layers."""
+        if window not in self._blocks:
+            self._blocks[window] = list(self._make(window, dtype))
         return self._blocks[window]
 
     def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
@@ -77,22 +71,23 @@ class Rows:
         for first in range(0, len(self), size):
             last = min(first + size, len(self))
             high = int(self.places[last - 1]) + 1
-            low = 0 if window is None else max(0, int(self.places[first]) - window + 1)
-            keys = torch.arange(low, high, device=device)
+            low, masked = 0, int(self.places[first]) + 1
+            if window is not None:
+                low = masked = max(0, masked - window)
+            keys = torch.arange(masked, high, device=device)
             limit = self.positions[first:last, None]
             hidden = keys > limit
             if window is not None:
                 hidden |= keys <= limit - window
-            plain = int(self.places[first]) + 1 if window is None else 0
-            yield Block(first, last, low, high, additive(hidden, dtype), plain)
+            yield Block(first, last, low, high, additive(hidden, dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Rows ``first`` to ``last``, and the mask of their keys ``low`` to ``high``.
 
-    ``mask`` is ``[last - first, high - low]``: 0 where a row sees a key, else -inf. The first
-    ``plain`` keys are seen by all.
+    ``mask`` is ``[last - first, masked]``, of the last ones of these keys: 0 where a row sees a
+    key, else -inf. All rows see the keys before them.
     """
 
     first: int
@@ -100,7 +95,6 @@ class Block:
     low: int
     high: int
     mask: torch.Tensor
-    plain: int
 
 
 def attend(
@@ -146,10 +140,9 @@ def attend(
     if score_rule is None and query.device.type != "cpu":
         # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
-    for block in rows.blocks(window, query.dtype):
+    for block in reversed(rows.blocks(window, query.dtype)):  # each fits into memory of the last
         out[:, :, block.first : block.last] = attend_under(
             block.mask,
-            block.plain,
             query[:, :, block.first : block.last],
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
@@ -161,7 +154,6 @@ def attend(
 
 def attend_under(
     mask: torch.Tensor,
-    plain: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -169,29 +161,39 @@ def attend_under(
     *,
     score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
-    """Attend for a block of rows under an additive mask, ``[rows, keys]``.
+    """Attend for a block of rows under an additive mask of the last keys, ``[rows, masked]``.
 
-    The mask hides none of the first ``plain`` keys. Otherwise as :func:`attend`.
+    All rows see the keys before them. Otherwise as :func:`attend`.
     """
     if score_rule is not None:
         return _attend_by_rule(score_rule, mask, query, key, value, scaling)
+    plain = key.shape[2] - mask.shape[1]
     if query.device.type != "cpu":
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+            query,
+            key,
+            value,
+            attn_mask=functional.pad(mask, (plain, 0)),
+            scale=scaling,
+            enable_gqa=True,
         )
     if len(query) > 1 or implementation_for("attention", query) != "onednn":
         # as rows of their KV head, a group's heads read its keys once
         group = query.shape[1] // key.shape[1]
         rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         return functional.scaled_dot_product_attention(
-            rows, key, value, attn_mask=mask.repeat(group, 1), scale=scaling
+            rows,
+            key,
+            value,
+            attn_mask=functional.pad(mask, (plain, 0)).repeat(group, 1),
+            scale=scaling,
         ).view(query.shape)
     grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
     out: list[torch.Tensor] = []
     first = 0
     for weights in products(grouped, key[0]):
-        if plain < mask.shape[1]:
-            weights.view(-1, *mask.shape)[..., plain:] += mask[:, plain:]
+        if mask.shape[1]:
+            weights.view(-1, len(mask), key.shape[2])[..., plain:] += mask
         torch.softmax(weights, dim=-1, out=weights)
         values = value[0, first : first + len(weights)]
         out.extend(products(weights, values.transpose(1, 2)))
@@ -213,7 +215,9 @@ def _attend_by_rule(
         heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)
         keys, values = key[:, one].float(), value[:, one].float()
         scores = torch.matmul(query[:, heads].float() * scaling, keys.transpose(2, 3))
-        weights = score_rule.weights(score_rule.capped(scores) + mask, heads)
+        scores = score_rule.capped(scores)
+        scores[..., keys.shape[2] - mask.shape[1] :] += mask
+        weights = score_rule.weights(scores, heads)
         out[:, heads] = torch.matmul(weights, values)
     return out
 

@@ -10,7 +10,7 @@ docs/log.md has the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.rows import KEPT_MASK_BYTES, Rows, additive, attend, attend_under, block_rows
+from ragkv.attend.rows import Rows, additive, attend, attend_under, block_rows
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import ConfigError
 from ragkv.model.loaded import ReusableModel
@@ -138,21 +138,14 @@ class SparseRows:
             rows_of_block = limited[:, :, block.first : block.last]
             keys, values = (seen[:, :, :end] for seen in room)
             rows_of_block.copy_(
-                attend_under(
-                    mask, block.plain, rows_of_block, keys, values, scaling, score_rule=score_rule
-                )
+                attend_under(mask, rows_of_block, keys, values, scaling, score_rule=score_rule)
             )
         return out.index_copy_(2, self._limited, limited)
 
-    def _all_masks(self, dtype: torch.dtype) -> Iterable[torch.Tensor]:
-        """Return the blocks' masks; small ones are kept for all layers."""
-        if self._masks is not None:
-            return self._masks
-        made = self._make_masks(dtype)
-        most = len(self._limited_rows) * (self._near + len(self._kept))
-        if most * dtype.itemsize > KEPT_MASK_BYTES:
-            return made
-        self._masks = list(made)
+    def _all_masks(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return the blocks' masks, the same for all layers."""
+        if self._masks is None:
+            self._masks = list(self._make_masks(dtype))
         return self._masks
 
     def _make_masks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
@@ -161,7 +154,7 @@ class SparseRows:
                 at[block.first : block.last, None] for at in (self._limited_rows, self._lowest)
             )
             near = (block.near < row) & (block.near >= lowest)
-            seen = torch.cat([self._kept[: block.kept] <= row, near], dim=1)
+            seen = torch.cat([self._kept[block.plain : block.kept] <= row, near], dim=1)
             yield additive(~seen, dtype)
 
 
