@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ragkv.answer.completion import Completion
-    from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
+    from ragkv.config import DecodeConfig, ReuseConfig, SparseDecoding, StoreConfig
     from ragkv.engine.engine import RagKV
     from ragkv.engine.stream import CompletionStream, Prefilled
     from ragkv.prompt.chat import Chat
@@ -20,6 +20,7 @@ _HOMES = {
     "Completion": "ragkv.answer.completion",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
+    "SparseDecoding": "ragkv.config.sparse",
     "Method": "ragkv.select.method",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",
@@ -41,6 +42,7 @@ __all__ = [
     "RagKV",
     "ReuseConfig",
     "ReuseReport",
+    "SparseDecoding",
     "StoreConfig",
     "ToolCall",
 ]

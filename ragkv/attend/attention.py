@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -22,7 +22,6 @@ from ragkv.attend.interface import (
 from ragkv.attend.observe import LayerCall, Observer
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
-from ragkv.attend.sparse import SparseRows
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
@@ -33,6 +32,28 @@ PIECE = 1024
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores; a pass cannot take them."""
+
+
+class SparseAttention(Protocol):
+    """Attention of a pass's rows in layers without a window, from ``first_layer`` on."""
+
+    @property
+    def first_layer(self) -> int:
+        """First layer that does not attend to everything."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Rows,
+        scaling: float,
+        score_rule: ScoreRule | None = None,
+    ) -> torch.Tensor:
+        """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +68,7 @@ class Pass:
     rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
-    sparse: SparseRows | None = None
+    sparse: SparseAttention | None = None
     last_row_ends: bool = False
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     tokens: int | None = None
@@ -138,10 +159,11 @@ def _attend(
     sparse, unused = one.sparse, 0
     if one.last_row_ends and layer == len(one.windows) - 1:
         unused = len(rows) - 1
+    if unused:
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
     if sparse is not None and layer >= sparse.first_layer and window is None:
-        out = sparse.attend(query, key, value, scaling, score_rule=score_rule)
+        out = sparse.attend(layer, query, key, value, rows, scaling, score_rule)
     else:
         out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)
     return functional.pad(out, (0, 0, unused, 0)) if unused else out

@@ -14,6 +14,7 @@ import torch
 from ragkv.attend.attention import (
     JointPass,
     Pass,
+    SparseAttention,
     feed_forward_in_pieces,
     last_row_ends,
     subset_attention,
@@ -21,7 +22,6 @@ from ragkv.attend.attention import (
 from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
-from ragkv.attend.sparse import SparseRows
 from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
@@ -48,7 +48,7 @@ class SubsetPass:
     drift
         Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
     sparse
-        What rows attend to in the upper layers; None: all positions up to their own.
+        What rows attend to in layers without a window; None: all positions up to their own.
     keep
         Number of last rows whose logits are computed.
     leaving
@@ -61,7 +61,7 @@ class SubsetPass:
     cache: SplicedCache
     observer: Observer | None = None
     drift: BeforeWrite | None = None
-    sparse: SparseRows | None = None
+    sparse: SparseAttention | None = None
     keep: int = 1
     leaving: Leaving | None = None
 

@@ -105,11 +105,12 @@ class SparseRows:
 
     def attend(
         self,
+        _layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        _rows: Rows,
         scaling: float,
-        *,
         score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.

@@ -9,6 +9,7 @@ from ragkv.config.generation import (
     refuse_unsupported,
 )
 from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
+from ragkv.config.sparse import SparseDecoding
 from ragkv.config.store import CODECS, MEMORY, StoreConfig
 from ragkv.config.template import checked_variables
 
@@ -24,6 +25,7 @@ __all__ = [
     "DecodeConfig",
     "Named",
     "ReuseConfig",
+    "SparseDecoding",
     "StoreConfig",
     "check_known",
     "check_removed",

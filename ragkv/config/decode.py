@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ragkv.config.checks import Settings, check_bool, check_number, check_whole
+from ragkv.config.checks import Settings, check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
+from ragkv.config.sparse import SPARSE_PRESETS, SparseDecoding
 from ragkv.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-20
@@ -42,6 +43,10 @@ class DecodeConfig(Settings):
     drafts
         Prompt lookup decoding: what stood behind an earlier occurrence of the last tokens is
         verified in the step that computes them. It changes an answer's speed, not its tokens.
+    sparse
+        Which blocks of a long context the steps read: ``"off"`` for all of them, a
+        :class:`SparseDecoding`, or the name of one, ``"quest"`` or ``"snapkv"``. It changes the
+        answer a little.
     ignore_eos
         Whether the answer goes on past the model's end-of-sequence tokens.
     logprobs
@@ -71,6 +76,7 @@ class DecodeConfig(Settings):
     top_k: int = 0
     stop_token_ids: Sequence[int] = ()
     drafts: bool = True
+    sparse: str | SparseDecoding = "off"
     ignore_eos: bool = False
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
@@ -97,6 +103,8 @@ class DecodeConfig(Settings):
         for token in self.stop_token_ids:
             check_whole("a stop token", token, 0, 2**31)
         check_bool("drafts", self.drafts)
+        if not isinstance(self.sparse, SparseDecoding):
+            check_choice("sparse (or a SparseDecoding)", self.sparse, ("off", *SPARSE_PRESETS))
         check_bool("ignore_eos", self.ignore_eos)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)

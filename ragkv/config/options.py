@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from ragkv.config.reuse import Named
+from ragkv.config.sparse import SparseDecoding
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -19,6 +20,7 @@ class DecodeOptions(TypedDict, total=False):
     top_k: int
     stop_token_ids: Sequence[int]
     drafts: bool
+    sparse: str | SparseDecoding
     ignore_eos: bool
     logprobs: int | None
     json_schema: Mapping[str, Any] | None

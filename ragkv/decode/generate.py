@@ -65,6 +65,8 @@ class Drawn:
         The model's calls after the first token.
     drafted, accepted
         Tokens of drafts, and how many of them the answer took.
+    blocks, blocks_read
+        Blocks of the context that steps with sparse attention could read, and those that they read.
     finish_reason
         ``"stop"``: an end-of-sequence token, a stop token, a stop text or the listener's end;
         ``"length"``: as many tokens as were allowed; ``"cancelled"``.
@@ -78,6 +80,8 @@ class Drawn:
     steps: int
     drafted: int = 0
     accepted: int = 0
+    blocks: int = 0
+    blocks_read: int = 0
     finish_reason: FinishReason = "length"
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -175,6 +179,7 @@ def draw(
         require_used(min(seeded.tokens, 1), 1, "calls of ragkv's sampling")
     tokens = out[0, begin:].tolist()
     now = time.perf_counter()
+    sparse = None if steps is None else steps.sparse
     if tokens[-1:] and tokens[-1] in (settings.eos_token_id or ()):
         ended = ["stop"]
     return Drawn(
@@ -184,6 +189,8 @@ def draw(
         loop.count if isinstance(loop, Loop) else len(tokens) - 1,
         drafts.proposed,
         drafts.accepted,
+        0 if sparse is None else sparse.blocks,
+        0 if sparse is None else sparse.read,
         ended[0] if ended else "length",
         tuple(listener.progress.logprobs),
     )

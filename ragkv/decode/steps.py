@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ragkv.attend.forward import SubsetPass
+from ragkv.attend.blocks import BlockAttention
+from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.decode.batch import batch_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.loaded import ReusableModel
@@ -18,6 +19,8 @@ from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.splice.buffer import SplicedCache
 
 Take = Callable[[torch.Tensor], Sequence[int] | None]
+_VOTERS = 32
+"""Last tokens of a prompt whose attention votes for blocks, as in SnapKV."""
 
 
 class Steps:
@@ -37,6 +40,8 @@ class Steps:
         the caller has the model.
     copies
         What the steps repair; None for nothing.
+    sparse
+        What the steps read of the context; None for everything.
     prefilled
         Called after ``first``: the caller may let go of the model.
     """
@@ -48,12 +53,14 @@ class Steps:
         cache: SplicedCache,
         first: Callable[[], torch.Tensor],
         copies: CopyRepair | None = None,
+        sparse: BlockAttention | None = None,
         *,
         prefilled: Callable[[], object] = lambda: None,
     ) -> None:
         self.history = TokenHistory(ids)
         self._loaded, self._cache = loaded, cache
         self._first, self._copies, self._prefilled = first, copies, prefilled
+        self.sparse = sparse
         self._batch = batch_of(loaded)
 
     @property
@@ -84,6 +91,7 @@ class Steps:
             alone; None ends the answer.
         """
         logits = self._first()[None]
+        self._vote()
         subset = self._next(take, logits)
         self._prefilled()
         if subset is not None:
@@ -100,4 +108,15 @@ class Steps:
             draft = self._copies.without_repair(self.history, draft)
         ids = np.concatenate([self.history.ids, np.asarray(draft, dtype=self.history.ids.dtype)])
         fed = np.arange(len(self.history) - 1, len(ids))
-        return SubsetPass(ids, np.concatenate([repaired, fed]), self._cache, keep=len(fed))
+        if self.sparse is not None:
+            self.sparse.begin(repaired, len(self.history) - 1)
+        rows = np.concatenate([repaired, fed])
+        return SubsetPass(ids, rows, self._cache, sparse=self.sparse, keep=len(fed))
+
+    def _vote(self) -> None:
+        """Let the prompt's last tokens vote, where the first step's blocks follow from that."""
+        ids = self.history.ids
+        if self.sparse is not None and self.sparse.needs_votes:
+            rows = np.arange(max(0, len(ids) - _VOTERS), len(ids))
+            voters = SubsetPass(ids, rows, self._cache, self.sparse.vote)
+            observed_forward(self._loaded, voters)

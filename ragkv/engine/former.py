@@ -77,13 +77,15 @@ class FormerPrompts:
     def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the rows of a prompt and its answer; they are copied later.
 
-        The answer's last token has no row. What was dropped since the prompt was asked is left out.
+        The answer's last token has no row; rows of steps that did not read everything are left out,
+        and what was dropped since the prompt was asked.
         """
         sink = plan.located.sink
         if self._tree is None or not request.uses_history or sink is None:
             return
         self._hits += plan.spliced.layout.former is not None
-        ids = np.concatenate([plan.ids, np.asarray(drawn.token_ids[:-1], dtype=plan.ids.dtype)])
+        answer = drawn.token_ids[:-1] if drawn.blocks_read == drawn.blocks else []
+        ids = np.concatenate([plan.ids, np.asarray(answer, dtype=plan.ids.dtype)])
         freshness = self._freshness(plan, len(ids))
         root = self.is_beyond(plan.located.tokens)
         if not root:  # behind the limit, rows are rotated by another table

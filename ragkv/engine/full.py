@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from transformers.cache_utils import Cache
 
+from ragkv.attend.blocks import blocks_for
 from ragkv.config import DecodeConfig
 from ragkv.decode.batch import batch_of
 from ragkv.decode.full import full_prefill, prefill_into
@@ -133,7 +134,7 @@ class FullPrefill:
         steps, loaded = None, self.loaded
         if isinstance(loaded, ReusableModel):
             cache, first = self._begun(request, plan, loaded)
-            steps = self._steps(plan, cache, first, turn)
+            steps = self._steps(plan, cache, first, turn, decode)
         drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
         if steps is not None:
             self._keep(request, plan, cache, drawn)
@@ -159,9 +160,11 @@ class FullPrefill:
         cache: SplicedCache,
         first: Callable[[], torch.Tensor],
         turn: Turn,
+        decode: DecodeConfig,
     ) -> Steps:
         loaded, copies = require_reusable(self.loaded), plan.repair.copies
-        return Steps(loaded, plan.ids, cache, first, copies, prefilled=turn.prefilled)
+        sparse = blocks_for(loaded, decode.sparse, len(plan.ids))
+        return Steps(loaded, plan.ids, cache, first, copies, sparse, prefilled=turn.prefilled)
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Take the cache of a finished answer; nothing is done with it here."""

@@ -244,6 +244,8 @@ def _decoding(drawn: Drawn) -> dict[str, Any]:
         "tokens_per_step": later / max(1, drawn.steps),
         "drafted_tokens": drawn.drafted,
         "accepted_tokens": drawn.accepted,
+        "blocks": drawn.blocks,
+        "blocks_read": drawn.blocks_read,
     }
 
 

@@ -104,6 +104,9 @@ class ReuseReport:
         Tokens after the first over the model's calls that drew them.
     drafted_tokens, accepted_tokens
         Tokens that prompt lookup proposed, and those that the answer took.
+    blocks, blocks_read
+        Blocks of the context that decoding steps with sparse attention could read, and those that
+        they read, over all layers and steps.
     dtype
         What keys, values and activations were computed in: ``float32``, or ``float32, quantised
         products`` where weights of a quantised file were multiplied as such.
@@ -150,6 +153,8 @@ class ReuseReport:
     tokens_per_step: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    blocks: int = 0
+    blocks_read: int = 0
     dtype: str = ""
     ahead_tokens: int = 0
     choice: str = ""
