@@ -44,12 +44,13 @@ class SparseAttention(Protocol):
 
     def attend(
         self,
-        layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        rows: Rows,
         scaling: float,
+        *,
+        layer: int,
+        rows: Rows,
         score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does."""
@@ -163,7 +164,9 @@ def _attend(
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
     if sparse is not None and layer >= sparse.first_layer and window is None:
-        out = sparse.attend(layer, query, key, value, rows, scaling, score_rule)
+        out = sparse.attend(
+            query, key, value, scaling, layer=layer, rows=rows, score_rule=score_rule
+        )
     else:
         out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)
     return functional.pad(out, (0, 0, unused, 0)) if unused else out

@@ -96,12 +96,6 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
     return torch.stack(paid).sum(dim=0) / (call.query.shape[1] * count)
 
 
-def attention_by_head(call: LayerCall) -> torch.Tensor:
-    """Return the attention that all rows pay, ``[kv_heads, tokens]`` float32, sums over rows."""
-    paid = torch.cat([part.sum(dim=1) for part in _weights(call, slice(None))])
-    return paid.unflatten(0, (call.key.shape[1], -1)).sum(dim=1)
-
-
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
     """Return the attention that the last row pays, and the maximum over the last ``count`` rows.
 

@@ -105,18 +105,21 @@ class SparseRows:
 
     def attend(
         self,
-        _layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        _rows: Rows,
         scaling: float,
+        *,
+        layer: int = 0,
+        rows: Rows | None = None,
         score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.
 
-        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``.
+        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``. All layers are alike, and
+        the rows known.
         """
+        del layer, rows
         out = torch.empty_like(query)
         of_others = query.index_select(2, self._others)
         of_others = attend(

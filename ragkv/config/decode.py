@@ -10,7 +10,7 @@ from typing import Any
 from ragkv.config.checks import Settings, check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
-from ragkv.config.sparse import SPARSE_PRESETS, SparseDecoding
+from ragkv.config.sparse import SparseDecoding
 from ragkv.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-20
@@ -44,9 +44,9 @@ class DecodeConfig(Settings):
         Prompt lookup decoding: what stood behind an earlier occurrence of the last tokens is
         verified in the step that computes them. It changes an answer's speed, not its tokens.
     sparse
-        Which blocks of a long context the steps read: ``"off"`` for all of them, a
-        :class:`SparseDecoding`, or the name of one, ``"quest"`` or ``"snapkv"``. It changes the
-        answer a little.
+        Which blocks of a long context the steps read: ``"off"`` for all of them, ``"auto"`` for
+        the best of them where that saves time (prompts of about 8,000 tokens and more, on a CPU),
+        or a :class:`SparseDecoding`. It may change tokens.
     ignore_eos
         Whether the answer goes on past the model's end-of-sequence tokens.
     logprobs
@@ -104,7 +104,7 @@ class DecodeConfig(Settings):
             check_whole("a stop token", token, 0, 2**31)
         check_bool("drafts", self.drafts)
         if not isinstance(self.sparse, SparseDecoding):
-            check_choice("sparse (or a SparseDecoding)", self.sparse, ("off", *SPARSE_PRESETS))
+            check_choice("sparse (or a SparseDecoding)", self.sparse, ("off", "auto"))
         check_bool("ignore_eos", self.ignore_eos)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)

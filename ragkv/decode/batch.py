@@ -221,7 +221,7 @@ def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
 
 
 def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
-    """Whether an ordinary call computes the step faster: on a GPU, where it reads and writes alike."""
+    """Whether an ordinary call computes the step faster: on a GPU, with nothing else to do."""
     repairs = len(subset.rows) > subset.keep
     return loaded.device.type != "cpu" and not repairs and subset.sparse is None
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ragkv.attend.blocks import BlockAttention
-from ragkv.attend.forward import SubsetPass, observed_forward
+from ragkv.attend.forward import SubsetPass
 from ragkv.decode.batch import batch_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.loaded import ReusableModel
@@ -19,8 +19,6 @@ from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.splice.buffer import SplicedCache
 
 Take = Callable[[torch.Tensor], Sequence[int] | None]
-_VOTERS = 32
-"""Last tokens of a prompt whose attention votes for blocks, as in SnapKV."""
 
 
 class Steps:
@@ -53,8 +51,8 @@ class Steps:
         cache: SplicedCache,
         first: Callable[[], torch.Tensor],
         copies: CopyRepair | None = None,
-        sparse: BlockAttention | None = None,
         *,
+        sparse: BlockAttention | None = None,
         prefilled: Callable[[], object] = lambda: None,
     ) -> None:
         self.history = TokenHistory(ids)
@@ -91,7 +89,6 @@ class Steps:
             alone; None ends the answer.
         """
         logits = self._first()[None]
-        self._vote()
         subset = self._next(take, logits)
         self._prefilled()
         if subset is not None:
@@ -112,11 +109,3 @@ class Steps:
             self.sparse.begin(repaired, len(self.history) - 1)
         rows = np.concatenate([repaired, fed])
         return SubsetPass(ids, rows, self._cache, sparse=self.sparse, keep=len(fed))
-
-    def _vote(self) -> None:
-        """Let the prompt's last tokens vote, where the first step's blocks follow from that."""
-        ids = self.history.ids
-        if self.sparse is not None and self.sparse.needs_votes:
-            rows = np.arange(max(0, len(ids) - _VOTERS), len(ids))
-            voters = SubsetPass(ids, rows, self._cache, self.sparse.vote)
-            observed_forward(self._loaded, voters)

@@ -164,7 +164,9 @@ class FullPrefill:
     ) -> Steps:
         loaded, copies = require_reusable(self.loaded), plan.repair.copies
         sparse = blocks_for(loaded, decode.sparse, len(plan.ids))
-        return Steps(loaded, plan.ids, cache, first, copies, sparse, prefilled=turn.prefilled)
+        return Steps(
+            loaded, plan.ids, cache, first, copies, sparse=sparse, prefilled=turn.prefilled
+        )
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Take the cache of a finished answer; nothing is done with it here."""
