@@ -33,6 +33,8 @@ def body_of(
     """
     if not decode.drafts:
         raise ConfigError("drafts cannot be switched off for an answer of a server: omit it")
+    if not isinstance(decode.sparse, str):
+        raise ConfigError("an answer of a server takes sparse='off' or 'auto', no SparseDecoding")
     if isinstance(prompt, str):
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
         if decode.logprobs is not None:
@@ -53,6 +55,7 @@ def body_of(
         )
     given = {name: value for name in _WHERE_GIVEN if (value := getattr(decode, name))}
     given |= {"stop": list(decode.stops)} if decode.stops else {}
+    given |= {} if decode.sparse == "off" else {"sparse": decode.sparse}
     given |= {} if decode.seed is None else {"seed": decode.seed}
     return {
         **body,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ragkv.config.checks import Settings, check_choice, check_whole
 
-REPRESENTATIVES = ("meanstd", "quest")
+REPRESENTATIVES = ("quest", "meanstd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class SparseDecoding(Settings):
     block_size
         Tokens of a block.
     representative
-        What stands for a block's keys: ``"meanstd"``, mean and variance by channel, or
-        ``"quest"``, minimum and maximum (arXiv 2406.10774).
+        What stands for a block's keys: ``"quest"``, minimum and maximum by channel
+        (arXiv 2406.10774), or ``"meanstd"``, mean and variance.
     second_block_count
         Blocks of the middle that a step reads.
     token_step
@@ -34,7 +34,7 @@ class SparseDecoding(Settings):
     """
 
     block_size: int = 16
-    representative: str = "meanstd"
+    representative: str = "quest"
     second_block_count: int = 64
     token_step: int = 1
     initial_window: int = 64

@@ -146,6 +146,7 @@ def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, A
                 seed=seed,
                 stop_token_ids=fields.stop_token_ids,
                 ignore_eos=fields.ignore_eos,
+                sparse=fields.sparse,
                 logprobs=asked.logprobs,
                 json_schema=asked.schema,
                 generation=generation,

@@ -114,6 +114,7 @@ class AnswerFields(Fields):
         list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)
     ] = []
     ignore_eos: bool = False
+    sparse: Literal["off", "auto"] = "off"
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     ragkv: AnswerReuse = AnswerReuse()

@@ -13,7 +13,7 @@ from pairwise import all_pairs
 from tiny import FAMILIES, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
-from ragkv import RagKV, SparseDecoding
+from ragkv import RagKV, ReuseConfig, SparseDecoding
 from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
@@ -102,7 +102,13 @@ def test_steps_read_the_blocks_that_match_best(
 ) -> None:
     parts = tensors(tokens, rows)
     initial, local = windows
-    settings = SparseDecoding(size, kind, 3, initial_window=initial, local_window=local)
+    settings = SparseDecoding(
+        block_size=size,
+        representative=kind,
+        second_block_count=3,
+        initial_window=initial,
+        local_window=local,
+    )
     ours = attended(BlockAttention(settings, 1), parts)
     torch.testing.assert_close(ours, expected(settings, parts), atol=2e-5, rtol=1e-4)
 
@@ -181,7 +187,7 @@ def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(
 ) -> None:
     kept: list[ComputedPrompt] = []
     monkeypatch.setattr(PrefixTree, "add", lambda _, computed: kept.append(computed))
-    engine = make_engine()
+    engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)
     reports = [engine.generate(PROMPT, sparse=each, **ANSWER).report for each in ("off", SMALL)]
     lengths = [len(each.ids) - reports[0].prompt_tokens for each in kept]

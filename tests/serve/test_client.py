@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ragkv import ReuseConfig, ReuseReport
+from ragkv import ReuseConfig, ReuseReport, SparseDecoding
 from ragkv.client import RemoteRagKV
 from ragkv.errors import (
     ClosedError,
@@ -168,7 +168,7 @@ def test_messages_are_a_chat_and_token_ids_come_along(connect, stub):
         sse({"choices": [delta]}, {"choices": [end], "ragkv": REPORT.to_dict()}, "[DONE]")
     ]
     kv = connect(model="tiny")
-    with kv.stream(MESSAGES, ignore_eos=True, stop_token_ids=[4]) as stream:
+    with kv.stream(MESSAGES, ignore_eos=True, sparse="auto", stop_token_ids=[4]) as stream:
         assert "".join(stream) == "Yes"
         assert stream.completion.token_ids == [5, 1]
     (body,) = stub.bodies("/v1/chat/completions")
@@ -177,7 +177,7 @@ def test_messages_are_a_chat_and_token_ids_come_along(connect, stub):
         "tiny",
         256,
     )
-    assert (body["ignore_eos"], body["stop_token_ids"]) == (True, [4])
+    assert (body["ignore_eos"], body["sparse"], body["stop_token_ids"]) == (True, "auto", [4])
     assert body["ragkv"] == {"report": True}
 
 
@@ -333,6 +333,7 @@ def test_settings_are_refused_before_anything_is_sent(connect, stub):
         {"method": own},
         {"cache_implementation": "static"},
         {"drafts": False},
+        {"sparse": SparseDecoding()},
         {"logprobs": 1},
     ):
         with pytest.raises(ConfigError):
