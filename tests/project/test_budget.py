@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[2]
 # Raising a figure is a commit of its own, whose message says which user gets what from it.
 LINES = {
     "ragkv/answer": 400,
-    "ragkv/attend": 1400,
+    "ragkv/attend": 1620,
     "ragkv/chunk": 300,
     "ragkv/cli": 1440,
     "ragkv/client": 900,
-    "ragkv/config": 2000,
-    "ragkv/decode": 1300,
-    "ragkv/engine": 4660,
+    "ragkv/config": 2040,
+    "ragkv/decode": 1310,
+    "ragkv/engine": 4670,
     "ragkv/model": 2500,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
@@ -39,11 +39,11 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 34350,
+    "tests": 34600,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 41, "commands": 9, "words of docs": 14_200}
+COUNTS = {"settings": 48, "commands": 9, "words of docs": 14_550}
 
 
 def lines_of(room: str) -> int:
