@@ -23,7 +23,7 @@ LINES = {
     "ragkv/cli": 1440,
     "ragkv/client": 900,
     "ragkv/config": 2040,
-    "ragkv/decode": 1310,
+    "ragkv/decode": 1320,
     "ragkv/engine": 4670,
     "ragkv/model": 2500,
     "ragkv/prompt": 2100,
@@ -39,7 +39,7 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 34600,
+    "tests": 34620,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
