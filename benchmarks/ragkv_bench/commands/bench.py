@@ -139,7 +139,9 @@ def decode(
     tokens: PromptTokens = "1024,4096",
     answer_tokens: Annotated[str, typer.Option(help="Two lengths of answers.")] = "16,64",
     weights: Annotated[str, typer.Option(help="float32, packed or both.")] = "float32,packed",
-    sparse: Annotated[str, typer.Option(help="What steps read; off: everything.")] = "off",
+    sparse: Annotated[
+        str, typer.Option(help="What steps read: off, auto, or blocks by quest or meanstd.")
+    ] = "off",
     concurrent: Annotated[str, typer.Option(help="Numbers of answers drawn at once.")] = "1",
     rounds: Rounds = 5,
     examples: Annotated[
@@ -170,7 +172,7 @@ def decode(
     dtypes = {each: each if each == "float32" else None for each in plan.weights}
     load = partial(load_model, model, None, device=device)
     models = {each: load(dtype=dtype) for each, dtype in dtypes.items()}
-    found = bench_decode(models, plan, peers=peers, show_progress=True)
+    found = bench_decode(models, plan, peers=peers)
     options.finish(found, tables(found), json_path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -16,7 +15,8 @@ from torch import nn
 from tqdm.auto import trange
 from transformers.cache_utils import DynamicCache
 
-from ragkv import DecodeConfig
+from ragkv import DecodeConfig, SparseDecoding
+from ragkv.attend.blocks import blocks_for
 from ragkv.decode.full import prefill_into
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.steps import Steps
@@ -79,8 +79,13 @@ class DecodePlan:
             raise ConfigError("answer_tokens are two lengths: a short one, 2 or more, and a longer")
         if min(self.concurrent) < 1 or self.examples < 0 or not set(self.weights) <= set(WEIGHTS):
             raise ConfigError(f"concurrent: 1 or more; examples: 0 or more; weights: {WEIGHTS}")
-        if set(self.sparse) != {OFF}:
-            raise ConfigError(f"sparse must be {OFF}, not {', '.join(self.sparse)}")
+        for each in self.sparse:
+            _settings(each)
+
+
+def _settings(sparse: str) -> str | SparseDecoding:
+    """Return what the name means: ``off``, ``auto``, or what represents a block."""
+    return sparse if sparse in {OFF, "auto"} else SparseDecoding(representative=sparse)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,30 +101,26 @@ class _Prompt:
     ) -> Drawn:
         """Draw an answer."""
         config = DecodeConfig(max_new_tokens=count, drafts=False, ignore_eos=ignore_eos)
-        with self._steps(loaded, sparse) as steps:
-            return draw(loaded, self.ids, steps, config)
+        return draw(loaded, self.ids, self._steps(loaded, sparse), config)
 
     def followed(self, loaded: ReusableModel, sparse: str, answer: Sequence[int]) -> Reference:
         """Return the distributions along an answer."""
-        rows = list[torch.Tensor]()
-        with self._steps(loaded, sparse) as steps:
+        rows, steps = list[torch.Tensor](), self._steps(loaded, sparse)
 
-            def take(logits: torch.Tensor) -> list[int] | None:
-                rows.append(logits[-1].cpu())
-                steps.history.append([answer[len(rows) - 1]])
-                return [] if len(rows) < len(answer) else None
+        def take(logits: torch.Tensor) -> list[int] | None:
+            rows.append(logits[-1].cpu())
+            steps.history.append([answer[len(rows) - 1]])
+            return [] if len(rows) < len(answer) else None
 
-            steps.run(take)
+        steps.run(take)
         return Reference(tuple(answer), torch.stack(rows))
 
-    @contextmanager
-    def _steps(self, loaded: ReusableModel, _sparse: str) -> Iterator[Steps]:
-        """Yield an answer's steps, in a turn that lasts until the first one."""
+    def _steps(self, loaded: ReusableModel, sparse: str) -> Steps:
+        """Return an answer's steps."""
         for layer in self.cache.layers:  # forgets another answer
             layer.length = len(self.ids)
-        with ExitStack() as turn:
-            turn.enter_context(lock_of(loaded.model))
-            yield Steps(loaded, self.ids, self.cache, lambda: self.logits, prefilled=turn.close)
+        blocks = blocks_for(loaded, _settings(sparse), len(self.ids))
+        return Steps(loaded, self.ids, self.cache, lambda: self.logits, sparse=blocks)
 
 
 def _prompt(loaded: ReusableModel, ids: IntArray, longest: int, computed: int) -> _Prompt:
@@ -146,11 +147,7 @@ Subject = tuple[Found, Callable[[int], float]]
 
 
 def bench_decode(
-    models: Mapping[str, LoadedModel],
-    plan: DecodePlan,
-    *,
-    peers: Sequence[Startable] = (),
-    show_progress: bool = False,
+    models: Mapping[str, LoadedModel], plan: DecodePlan, *, peers: Sequence[Startable] = ()
 ) -> Found:
     """Measure milliseconds a token: those of a step, however many answers it serves.
 
@@ -169,20 +166,18 @@ def bench_decode(
     text = tokens_of(default_haystack(), first.tokenizer).ids
     texts = [np.resize(text, each[::-1]) for each in product(plan.tokens, plan.concurrent)]
     rate, rows = memory_rate(first.device), list[Found]()
-    measure = partial(_measured, plan=plan, show_progress=show_progress)
     with ThreadPoolExecutor(max(plan.concurrent)) as threads:
         for ids in texts:
             prompts = [_prompt(first, each, longest, _COMPUTED) for each in ids]
-            rows += measure(list(_subjects(own, plan, prompts, threads)))
+            rows += _measured(list(_subjects(own, plan, prompts, threads)), plan)
             del prompts
         for startable in peers:
             with startable as peer:
                 for ids in texts:
                     seconds = partial(_asked, peer, ids.tolist(), threads)
-                    rows += measure([(_row(peer.name, ids.shape[::-1]), seconds)])
+                    rows += _measured([(_row(peer.name, ids.shape[::-1]), seconds)], plan)
     for row in (each for each in rows if each["engine"] == OWN):
-        nbytes = bytes_read(own[row["weights"]], row["tokens"], row["concurrent"])
-        row["bound_ms"] = 1e3 * nbytes / rate
+        row["bound_ms"] = 1e3 * row["bytes_read"] / rate
         row.update(quality.get((row["tokens"], row["weights"]), {}).get(row["sparse"], {}))
     setup = setup_of(first, plan) | {"bytes_per_s": rate}
     return {"model": first.name, "device": device_name(first.device), "rows": rows, "setup": setup}
@@ -207,19 +202,15 @@ def _row(
     engine: str, size: tuple[int, ...], weights: str | None = None, sparse: str = OFF
 ) -> Found:
     row = {"engine": engine, "tokens": size[0], "weights": weights, "sparse": sparse}
-    later = ("ms_per_token", "quartiles", "bound_ms", "blocks_read", "kl", "needles", "rounds")
+    later = ("ms_per_token", "quartiles", "bound_ms", "bytes_read", "blocks_read", "kl", "needles")
     return row | {"concurrent": size[1]} | dict.fromkeys(later)
 
 
-def _measured(
-    subjects: Sequence[Subject], *, plan: DecodePlan, show_progress: bool
-) -> Iterator[Found]:
+def _measured(subjects: Sequence[Subject], plan: DecodePlan) -> Iterator[Found]:
     """Time all in turn, round after round, and yield their rows; a first round warms up."""
     short, long = plan.answer_tokens
     slopes: list[list[float]] = [[] for _ in subjects]
-    tokens, answers = (subjects[0][0][name] for name in ("tokens", "concurrent"))
-    what = f"{answers} after {tokens} tokens"
-    for number in trange(plan.rounds + 1, disable=not show_progress, desc=what):
+    for number in trange(plan.rounds + 1, disable=None, desc=str(subjects[0][0]["tokens"])):
         for (_, seconds), found in zip(subjects, slopes, strict=True):
             less = seconds(short)
             if number:
@@ -242,7 +233,13 @@ def _ragkv(
     def together() -> list[Drawn]:
         return list(threads.map(lambda each: each.draw(loaded, row["sparse"], count), prompts))
 
-    seconds, _ = timed(loaded.device, together)
+    seconds, (first, *_) = timed(loaded.device, together)
+    unread = 0.0
+    if first.blocks:
+        row["blocks_read"] = first.blocks_read / first.blocks
+        unread = (first.blocks - first.blocks_read) / first.steps
+        unread *= SparseDecoding().block_size
+    row["bytes_read"] = bytes_read(loaded, row["tokens"] + count // 2, len(prompts), unread)
     if row["weights"] == PACKED and "quantised" not in arithmetic_of(loaded.model):
         raise ConfigError(f"{loaded.name} has no quantised products here: leave out packed")
     return seconds
@@ -256,8 +253,8 @@ def _transformers(loaded: ReusableModel, prompts: Sequence[_Prompt], count: int)
         rows = zip(*(each.cache.layer(layer) for each in prompts), strict=True)
         keys, values = (torch.stack(each)[:, :, : len(ids[0]) - 1] for each in rows)
         cache.update(keys, values, layer)
-    given = cache_argument(loaded.model, cache)
-    return transformers_answer(loaded.model, ids, count, **given).total_s
+    named = cache_argument(loaded.model, cache)
+    return transformers_answer(loaded.model, ids, count, **named).total_s
 
 
 def _asked(
@@ -269,18 +266,18 @@ def _asked(
     return float(max(last) - max(first))
 
 
-def bytes_read(loaded: ReusableModel, tokens: int, answers: int) -> int:
-    """Return the bytes of weights, keys and values that a step of so many answers reads."""
+def bytes_read(loaded: ReusableModel, tokens: int, answers: int, unread: float = 0.0) -> float:
+    """Return the bytes that a step reads: of each answer, all layers' rows but for ``unread``."""
     quantised, nbytes = _fast_of(loaded.model).quantised, 0
     for layer in loaded.model.modules():
         if isinstance(layer, nn.Linear):
-            few, nbytes = quantised.get(layer), nbytes + layer.weight.nbytes
+            few = quantised.get(layer)
             if few is not None and answers <= INT4_ROWS and few.int4 is not None:
-                nbytes += sum(each.nbytes for each in few.int4) - layer.weight.nbytes
-            elif few is not None and has_bfloat16_products():
-                nbytes -= layer.weight.nbytes // 2
+                nbytes += sum(each.nbytes for each in few.int4)
+            else:
+                nbytes += layer.weight.nbytes // (2 if few and has_bfloat16_products() else 1)
     shape = loaded.architecture
-    seen = sum(min(tokens, window or tokens) for window in shape.windows)
+    seen = sum(min(tokens, window or tokens) for window in shape.windows) - unread
     row = 2 * shape.kv_heads * shape.head_dim * loaded.dtype.itemsize
     return nbytes + answers * seen * row
 
@@ -309,15 +306,14 @@ def tables(found: Found) -> list[Table]:
     setup = found["setup"]
     caption = _CAPTION.format(**setup["plan"], rate=setup["bytes_per_s"] / 1e9)
     columns = {
-        "engine": of("engine"),
-        "weights": of("weights"),
+        "engine": lambda row: row["engine"] + f" {row['weights']}" * (row["engine"] == OWN),
         "reads": of("sparse"),
         "prompt": of("tokens", ","),
         "once": of("concurrent"),
-        "ms/tok": lambda row: f"{row['ms_per_token']:.1f}\n{grey(row['quartiles'], '.1f')}",
+        "ms/tok": lambda row: f"{row['ms_per_token']:.1f}\n{grey(row['quartiles'], '.3g')}",
         "bound": of("bound_ms", ".1f"),
         "blocks": of("blocks_read", ".0%"),
         "KL": of("kl", ".3f"),
         "right": of("needles", ".0%"),
     }
-    return [table(title_of(found), caption, found["rows"], columns, words=3)]
+    return [table(title_of(found), caption, found["rows"], columns, words=2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from itertools import product
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,26 +14,26 @@ from tiny import tiny_model, tiny_tokenizer
 from torch import nn
 from typer.testing import CliRunner
 
-from ragkv import RagKV
+from ragkv import RagKV, SparseDecoding
 from ragkv.cli.main import app
 from ragkv.decode.full import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.model import load
 from ragkv.model.implementation import has_quantised_products
-from ragkv_bench.speed import bound
+from ragkv_bench.speed import bound, decode
 from ragkv_bench.speed.decode import DecodePlan, _prompt, _transformers, bench_decode, bytes_read
 
-PLAN = DecodePlan((400, 500), (3, 9), ("float32",), concurrent=(1, 2), rounds=3, examples=1)
+PLAN = DecodePlan((400, 500), (3, 9), ("float32",), ("off", "quest"), (1, 2), rounds=3, examples=1)
+FEW = partial(SparseDecoding, second_block_count=4, initial_window=8, local_window=16)
 IDS = np.random.default_rng(0).integers(2, 600, 200, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
 def kv():
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", dtype="float32") as engine,
-    ):
+    own = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch, own as engine:
         patch.setattr(bound, "_MATRIX_BYTES", 1 << 20)
+        patch.setattr(decode, "SparseDecoding", FEW)
         yield engine
 
 
@@ -43,16 +43,19 @@ def measured(kv):
     return bench_decode({"float32": kv.loaded}, PLAN, peers=[nullcontext(peer)]), peer
 
 
-def test_there_is_a_row_for_every_setting(measured):
+def test_there_is_a_row_for_every_setting(kv, measured):
     rows = measured[0]["rows"]
-    keys = sorted((row["engine"], row["tokens"], row["concurrent"]) for row in rows)
-    assert keys == [*product(("peer", "ragkv", "transformers"), PLAN.tokens, (1, 2))]
+    keys = {(row["engine"], row["sparse"], row["tokens"], row["concurrent"]) for row in rows}
+    engines = (("peer", "off"), ("ragkv", "off"), ("ragkv", "quest"), ("transformers", "off"))
+    assert keys == {(*e, tokens, n) for e in engines for tokens in PLAN.tokens for n in (1, 2)}
     for row in rows:
-        assert (row["rounds"], row["sparse"]) == (3, "off")
         assert row["quartiles"][0] <= row["ms_per_token"] <= row["quartiles"][1]
         assert (row["bound_ms"] is not None) == (row["engine"] == "ragkv")
-        if row["engine"] == "ragkv":
-            assert row["kl"] == 0 <= row["needles"] <= 1
+    for row in (row for row in rows if row["engine"] == "ragkv"):
+        few, skipped = row["sparse"] == "quest", 4 * 16 * ((row["tokens"] - 24) // 16 - 4)
+        nbytes = bytes_read(kv.loaded, row["tokens"], row["concurrent"], few * skipped)
+        assert row["bytes_read"] == pytest.approx(nbytes, rel=0.02)
+        assert (row["blocks_read"] or 1) < 1 if few else row["kl"] == 0 <= row["needles"] <= 1
 
 
 def test_peers_are_measured_by_the_slope_between_two_answers(measured):
@@ -71,15 +74,13 @@ def test_answers_are_those_of_an_engine_however_often_they_are_drawn(kv):
     assert asked.draw(kv.loaded, "off", 20).token_ids == first
     followed = asked.followed(kv.loaded, "off", first)
     for count in (0, 1, 19):
-        ids = np.concatenate([IDS, np.array(first[:count], np.int32)])
-        alone, _ = full_prefill(kv.loaded, ids)
+        alone, _ = full_prefill(kv.loaded, np.concatenate([IDS, np.int32(first[:count])]))
         torch.testing.assert_close(followed.logits[count], alone)
         assert int(alone.argmax()) == first[count]
 
 
 def test_transformers_decodes_without_the_prompt(kv):
-    seen = []
-    asked = [_prompt(kv.loaded, IDS, 20, 64) for _ in range(2)]  # of which the rest is repeated
+    seen, asked = [], [_prompt(kv.loaded, IDS, 20, 64) for _ in range(2)]
     assert torch.equal(asked[0].cache.keys[:, :, 192:200], asked[0].cache.keys[:, :, :8])
     note = lambda _, __, named: seen.append(tuple(named["input_ids"].shape))  # noqa: E731
     hook = kv.model.register_forward_pre_hook(note, with_kwargs=True)

@@ -151,8 +151,7 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
     with LlamaCpp(path, max_tokens=100, threads=3, slots=4) as peer:
         peer.answer([5, 6, 7], 2)
     request, params = FakeServer.asked[-1]
-    assert request["cache_prompt"]
-    assert (params.n_parallel, params.n_ctx > 400) == (4, True)
+    assert (request["cache_prompt"], params.n_parallel, params.n_ctx > 400) == (True, 4, True)
     monkeypatch.setattr(FakeServer, "answers", ({"error": {"message": "context size"}},))
     with LlamaCpp(path, max_tokens=1, threads=1) as peer, pytest.raises(PeerError, match="context size"):  # fmt: skip
         peer.answer([5], 1)
