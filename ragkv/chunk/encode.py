@@ -16,7 +16,7 @@ from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.tokens import Tokens
 
 BATCH_TOKENS = 4096
-"""Most tokens that are encoded in one batch, padding included."""
+"""Most tokens that are encoded together, padding included; longer chunks go in pieces."""
 
 BATCH_TOKENS_CPU = 1024
 """The same on a CPU: it is no faster with more, and a request waits for one of its layers."""
@@ -50,12 +50,16 @@ def in_batches(
     chunks: Sequence[tuple[str, Tokens]], device: torch.device
 ) -> Iterator[list[tuple[str, Tokens]]]:
     """Yield the chunks, the longest first, as many together as padding them allows."""
-    tokens = BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS
+    tokens = _together(device)
     by_length = sorted(chunks, key=lambda chunk: len(chunk[1]), reverse=True)
     while by_length:
         size = max(1, tokens // len(by_length[0][1]))
         yield by_length[:size]
         del by_length[:size]
+
+
+def _together(device: torch.device) -> int:
+    return BATCH_TOKENS_CPU if device.type == "cpu" else BATCH_TOKENS
 
 
 def padded_ids(batch: Sequence[tuple[str, Tokens]], device: torch.device) -> torch.Tensor:
@@ -79,14 +83,20 @@ def _encode_batch(
         first = len(sink)
         _fill(cache, sink, len(chunks), loaded)
     positions = torch.arange(first, first + ids.shape[1], device=device)
+    limit = loaded.architecture.position_limit
+    whole = limit is not None and first + ids.shape[1] > limit  # one rotary table for all
+    size = ids.shape[1] if whole else _together(device)
     with loaded.without_autocast(), fast_linear_layers(loaded.model):
-        loaded.model(
-            input_ids=ids,
-            position_ids=positions[None],
-            use_cache=True,
-            logits_to_keep=1,
-            **cache_argument(loaded.model, cache),
-        )
+        for piece, places in zip(
+            torch.split(ids, size, dim=1), torch.split(positions, size), strict=True
+        ):
+            loaded.model(
+                input_ids=piece,
+                position_ids=places[None],
+                use_cache=True,
+                logits_to_keep=1,
+                **cache_argument(loaded.model, cache),
+            )
     require_used(cache.get_seq_length(), first + ids.shape[1], "rows in the cache")
     keys, values = _read(cache, first, positions, loaded)
     return [

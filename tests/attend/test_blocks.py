@@ -161,6 +161,8 @@ def test_all_blocks_are_dense_attention_bit_for_bit(make_engine: Make, family: s
     windowed = all(window is not None for window in engine.loaded.architecture.windows)
     assert (found.report.blocks == 0) == windowed
     assert found.report.blocks == found.report.blocks_read
+    drafted = engine.generate(PROMPT, sparse=SMALL, **{**settings, "drafts": True})
+    assert drafted.token_ids == dense.token_ids
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2", "gpt-oss", "qwen3"])

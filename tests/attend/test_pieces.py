@@ -1,4 +1,4 @@
-"""A large pass runs its feed-forward in pieces: the same logits, and nothing is left behind."""
+"""Large passes and long chunks go in pieces: the same numbers, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from ragkv import RagKV
 from ragkv.attend import attention
+from ragkv.chunk import encode
 from ragkv.model.architecture import backbone_of
 
 Make = Callable[..., RagKV]
@@ -42,6 +43,26 @@ def test_pieces_compute_what_the_whole_does(
     assert pieces.report.recomputed_tokens == whole.report.recomputed_tokens > 32
     torch.testing.assert_close(pieces.logits, whole.logits, rtol=1e-4, atol=5e-5)
     assert not any("forward" in vars(module) for module in kv.model.modules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_chunks_are_encoded_in_pieces(
+    make_engine: Make, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = "\n\n".join(some_chunks(2))
+    whole, pieces = make_engine(family), make_engine(family)
+    whole.precompute([chunk])
+    monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 48)
+    seen: list[int] = []
+    layer = backbone_of(pieces.model).layers[0]
+    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    pieces.precompute([chunk])
+    hook.remove()
+    assert len(seen) > 3
+    assert max(seen) <= 48
+    expected, ours = (kv.prefill(ask([chunk]), recompute_ratio=0) for kv in (whole, pieces))
+    assert ours.report.reused_tokens == expected.report.reused_tokens > 100
+    torch.testing.assert_close(ours.logits, expected.logits, rtol=1e-4, atol=5e-5)
 
 
 def test_no_more_rows_are_computed_together(
