@@ -160,7 +160,6 @@ def _attend(
     sparse, unused = one.sparse, 0
     if one.last_row_ends and layer == len(one.windows) - 1:
         unused = len(rows) - 1
-    if unused:
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
     if sparse is not None and layer >= sparse.first_layer and window is None:
