@@ -14,7 +14,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.config.sparse import SparseDecoding
 from ragkv.model.loaded import ReusableModel
 
-LEAST_SKIPPED = 8 << 20
+LEAST_SKIPPED = 6 << 20
 """Bytes a layer that an answer's steps skip where ``"auto"`` is on: choosing takes as long as
 reading some 4 MB does. See docs/log.md."""
 

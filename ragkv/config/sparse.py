@@ -36,7 +36,7 @@ class SparseDecoding(Settings):
     block_size: int = 16
     representative: str = "quest"
     second_block_count: int = 64
-    token_step: int = 1
+    token_step: int = 2
     initial_window: int = 64
     local_window: int = 256
 

@@ -23,7 +23,9 @@ from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-SMALL = SparseDecoding(block_size=8, second_block_count=4, initial_window=4, local_window=12)
+SMALL = SparseDecoding(
+    block_size=8, second_block_count=4, token_step=1, initial_window=4, local_window=12
+)
 NONE = np.zeros(0, np.int64)
 HEADS, KV_HEADS, WIDTH, SCALING = 6, 2, 16, 0.25
 ANSWER = {"max_new_tokens": 24, "ignore_eos": True, "drafts": False}
