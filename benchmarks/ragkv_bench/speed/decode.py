@@ -120,7 +120,8 @@ class _Prompt:
         for layer in self.cache.layers:  # forgets another answer
             layer.length = len(self.ids)
         blocks = blocks_for(loaded, _settings(sparse), len(self.ids))
-        return Steps(loaded, self.ids, self.cache, lambda: self.logits, sparse=blocks)
+        ends = {"sparse": blocks, "prefilled": end_openmp_threads}  # as an engine's turn does
+        return Steps(loaded, self.ids, self.cache, lambda: self.logits, **ends)
 
 
 def _prompt(loaded: ReusableModel, ids: IntArray, longest: int, computed: int) -> _Prompt:
