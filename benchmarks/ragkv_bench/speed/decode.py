@@ -120,8 +120,15 @@ class _Prompt:
         for layer in self.cache.layers:  # forgets another answer
             layer.length = len(self.ids)
         blocks = blocks_for(loaded, _settings(sparse), len(self.ids))
-        ends = {"sparse": blocks, "prefilled": end_openmp_threads}  # as an engine's turn does
-        return Steps(loaded, self.ids, self.cache, lambda: self.logits, **ends)
+        # waiting threads have no OpenMP pool, as in an engine
+        return Steps(
+            loaded,
+            self.ids,
+            self.cache,
+            lambda: self.logits,
+            sparse=blocks,
+            prefilled=end_openmp_threads,
+        )
 
 
 def _prompt(loaded: ReusableModel, ids: IntArray, longest: int, computed: int) -> _Prompt:
