@@ -39,11 +39,11 @@ LINES = {
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 34620,
+    "tests": 34640,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 48, "commands": 9, "words of docs": 14_550}
+COUNTS = {"settings": 48, "commands": 9, "words of docs": 14_720}
 
 
 def lines_of(room: str) -> int:
