@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -103,10 +104,19 @@ def s3_server() -> Iterator[str]:
     pytest.importorskip("obstore")
     boto3 = pytest.importorskip("boto3")
     moto_server = pytest.importorskip("moto.server")
+    responses = pytest.importorskip("moto.s3.responses").S3Response
+    put, one_at_a_time = responses.put_object, threading.Lock()
+
+    def put_object(response: object) -> object:
+        """Decide whether a key is absent and write it in one, as S3 does."""
+        with one_at_a_time:
+            return put(response)
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "test")
         patch.setenv("AWS_REGION", "us-east-1")
+        patch.setattr(responses, "put_object", put_object)
         server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
