@@ -35,12 +35,7 @@ _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 
 
 class SparseAttention(Protocol):
-    """Attention of a pass's rows in layers without a window, from ``first_layer`` on."""
-
-    @property
-    def first_layer(self) -> int:
-        """First layer that does not attend to everything."""
-        ...
+    """Attention of a pass's rows in layers without a window."""
 
     def attend(
         self,
@@ -162,7 +157,7 @@ def _attend(
         unused = len(rows) - 1
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
-    if sparse is not None and layer >= sparse.first_layer and window is None:
+    if sparse is not None and window is None:
         out = sparse.attend(
             query, key, value, scaling, layer=layer, rows=rows, score_rule=score_rule
         )

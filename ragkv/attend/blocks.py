@@ -16,7 +16,7 @@ from ragkv.model.loaded import ReusableModel
 
 LEAST_SKIPPED = 6 << 20
 """Bytes a layer that an answer's steps skip where ``"auto"`` is on: choosing takes as long as
-reading some 4 MB does. See docs/log.md."""
+reading some 4 MB does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +40,6 @@ class BlockAttention:
     blocks, read
         Blocks that the steps so far could read, and those that they read, over all layers.
     """
-
-    first_layer = 0
 
     def __init__(self, settings: SparseDecoding, layers: int) -> None:
         self.blocks = self.read = 0

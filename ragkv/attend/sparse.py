@@ -110,16 +110,16 @@ class SparseRows:
         value: torch.Tensor,
         scaling: float,
         *,
-        layer: int = 0,
-        rows: Rows | None = None,
+        layer: int,
+        rows: Rows,
         score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.
 
-        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``. All layers are alike, and
-        the rows known.
+        ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``, ``rows`` those of the pass.
         """
-        del layer, rows
+        if layer < self.first_layer:
+            return attend(query, key, value, rows, None, scaling, score_rule=score_rule)
         out = torch.empty_like(query)
         of_others = query.index_select(2, self._others)
         of_others = attend(

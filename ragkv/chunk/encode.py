@@ -83,8 +83,7 @@ def _encode_batch(
         first = len(sink)
         _fill(cache, sink, len(chunks), loaded)
     positions = torch.arange(first, first + ids.shape[1], device=device)
-    limit = loaded.architecture.position_limit
-    whole = limit is not None and first + ids.shape[1] > limit  # one rotary table for all
+    whole = loaded.architecture.is_beyond(first + ids.shape[1])  # one rotary table for all
     size = ids.shape[1] if whole else _together(device)
     with loaded.without_autocast(), fast_linear_layers(loaded.model):
         for piece, places in zip(

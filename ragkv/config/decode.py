@@ -45,7 +45,7 @@ class DecodeConfig(Settings):
         verified in the step that computes them. It changes an answer's speed, not its tokens.
     sparse
         Which blocks of a long context the steps read: ``"off"`` for all of them, ``"auto"`` for
-        the best of them where that saves time (prompts from some 7,000 tokens on, on a CPU),
+        the best of them where that saves time (prompts from about 7,500 tokens on, on a CPU),
         or a :class:`SparseDecoding`. It may change tokens.
     ignore_eos
         Whether the answer goes on past the model's end-of-sequence tokens.

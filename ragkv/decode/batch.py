@@ -204,8 +204,8 @@ def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
     """Group answers whose steps one pass can compute: on one side of the position limit."""
     sides: tuple[list[_Answer], list[_Answer]] = ([], [])
     for answer in answers:
-        limit = answer.loaded.architecture.position_limit
-        sides[limit is not None and int(answer.subset.rows[-1]) >= limit].append(answer)
+        architecture = answer.loaded.architecture
+        sides[architecture.is_beyond(int(answer.subset.rows[-1]) + 1)].append(answer)
     return [side for side in sides if side]
 
 

@@ -65,8 +65,7 @@ def prefill_into(loaded: ReusableModel, ids: IntArray, cache: SplicedCache) -> t
     GB. Returns the next token's logits, ``[vocab]`` float32.
     """
     size = PIECE_CPU if loaded.device.type == "cpu" else PIECE
-    limit = loaded.architecture.position_limit
-    if len(ids) <= size or (limit is not None and len(ids) > limit):  # one rotary table for all
+    if len(ids) <= size or loaded.architecture.is_beyond(len(ids)):  # one rotary table for all
         return full_prefill(loaded, ids, cache)[0]
     for piece in np.split(np.arange(len(ids)), range(size, len(ids), size)):
         logits = subset_forward(loaded, SubsetPass(ids[: piece[-1] + 1], piece, cache))

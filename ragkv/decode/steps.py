@@ -11,7 +11,7 @@ import torch
 from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.forward import SubsetPass
 from ragkv.decode.batch import batch_of
-from ragkv.model.linear import arithmetic_of
+from ragkv.model.linear import rounds_products
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.history import TokenHistory
 from ragkv.prompt.tokens import IntArray
@@ -69,7 +69,7 @@ class Steps:
     @property
     def quantised(self) -> bool:
         """Whether products have fewer bits; known after the prompt's pass."""
-        return "quantised" in arithmetic_of(self._loaded.model)
+        return rounds_products(self._loaded.model)
 
     @property
     def answers(self) -> int:

@@ -47,7 +47,7 @@ class FormerPrompts:
         self._lock = threading.Lock()  # of what was dropped when
         self._dropped: list[tuple[float, list[str]]] = []
         self._cleared_at = -math.inf
-        self._limit = corpus.loaded.architecture.position_limit
+        self._architecture = corpus.loaded.architecture
 
     def find(
         self, request: Request, tokens: Tokens, sink: Sink, spans: Sequence[Span]
@@ -89,7 +89,7 @@ class FormerPrompts:
         freshness = self._freshness(plan, len(ids))
         root = self.is_beyond(plan.located.tokens)
         if not root:  # behind the limit, rows are rotated by another table
-            ids = ids[: self._limit]
+            ids = ids[: self._architecture.position_limit]
         rows, model = (cache.keys, cache.values), model_of(sink)
         freshness = freshness[: len(ids)]
         computed = ComputedPrompt(ids, freshness, rows, model, root, prompt=len(plan.ids))
@@ -162,7 +162,7 @@ class FormerPrompts:
 
         The table for long sequences (longrope): such prompts share no rows with shorter ones.
         """
-        return self._limit is not None and len(tokens) > self._limit
+        return self._architecture.is_beyond(len(tokens))
 
     def _freshness(self, plan: Plan, tokens: int) -> Freshness:
         """Return the freshness of a prompt's rows and its answer's, ``[tokens]``.

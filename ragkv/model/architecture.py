@@ -54,6 +54,10 @@ class Architecture:
         """Numbers in the keys and values of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
+    def is_beyond(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens is rotated by the table behind the limit."""
+        return self.position_limit is not None and tokens > self.position_limit
+
 
 def backbone_of(model: PreTrainedModel) -> Any:
     """Return the decoder stack under the language-model head."""

@@ -167,8 +167,12 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 def arithmetic_of(model: PreTrainedModel) -> str:
     """Return the model's dtype, and whether its last pass had products of fewer bits."""
-    fast, dtype = _fast_of(model), str(model.dtype).removeprefix("torch.")
-    return dtype + ", quantised products" * bool(fast.quantised)
+    return str(model.dtype).removeprefix("torch.") + ", quantised products" * rounds_products(model)
+
+
+def rounds_products(model: PreTrainedModel) -> bool:
+    """Whether the model's last pass had products of fewer bits."""
+    return bool(_fast_of(model).quantised)
 
 
 def release_packed(model: PreTrainedModel) -> None:

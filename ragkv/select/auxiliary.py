@@ -70,10 +70,9 @@ class Auxiliary:
 
     def _batches(self, layouts: Sequence[Layout]) -> Iterator[list[int]]:
         """Yield the indices of layouts for one pass: on one side of the position limit."""
-        limit = self._loaded.architecture.position_limit
 
         def is_beyond(index: int) -> bool:
-            return limit is not None and len(layouts[index]) > limit
+            return self._loaded.architecture.is_beyond(len(layouts[index]))
 
         batch: list[int] = []
         tokens = 0

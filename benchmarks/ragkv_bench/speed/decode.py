@@ -24,7 +24,7 @@ from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import cache_argument
 from ragkv.model.implementation import has_bfloat16_products
-from ragkv.model.linear import _fast_of, arithmetic_of
+from ragkv.model.linear import _fast_of, rounds_products
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.lock import end_openmp_threads, lock_of
 from ragkv.model.quantised import INT4_ROWS
@@ -248,7 +248,7 @@ def _ragkv(
         unread = (first.blocks - first.blocks_read) / first.steps
         unread *= SparseDecoding().block_size
     row["bytes_read"] = bytes_read(loaded, row["tokens"] + count // 2, len(prompts), unread)
-    if row["weights"] == PACKED and "quantised" not in arithmetic_of(loaded.model):
+    if row["weights"] == PACKED and not rounds_products(loaded.model):
         raise ConfigError(f"{loaded.name} has no quantised products here: leave out packed")
     return seconds
 
