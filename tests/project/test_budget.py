@@ -20,30 +20,32 @@ LINES = {
     "ragkv/answer": 400,
     "ragkv/attend": 1605,
     "ragkv/chunk": 300,
-    "ragkv/cli": 1440,
-    "ragkv/client": 900,
+    "ragkv/cli": 1500,
+    "ragkv/client": 930,
     "ragkv/config": 2040,
     "ragkv/decode": 1320,
-    "ragkv/engine": 4670,
+    "ragkv/engine": 4740,
+    "ragkv/ingest": 300,
     "ragkv/model": 2510,
     "ragkv/prompt": 2100,
     "ragkv/recompute": 600,
     "ragkv/report": 1200,
     "ragkv/retrieve": 300,
     "ragkv/select": 1000,
-    "ragkv/serve": 2600,
+    "ragkv/serve": 2700,
     "ragkv/splice": 900,
     "ragkv/store": 6000,
-    "benchmarks/ragkv_bench": 6490,
-    "benchmarks/tests": 3820,
+    "ragkv/vllm": 850,
+    "benchmarks/ragkv_bench": 6650,
+    "benchmarks/tests": 3880,
     "examples": 800,
     "integrations": 3700,
     "kernels": 1900,
-    "tests": 34640,
+    "tests": 36200,
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 48, "commands": 9, "words of docs": 14_720}
+COUNTS = {"settings": 52, "commands": 9, "words of docs": 16_600}
 
 
 def lines_of(room: str) -> int:
