@@ -144,14 +144,8 @@ class FullPrefill:
         self, request: Request, plan: Plan, loaded: ReusableModel
     ) -> tuple[SplicedCache, Callable[[], torch.Tensor]]:
         """Return the prompt's cache, and what computes the rest of it and its logits."""
-        cache = SplicedCache(
-            loaded.architecture,
-            0,
-            dtype=loaded.dtype,
-            device=loaded.device,
-            workspace=loaded.workspace,
-            spare=len(plan.ids) + spare_rows(request.answer_tokens),
-        )
+        rows = len(plan.ids) + spare_rows(request.answer_tokens)
+        cache = SplicedCache(loaded, 0, spare=rows)
         return cache, partial(prefill_into, loaded, plan.ids, cache)
 
     def _steps(

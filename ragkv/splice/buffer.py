@@ -14,8 +14,7 @@ import torch
 from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragkv.model.architecture import Architecture
-from ragkv.model.memory import Workspace
+from ragkv.model.loaded import ReusableModel
 
 _SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
 
@@ -164,14 +163,13 @@ class SplicedCache(Cache):
 
     Parameters
     ----------
-    architecture
-        Gives the buffer's shape ``[layers, kv_heads, capacity, head_dim]``.
+    loaded
+        Gives the buffer's shape ``[layers, kv_heads, capacity, head_dim]``, its dtype, and where
+        it is.
     length
         Prompt tokens.
     spare
         Rows for tokens to come; more are added when they run out.
-    workspace
-        Where the buffer is.
 
     Attributes
     ----------
@@ -183,28 +181,14 @@ class SplicedCache(Cache):
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        length: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        workspace: Workspace,
-        spare: int = 64,
-    ) -> None:
-        shape = (
-            2,
-            architecture.layers,
-            architecture.kv_heads,
-            length + spare,
-            architecture.head_dim,
-        )
+    def __init__(self, loaded: ReusableModel, length: int, *, spare: int) -> None:
+        of, device = loaded.architecture, loaded.device
+        shape = 2, of.layers, of.kv_heads, length + spare, of.head_dim
         self.device = device
         self._keys: torch.Tensor
         self._values: torch.Tensor
         with _ordinary():
-            self._keys, self._values = workspace.uninitialised(shape, dtype, device)
+            self._keys, self._values = loaded.workspace.uninitialised(shape, loaded.dtype, device)
             layers = [
                 SplicedLayer(keys[None], values[None], length)
                 for keys, values in zip(self._keys, self._values, strict=True)

@@ -48,14 +48,7 @@ def splice(
         Entered around each placing, such as a clock's step.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
-    cache = SplicedCache(
-        architecture,
-        len(layout),
-        dtype=loaded.dtype,
-        device=loaded.device,
-        spare=spare,
-        workspace=loaded.workspace,
-    )
+    cache = SplicedCache(loaded, len(layout), spare=spare)
     former = () if layout.former is None else layout.former.parts
     pieces = [
         piece for piece in layout.placed if (layout.origin[piece.slots] == Origin.CACHED).any()

@@ -34,10 +34,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def prefilled(engine: RagKV, ids: np.ndarray) -> tuple[torch.Tensor, SplicedCache]:
     loaded = engine.loaded
-    cache = SplicedCache(
-        loaded.architecture, 0, dtype=loaded.dtype, device=loaded.device,
-        workspace=loaded.workspace, spare=len(ids) + 8,
-    )  # fmt: skip
+    cache = SplicedCache(loaded, 0, spare=len(ids) + 8)
     with lock_of(loaded.model):
         return full.prefill_into(loaded, ids, cache), cache
 

@@ -133,14 +133,7 @@ class _Prompt:
 
 def _prompt(loaded: ReusableModel, ids: IntArray, longest: int, computed: int) -> _Prompt:
     """Compute a prompt's first tokens, and repeat their keys and values for the others."""
-    cache = SplicedCache(
-        loaded.architecture,
-        0,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        workspace=loaded.workspace,
-        spare=len(ids) + spare_rows(longest),
-    )
+    cache = SplicedCache(loaded, 0, spare=len(ids) + spare_rows(longest))
     with lock_of(loaded.model), loaded.without_autocast():
         logits = prefill_into(loaded, ids[:computed], cache)
     for rows in cache.rows(slice(None)):

@@ -102,14 +102,7 @@ def look(question: Question, loaded: ReusableModel) -> Target:
             seen.append(attention_of_last_rows(call, length - question.first))
             raise StopPass
 
-    cache = SplicedCache(
-        architecture,
-        length,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        workspace=loaded.workspace,
-        spare=0,
-    )
+    cache = SplicedCache(loaded, length, spare=0)
     subset = SubsetPass(question.tokens.ids, np.arange(length), cache, observer=observe)
     observed_forward(loaded, subset)
     weights: FloatArray = seen[0].cpu().numpy()
