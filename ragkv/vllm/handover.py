@@ -14,7 +14,6 @@ import os
 import secrets
 import stat
 import time
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +55,25 @@ class KVForm:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class HandOverOutcome:
+    """What vLLM did with a hand-over.
+
+    Attributes
+    ----------
+    instance
+        The running vLLM; empty if it said nothing.
+    loaded
+        Tokens that it loaded.
+    reason
+        Why it loaded none, such as ``expired`` or ``torn``; otherwise empty.
+    """
+
+    instance: str = ""
+    loaded: int = 0
+    reason: str = "unknown"
+
+
 class HandOverFolder:
     """The files of hand-overs, bounded in bytes and in time.
 
@@ -94,8 +112,8 @@ class HandOverFolder:
         for file in self.path.iterdir():
             with suppress(FileNotFoundError):  # loaded just now
                 about = file.stat()
-                # a file that is being written has the time of its writing
-                expires = about.st_mtime + self._expires_in * (file.suffix == _NEW)
+                # others have the time of their writing
+                expires = about.st_mtime + self._expires_in * (file.suffix != _SUFFIX)
                 if file.name != "secret" and expires < now:
                     file.unlink()
                 else:
@@ -123,21 +141,17 @@ class HandOverFolder:
             for name, rows in (("key", keys), ("value", values))
             for layer, part in enumerate(rows)
         }
-        expires = int(time.time() + self._expires_in)
-        digest = hashlib.sha256(np.asarray(ids, "<i4").tobytes())
         about = {
             "format": FORMAT,
             "instance": form.instance,
             "tokens": tokens,
-            "ids": digest.hexdigest(),
             "layers": form.layers,
             "kv_heads": form.kv_heads,
             "head_dim": form.head_dim,
             "dtype": form.dtype,
-            "expires": expires,
             "checksum": {name: checksum(part) for name, part in tensors.items()},
         }
-        name = secrets.token_bytes(16)
+        name, expires = secrets.token_bytes(16), int(time.time() + self._expires_in)
         new, path = (self.path / f"{name.hex()}{end}" for end in (_NEW, _SUFFIX))
         try:
             new.touch(0o600)
@@ -147,18 +161,23 @@ class HandOverFolder:
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        return self._opens(name, expires, digest.digest())
-
-    def discard(self, handover: str) -> None:
-        """Delete a hand-over that nobody will load."""
-        name = base64.urlsafe_b64decode(handover)[:16].hex()
-        (self.path / f"{name}{_SUFFIX}").unlink(missing_ok=True)
-
-    def _opens(self, name: bytes, expires: int, digest: bytes) -> str:
-        """Return an id: a name, when it expires, and a signature of both and the prompt."""
-        told = name + expires.to_bytes(8, "big")
+        told = name + expires.to_bytes(8, "big") + tokens.to_bytes(4, "big")
+        digest = hashlib.sha256(np.asarray(ids, "<i4").tobytes()).digest()
         signature = hmac.new(self._secret, told + digest, hashlib.sha256).digest()[:16]
-        return base64.urlsafe_b64encode(told + signature).decode()
+        return base64.urlsafe_b64encode(told + signature).decode().rstrip("=")
+
+    def take_outcome(self, handover: str) -> HandOverOutcome:
+        """Return what became of a hand-over whose request has ended, and delete what is left."""
+        name = base64.urlsafe_b64decode(handover + "=" * (-len(handover) % 4))[:16].hex()
+        (self.path / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+        told = self.path / f"{name}.json"
+        try:
+            found = json.loads(told.read_bytes())
+            return HandOverOutcome(found["instance"], int(found["loaded"]), found["reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return HandOverOutcome()
+        finally:
+            told.unlink(missing_ok=True)
 
     def _shared_secret(self) -> bytes:
         """Return the folder's secret, of whichever process makes it first."""
@@ -173,5 +192,5 @@ class HandOverFolder:
 
 
 def checksum(part: torch.Tensor) -> int:
-    """Return the CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(part.view(torch.uint8).numpy())
+    """Return the sum of a contiguous tensor's 8-byte words, modulo 2^64 and signed."""
+    return int(part.view(torch.int64).sum())

@@ -33,6 +33,7 @@ ROOMS = (
     "recompute",
     "decode",
     "engine",
+    "vllm",
     "serve",
     "cli",
 )

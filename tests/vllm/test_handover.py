@@ -9,7 +9,6 @@ import json
 import os
 import stat
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from ragkv.errors import ConfigError
-from ragkv.vllm.handover import HandOverFolder, KVForm
+from ragkv.vllm.handover import HandOverFolder, HandOverOutcome, KVForm
 
 FORM = KVForm("one", "float32", layers=2, kv_heads=3, head_dim=4)
 IDS = np.arange(5, dtype=np.int32)
@@ -48,23 +47,23 @@ def test_a_file_has_the_first_rows_and_says_what_they_are(folder, dtype):
         for name, rows in (("key", KEYS), ("value", VALUES)):
             part = found[f"{name}.{layer}"]
             assert torch.equal(part, rows[layer, :, :5].transpose(0, 1).to(getattr(torch, dtype)))
-            raw = part.view(torch.uint8).numpy().tobytes()
-            assert about["checksum"][f"{name}.{layer}"] == zlib.crc32(raw)
-    assert about["ids"] == hashlib.sha256(IDS.astype("<i4").tobytes()).hexdigest()
-    assert about["expires"] == path.stat().st_mtime > time.time()
+            words = np.frombuffer(part.view(torch.uint8).numpy().tobytes(), "<i8")
+            assert about["checksum"][f"{name}.{layer}"] == words.sum()
     told = ("format", "instance", "tokens", "layers", "kv_heads", "head_dim", "dtype")
     assert tuple(about[name] for name in told) == (1, "one", 5, 2, 3, 4, dtype)
 
 
 def test_an_id_is_signed_for_the_prompt(folder):
-    raw = base64.urlsafe_b64decode(folder.write(IDS, KEYS, VALUES, FORM))
+    opens = folder.write(IDS, KEYS, VALUES, FORM)
+    raw = base64.urlsafe_b64decode(opens + "=")
     (path,) = files(folder)
     assert raw[:16].hex() == path.stem
-    assert int.from_bytes(raw[16:24], "big") == path.stat().st_mtime
+    assert int.from_bytes(raw[16:24], "big") == path.stat().st_mtime > time.time()
+    assert int.from_bytes(raw[24:28], "big") == len(IDS)
     digest = hashlib.sha256(IDS.astype("<i4").tobytes()).digest()
     secret = (folder.path / "secret").read_bytes()
     assert len(secret) == 32
-    assert raw[24:] == hmac.new(secret, raw[:24] + digest, hashlib.sha256).digest()[:16]
+    assert raw[28:] == hmac.new(secret, raw[:28] + digest, hashlib.sha256).digest()[:16]
 
 
 def test_a_secret_is_made_once_and_the_user_s_alone(tmp_path):
@@ -116,6 +115,13 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(folder, monkeypatch):
     assert [path.name for path in folder.path.iterdir()] == ["secret"]
 
 
-def test_a_handover_is_discarded(folder):
-    folder.discard(folder.write(IDS, KEYS, VALUES, FORM))
-    assert not files(folder)
+def test_what_became_of_a_handover_is_told_once(folder):
+    opens = folder.write(IDS, KEYS, VALUES, FORM)
+    (path,) = files(folder)
+    told = path.with_suffix(".json")
+    told.write_text('{"format": 1, "instance": "one", "loaded": 5, "reason": ""}')
+    assert folder.take_outcome(opens) == HandOverOutcome("one", 5, "")
+    assert folder.take_outcome(opens) == HandOverOutcome(reason="unknown")
+    told.write_text("[torn")
+    assert folder.take_outcome(opens).reason == "unknown"
+    assert [path.name for path in folder.path.iterdir()] == ["secret"]
