@@ -23,6 +23,7 @@ from ragkv.model.pool import Pool
 _CONNECT_S = 10.0
 _SETTINGS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
 _LATE = ("timeout", "gateway_timeout")
+_NONE: Mapping[str, str] = {}
 _FAILURES = (openai.APIError, httpx.TransportError, json.JSONDecodeError)
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class Connection:
         self.timeout = timeout
         self._api_key = api_key or "none"
         self._max_retries = max_retries
-        self._options: Any = {"headers": {} if api_key else {"Authorization": openai.omit}}
+        self._headers: Any = {} if api_key else {"Authorization": openai.omit}
         self._transport = transport
         self._changing = threading.Lock()
         self._loop: _Loop | None = None
@@ -109,14 +110,21 @@ class Connection:
             work.close()
             raise
 
-    def call(self, method: str, path: str, body: object = None, **params: str) -> dict[str, Any]:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: Mapping[str, str] = _NONE,
+        headers: Mapping[str, str] = _NONE,
+    ) -> dict[str, Any]:
         """Send a request and return its answer, a JSON object.
 
         Raises
         ------
         ServerError, ConfigError, TimeoutError
         """
-        answer = self.submit(self._request(method, path, body, params))
+        answer = self.submit(self.request(method, path, body, params, headers))
         try:
             return answer.result(self.timeout)
         except CancelledError:
@@ -128,10 +136,16 @@ class Connection:
                 f"{self.address} has not answered within timeout={self.timeout:g} seconds"
             ) from None
 
-    async def _request(
-        self, method: str, path: str, body: object, params: Mapping[str, str]
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: Mapping[str, str] = _NONE,
+        headers: Mapping[str, str] = _NONE,
     ) -> dict[str, Any]:
-        content: dict[str, Any] = {"options": {**self._options, "params": params}}
+        """Send a request in the loop; as :meth:`call`."""
+        content: dict[str, Any] = {"options": {**self._with(headers), "params": params}}
         if body is not None:
             content["body"] = body
         send = getattr(self._client(), method)
@@ -143,14 +157,16 @@ class Connection:
             raise ServerError(f"{self.address}{path} answers without JSON: is it `ragkv serve`?")
         return found
 
-    async def events(self, path: str, body: object) -> AsyncGenerator[dict[str, Any]]:
+    async def events(
+        self, path: str, body: object, headers: Mapping[str, str] = _NONE
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the events of an answer; closing this ends the answer."""
         request_id = None
         try:
             async with await self._client().post(
                 path,
                 body=body,
-                options=self._options,
+                options=self._with(headers),
                 cast_to=object,
                 stream=True,
                 stream_cls=openai.AsyncStream[Any],
@@ -160,6 +176,9 @@ class Connection:
                     yield event
         except _FAILURES as error:
             raise self._error(error, request_id) from error
+
+    def _with(self, headers: Mapping[str, str]) -> Any:
+        return {"headers": {**self._headers, **headers}}
 
     def _client(self) -> openai.AsyncOpenAI:
         with self._changing:

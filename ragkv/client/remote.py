@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import fields
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
@@ -24,6 +25,7 @@ from ragkv.errors import ConfigError, MissingDependencyError, ServerError, insta
 from ragkv.prompt.chat import prompt_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.retrieve.named import NamedChunks
+from ragkv.retrieve.route import HEADER, route_of
 
 KEY_VARIABLE = "RAGKV_API_KEY"
 """Environment variable of the key, where none is given."""
@@ -150,8 +152,12 @@ class RemoteRagKV:
         return total
 
     def _job(self, body: Mapping[str, Any], bar: Any) -> PrecomputeReport:
-        """Begin a precomputation and ask until it is done."""
-        job = self._connection.call("post", _CHUNKS, body)
+        """Begin a precomputation and ask until it is done.
+
+        Its replica alone knows it: where that is gone, another one computes what is missing.
+        """
+        headers = self._route(body["texts"])
+        job = self._connection.call("post", _CHUNKS, body, headers=headers)
         seen, pause = 0, _FIRST_PAUSE_S
         while True:
             done = len(body["texts"]) if job["status"] == "done" else int(job.get("done") or 0)
@@ -163,13 +169,20 @@ class RemoteRagKV:
                 return PrecomputeReport.from_dict(job.get("report") or {})
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-            job = self._connection.call("get", f"{_CHUNKS}/{job['id']}")
+            try:
+                job = self._connection.call("get", f"{_CHUNKS}/{job['id']}", headers=headers)
+            except ServerError as error:
+                if error.status != HTTPStatus.NOT_FOUND or body["wait"]:
+                    raise
+                body = {**body, "wait": True}
+                job = self._connection.call("post", _CHUNKS, body, headers=headers)
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the server can reuse the chunk, behind this sink."""
         reuse = reuse_fields(self.reuse, overrides)
-        behind = {name: str(reuse[name]) for name in ("sink", "method") if name in reuse}
-        return bool(self._connection.call("get", _CHUNKS, text=text, **behind)["text_known"])
+        asked = {"text": text}
+        asked |= {name: str(reuse[name]) for name in ("sink", "method") if name in reuse}
+        return bool(self._connection.call("get", _CHUNKS, params=asked)["text_known"])
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
         """Delete a chunk, or a document's own; return how many."""
@@ -189,7 +202,8 @@ class RemoteRagKV:
         body: dict[str, Any] = {"texts": _checked(texts)}
         if reuse := reuse_fields(self.reuse, overrides):
             body["ragkv"] = reuse
-        self._connection.call("post", f"{_CHUNKS}/prefetch", body)
+        headers = self._route(body["texts"])
+        self._connection.call("post", f"{_CHUNKS}/prefetch", body, headers=headers)
         if for_next_answer:
             self._named.add(text.strip() for text in texts)
 
@@ -237,8 +251,8 @@ class RemoteRagKV:
         path = "/v1/completions" if isinstance(asked, str) else "/v1/chat/completions"
 
         async def answer(on_text: Callable[[str], None]) -> Completion:
-            collected = Events()
-            async with aclosing(self._connection.events(path, body)) as events:
+            collected, headers = Events(), await self._route_in_loop(texts)
+            async with aclosing(self._connection.events(path, body, headers)) as events:
                 async for event in events:
                     on_text(collected.feed(event))
             return collected.completion()
@@ -276,16 +290,30 @@ class RemoteRagKV:
             It cannot be reached, refuses the key, or is no server of ragkv.
         """
         with self._asking:
-            if self._version is None:
-                found = self._connection.call("get", "/version")
-                missing = {"model", "namespace", "fingerprint", "positions"} - found.keys()
-                if missing:
-                    raise ServerError(
-                        f"{self.base_url}/version has no {', '.join(sorted(missing))}: is it "
-                        "`ragkv serve`, of this version?"
-                    )
-                self._version = found
-            return self._version
+            return self._version or self._noted(self._connection.call("get", "/version"))
+
+    def _noted(self, version: Mapping[str, Any]) -> Mapping[str, Any]:
+        missing = {"model", "namespace", "fingerprint", "positions"} - version.keys()
+        if missing:
+            raise ServerError(
+                f"{self.base_url}/version has no {', '.join(sorted(missing))}: is it "
+                "`ragkv serve`, of this version?"
+            )
+        self._version = version
+        return version
+
+    def _route(self, texts: Sequence[str]) -> dict[str, str]:
+        """Return the header by which a proxy finds the replica where these chunks are warm."""
+        return {HEADER: route_of(texts, self.namespace)} if texts else {}
+
+    async def _route_in_loop(self, texts: Sequence[str]) -> dict[str, str]:
+        """Return the same without a lock; none where the server does not name its namespace."""
+        if not texts:
+            return {}
+        with suppress(ServerError, ConfigError, TimeoutError):
+            found = self._version or self._noted(await self._connection.request("get", "/version"))
+            return {HEADER: route_of(texts, str(found["namespace"]))}
+        return {}
 
     @property
     def namespace(self) -> str:

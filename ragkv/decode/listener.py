@@ -15,10 +15,14 @@ from ragkv.answer.completion import TokenLogprobs
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """An answer under way: tokens of its prompt, tokens drawn, and their log-probabilities."""
+    """An answer under way: tokens of its prompt, tokens drawn, and their log-probabilities.
+
+    ``chunks`` are the known chunks in the prompt, there before the first token.
+    """
 
     prompt_tokens: int = 0
     tokens: int = 0
+    chunks: tuple[str, ...] = ()
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 

@@ -76,6 +76,8 @@ class FullPrefill:
         ends = cancelled or _never
 
         def finish(plan: Plan, turn: Turn) -> tuple[Plan, Drawn]:
+            known = plan.spliced.located.known or ()
+            listener.progress.chunks = tuple(span.text for span in known)
             return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
 
         return self.run(request, finish, cancelled)

@@ -139,6 +139,11 @@ class CompletionStream(TextStream):
         """How many tokens the prompt has, and the answer so far."""
         return self._running.progress.prompt_tokens, self._running.progress.tokens
 
+    @property
+    def chunks(self) -> tuple[str, ...]:
+        """The known chunks in the prompt; none before the first text."""
+        return self._running.progress.chunks
+
     def close(self, *, wait: bool = True) -> None:
         """End the generation after the current token.
 

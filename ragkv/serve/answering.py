@@ -15,6 +15,7 @@ from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.render import Prompt
+from ragkv.retrieve.route import HEADER, route_of
 from ragkv.serve import limits
 from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
@@ -117,7 +118,9 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
             # what is wrong with the prompt has a status of its own: that of a stream is sent
             # with the first text
             first = await _unless_left(request, anext(answers))
-            return EventStream(answers, first, writer, service.metrics)
+            return EventStream(
+                answers, first, writer, service.metrics, _route(engine, answers, fields)
+            )
         await _unless_left(request, _collect(answers, writer))
     except ClientLeft:
         answers.close()
@@ -127,7 +130,13 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
         answers.close()
         raise
     answers.close()
-    return Json(writer.whole())
+    return Json(writer.whole(), headers=_route(engine, answers, fields))
+
+
+def _route(engine: RagKV, answers: Answers, fields: AnswerFields) -> dict[str, str]:
+    """Return the header with the routing key; none where no chunk is known."""
+    key = route_of([*fields.ragkv.retrieved, *answers.chunks], engine.namespace)
+    return {HEADER: key} if key else {}
 
 
 def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, Any]) -> None:

@@ -58,6 +58,11 @@ class Answers:
         self._left += 1
         self._tasks.append(asyncio.create_task(self._read(index, stream)))
 
+    @property
+    def chunks(self) -> list[str]:
+        """The known chunks in the prompts of the answers that have begun."""
+        return [text for stream in self._streams for text in stream.chunks]
+
     async def _read(self, index: int, stream: CompletionStream) -> None:
         seen = 0
         try:

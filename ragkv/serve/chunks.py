@@ -1,4 +1,4 @@
-"""``/v1/chunks``: precompute, prefetch, look for and delete chunks."""
+"""``/v1/chunks``: precompute, prefetch, look for and delete chunks; ``/v1/route``: their key."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from ragkv.engine.request import check_revision
+from ragkv.retrieve.route import route_of
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import overrides_of
 from ragkv.serve.fields import Fields, ReuseFields, Texts, parse
@@ -26,6 +27,12 @@ class PrefetchFields(Fields):
 
     texts: Texts
     ragkv: ReuseFields = ReuseFields()
+
+
+class RouteFields(Fields):
+    """The body of ``POST /v1/route``."""
+
+    texts: Texts
 
 
 class ChunkFields(PrefetchFields):
@@ -109,3 +116,19 @@ async def delete(request: Request, engine: Engine) -> Response:
         )
     deleted = await service.in_thread(engine.forget, body.text, document=body.document)
     return Json({"deleted": deleted})
+
+
+@router.get("/v1/route")
+async def route(request: Request, engine: Engine, text: Annotated[list[str], Query()]) -> Response:
+    """Return the routing key of chunks, each a ``text=`` of the address."""
+    service_of(request).check_chunks(text, "text")
+    return Json({"route": route_of(text, engine.namespace)})
+
+
+@router.post("/v1/route")
+async def route_of_many(request: Request, engine: Engine) -> Response:
+    """Return the routing key of as many chunks as a body holds."""
+    service = service_of(request)
+    body = parse(RouteFields, await read_json(request, service.settings))
+    service.check_chunks(body.texts, "texts")
+    return Json({"route": route_of(body.texts, engine.namespace)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -26,12 +26,17 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, answers: Answers, first: AnswerPart, writer: AnswerWriter, metrics: ServerMetrics
+        self,
+        answers: Answers,
+        first: AnswerPart,
+        writer: AnswerWriter,
+        metrics: ServerMetrics,
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(
             self._events(first),
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
         )
         self._answers = answers
         self._writer = writer

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from fastapi.testclient import TestClient
 from listening import Listening, serving
+from stub_server import connect, stub  # noqa: F401
 
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 import pytest
+from stub_server import REPORT, VERSION, Endless, refused, sse, text_events
 
-from ragkv import ReuseConfig, ReuseReport, SparseDecoding
+from ragkv import ReuseConfig, SparseDecoding
 from ragkv.client import RemoteRagKV
 from ragkv.errors import (
     ClosedError,
@@ -29,99 +26,7 @@ from ragkv.errors import (
 )
 from ragkv.select import Method
 
-VERSION = {
-    "version": "0.1.0",
-    "model": "tiny",
-    "fingerprint": "abc",
-    "namespace": "team",
-    "supported": True,
-    "positions": 4096,
-}
-REPORT = ReuseReport("query", 6, 2, 1, 1, 2, 0.2, 0.5, 0.01, positions=bytes([0, 0, 1, 2, 3, 3]))
 MESSAGES = [{"role": "user", "content": "Hello"}]
-
-
-def refused(status, code=None, headers=None, message="No."):
-    body = {"error": {"message": message, "type": "x", "param": None, "code": code}}
-    return httpx.Response(status, json=body, headers=headers)
-
-
-def sse(*events):
-    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
-    return "".join(f"data: {line}\n\n" for line in lines)
-
-
-def text_events(*pieces, ids=(), reason="length", report=REPORT):
-    choices = [{"index": 0, "text": piece, "finish_reason": None} for piece in pieces]
-    choices.append({"index": 0, "text": "", "finish_reason": reason})
-    if ids:
-        choices[-1]["token_ids"] = list(ids)
-    last = {"choices": [], "usage": {}}
-    if report:
-        last["ragkv"] = report.to_dict()
-    return sse(*({"choices": [choice]} for choice in choices), last, "[DONE]")
-
-
-class Endless(httpx.AsyncByteStream):
-    """An answer of one word that never ends by itself."""
-
-    def __init__(self) -> None:
-        self.closed = threading.Event()
-
-    async def __aiter__(self):
-        yield sse({"choices": [{"text": "Word", "finish_reason": None}]}).encode()
-        await asyncio.Event().wait()
-
-    async def aclose(self):
-        self.closed.set()
-
-
-@dataclass
-class Stub:
-    """Answers by path, the last answer again and again."""
-
-    answers: dict[str, list[Any]] = field(default_factory=dict)
-    requests: list[httpx.Request] = field(default_factory=list)
-
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        answers = self.answers[f"{request.method} {request.url.path}"]
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, httpx.Response):
-            return answer
-        if isinstance(answer, str):
-            return httpx.Response(200, text=answer)
-        return httpx.Response(200, json=answer)
-
-    def bodies(self, path):
-        return [json.loads(each.content) for each in self.requests if each.url.path == path]
-
-
-@pytest.fixture
-def stub():
-    return Stub(
-        {
-            "GET /version": [VERSION],
-            "POST /tokenize": [{"tokens": [7, 8], "count": 2}],
-            "POST /v1/completions": [text_events("Hel", "lo", ids=[7, 8])],
-        }
-    )
-
-
-@pytest.fixture
-def connect(stub):
-    made = []
-
-    def connect(base_url="http://host:8000", **given):
-        given.setdefault("transport", httpx.MockTransport(stub))
-        made.append(RemoteRagKV(base_url, **given))
-        return made[-1]
-
-    yield connect
-    for kv in made:
-        kv.close()
 
 
 @pytest.fixture(autouse=True)
@@ -476,3 +381,9 @@ def test_the_client_knows_neither_server_nor_engine():
     code = f"import ragkv.client.connection, sys; print([m for m in {others} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_chunk_is_looked_up_for_a_method(connect, stub):
+    stub.answers["GET /v1/chunks"] = [{"text_known": True}]
+    assert connect().contains("a", method="prefix")
+    assert stub.requests[-1].url.params.multi_items() == [("text", "a"), ("method", "prefix")]
