@@ -58,6 +58,7 @@ soak: setup ## a server under load, harm and a restart for ten minutes (SOAK="--
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove .venv, caches and what was built
