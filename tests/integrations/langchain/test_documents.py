@@ -1,13 +1,10 @@
-"""RagKVRetriever and RagKVTransformer; the package without its frameworks."""
+"""RagKVRetriever and RagKVTransformer."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from functools import cache
 
-import langchain_ragkv
 import pytest
 import torch
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
@@ -23,7 +20,7 @@ from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError
+from ragkv.errors import ConfigError, ModelNotFoundError
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(5))]
 RENDERED = PromptTemplate.from_template("Page {page}: {page_content}")
@@ -171,27 +168,6 @@ def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
     chain.invoke({"context": DOCUMENTS, "input": "what?"}, {"callbacks": [account]})
     assert len(account.report["chunks"]) == 5
     assert all(kv.contains(text, sink=llm._sink) for text in rendered)
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "missing"),
-    [
-        ("RagKVLLM", "llm", "langchain_core.outputs"),
-        ("RagKVTransformer", "ingestion", "langchain_core.documents"),
-    ],
-)
-def test_a_missing_framework_is_named_with_the_extra(name, module, missing, monkeypatch):
-    monkeypatch.delitem(sys.modules, f"langchain_ragkv.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, missing, None)
-    framework = missing.partition(".")[0].replace("_", "-")
-    with pytest.raises(MissingDependencyError, match=f"{name} needs {framework}: pip install"):
-        getattr(langchain_ragkv, name)
-
-
-def test_importing_the_package_loads_no_framework():
-    code = "import sys, langchain_ragkv; print('langchain_core' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("one", ["a text", Document("a text")])

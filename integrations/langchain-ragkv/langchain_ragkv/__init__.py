@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import ConfigError, MissingDependencyError, install_command
+from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from langchain_ragkv.chat_model import ChatRagKV
@@ -35,7 +35,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a class on first use; without its framework, say what to install."""
+    """Load a class on first use."""
     if name == "RagKVPipeline":
         raise ConfigError(
             "RagKVPipeline is gone: use RagKVLLM, with the same from_model_id(...), or with "
@@ -43,12 +43,4 @@ def __getattr__(name: str) -> Any:
         )
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as missing:
-        package = (missing.name or "").partition(".")[0]
-        if package != "langchain_core":
-            raise
-        raise MissingDependencyError(
-            f"{name} needs {package.replace('_', '-')}: {install_command('langchain')}"
-        ) from missing
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
