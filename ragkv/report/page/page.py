@@ -86,11 +86,12 @@ def page(
         )
     name = question or f"A prompt of {count(report.prompt_tokens, 'token')}"
     blocks = [
-        _head(report, name, model, answer),
+        _head(report, name, model),
         _figures(report),
-        _notes(report),
         _times(report, full_prefill_s),
         _legend(report, trace),
+        _said(answer),
+        _notes(report),
         f'<section class="prompt"><h2>The prompt</h2>\n{prompt(report, trace)}\n</section>',
     ]
     return _PAGE.format(
@@ -100,10 +101,15 @@ def page(
     )
 
 
-def _head(report: ReuseReport, name: str, model: str, answer: str) -> str:
+def _head(report: ReuseReport, name: str, model: str) -> str:
     by = f"method <b>{safe(report.method)}</b>" + (f", model <b>{safe(model)}</b>" if model else "")
-    said = f'<blockquote dir="auto">{safe(answer.strip())}</blockquote>' if answer.strip() else ""
-    return f'<header>\n<h1 dir="auto">{safe(name)}</h1>\n<p>{by}</p>\n{said}</header>'
+    return f'<header>\n<h1 dir="auto">{safe(name)}</h1>\n<p>{by}</p>\n</header>'
+
+
+def _said(answer: str) -> str:
+    text = safe(answer.strip())
+    whole = f'<section><h2>The answer</h2>\n<blockquote dir="auto">{text}</blockquote>\n</section>'
+    return whole if text else ""
 
 
 def _figures(report: ReuseReport) -> str:
