@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice, tee
 from typing import TypeVar
 
 from ragkv.errors import StoreError
@@ -88,10 +88,8 @@ class Catalog:
             row = row._replace(expires_at=later(row.expires_at, terms.expires_at))
             if row != known:
                 self._backend.put(text_key(digest), [row.to_bytes()])
-                logged = self._backend.get(log_key(row.change))
-                if (
-                    logged != Change(text=text).to_bytes()
-                ):  # another process deleted the text meanwhile
+                logged = bytes(self._backend.get(log_key(row.change)) or b"")
+                if logged != Change(text=text).to_bytes():  # another process deleted it meanwhile
                     row = row._replace(change=self._append(Change(text=text)))
                     self._backend.put(text_key(digest), [row.to_bytes()])
             if terms.document is not None:
@@ -217,13 +215,15 @@ class Catalog:
 
     # ---- the log
 
-    def changes(self, since: int, known: Iterable[str]) -> tuple[int, dict[str, str], list[str]]:
+    def changes(
+        self, since: int, known: Callable[[], set[str]]
+    ) -> tuple[int, dict[str, str], list[str]]:
         """Return what changed after ``since``.
 
         Parameters
         ----------
         known
-            Digests of texts that the caller has seen.
+            Returns the digests of texts that the caller has seen.
 
         Returns
         -------
@@ -232,45 +232,45 @@ class Catalog:
             removed texts. Where changes after ``since`` were compacted, or the place was emptied,
             those are all known texts without a row, and all added ones.
         """
-        newest, changes, emptied = self._changes(since)
+        behind, emptied = self._behind(since)
+        newest, value = 0 if emptied else since, None
         added: dict[str, str] = {}
         removed: dict[str, None] = {}
-        for change in changes:
+        for newest, value in behind:  # noqa: B007
+            change = Change.parse(value)
             if change.text is None:
                 removed[change.digest] = None
             else:
                 digest = digest_of_text(change.text)
                 added.pop(digest, None)
                 added[digest] = change.text
+        if value is not None:
+            with self._lock:
+                self._logged[newest] = value
+                while len(self._logged) > _LOGGED_KEPT:
+                    del self._logged[next(iter(self._logged))]
         if emptied or (newest != since and since < self._compacted()):
             removed |= dict.fromkeys(added)
-            others = set(known).difference(added)
+            others = known().difference(added)
             alive = {digest for digest, *_ in self.with_rows((digest, None) for digest in others)}
             removed |= dict.fromkeys(others.difference(alive))
         return newest, added, list(removed)
 
-    def _changes(self, since: int) -> tuple[int, list[Change], bool]:
-        """Return newest number and changes, and whether the place was emptied since then."""
+    def _behind(self, since: int) -> tuple[Iterator[tuple[int, bytes]], bool]:
+        """Return the changes, each with its row, and whether the place was emptied since then."""
         # change `since` is read again: if it is missing or another one, the place was emptied
-        keys = list(self._log(since - 1))
-        if keys == [log_key(since)]:
-            return since, [], False
-        if not keys:
-            return (*self._changes(0)[:2], True) if since > 0 else (0, [], False)
-        values = [bytes(value or b"") for value in self._backend.get_many(keys)]
-        if change_of(keys[0]) == since:
-            if values[0] not in (
-                self._logged.get(since, values[0]),
-                b"",
-            ):  # b"": its text was deleted
-                return (*self._changes(0)[:2], True)
-            del keys[0], values[0]
-        newest = change_of(keys[-1])
-        with self._lock:
-            self._logged[newest] = values[-1]
-            while len(self._logged) > _LOGGED_KEPT:
-                del self._logged[next(iter(self._logged))]
-        return newest, [Change.parse(value) for value in values], False
+        keys = self._log(since - 1)
+        head = list(islice(keys, 2))
+        if head[:1] == [log_key(since)]:
+            value = bytes(self._backend.get(head[0]) or b"") if head[1:] else b""
+            if value not in (self._logged.get(since, value), b""):  # b"": its text was deleted
+                return self._behind(0)[0], True
+            del head[0]
+        elif not head and since > 0:
+            return self._behind(0)[0], True
+        keys, names = tee(chain(head, keys))
+        values = (bytes(value or b"") for value in self._backend.get_many(keys))
+        return zip(map(change_of, names), values, strict=True), False
 
     def compact_log(self, kept: int = KEPT_CHANGES) -> None:
         """Delete obsolete changes, but not the newest ``kept``.

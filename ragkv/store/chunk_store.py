@@ -164,11 +164,7 @@ class ChunkStore:
         return self.put_encoded(entry.text, fingerprint, parts, terms)
 
     def put_encoded(
-        self,
-        text: str,
-        fingerprint: Fingerprint,
-        parts: Sequence[Bytes],
-        terms: Terms = Terms(),
+        self, text: str, fingerprint: Fingerprint, parts: Sequence[Bytes], terms: Terms = Terms()
     ) -> int:
         """Write an entry's bytes as :func:`ragkv.store.entry.format.encode` made them."""
         self._check_writable()
@@ -315,17 +311,18 @@ class ChunkStore:
         StoreError
             The place cannot be read: call again with the same number, or deletions are missed.
         """
-        newest, added, removed = self.catalog.changes(since, {*self._deleted, *self._seen})
+        newest, added, removed = self.catalog.changes(since, lambda: {*self._deleted, *self._seen})
         self._seen |= added
-        known = self._deleted | self._seen
-        gone = [digest for digest in removed if digest in known]
-        for digest in gone:  # another finder or tier may still ask for them
-            self._seen.pop(digest, None)
-            self._deleted.pop(digest, None)
-            self._deleted[digest] = known[digest]
+        gone: dict[str, str] = {}
+        for digest in removed:
+            last = self._deleted.pop(digest, None)
+            text = self._seen.pop(digest, last)
+            if text is not None:
+                gone[digest] = text
+        self._deleted |= gone  # another finder or tier may still ask for them
         for digest in list(self._deleted)[: -max(_DELETED_KEPT, len(gone))]:
             self._deleted.pop(digest, None)
-        return Changes(newest, list(added.values()), [known[digest] for digest in gone])
+        return Changes(newest, list(added.values()), list(gone.values()))
 
     # ---- the place
 

@@ -16,12 +16,7 @@ from ragkv.store.base import has_expired
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
 from ragkv.store.entry.header import NO_VERSION, RefusedEntryError, read_header
-from ragkv.store.names import (
-    TextRow,
-    digest_of_fingerprint,
-    digest_of_text,
-    parse_entry_key,
-)
+from ragkv.store.names import TextRow, digest_of_fingerprint, digest_of_text, parse_entry_key
 from ragkv.store.versions.stored import to_field, version_in
 
 _WAITS_S = (0.01, 0.05)

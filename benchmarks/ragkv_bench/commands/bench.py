@@ -196,6 +196,29 @@ def ingest(
     options.finish(found, tables(found), json_path)
 
 
+@bench.command()
+def scale(
+    *,
+    chunks: Annotated[
+        str, typer.Option(help="Comma-separated numbers of chunks.")
+    ] = "10000,100000,1000000",
+    characters: Annotated[int, typer.Option(help="Characters of a chunk.")] = 100,
+    rounds: Rounds = 20,
+    store: Annotated[Path | None, typer.Option(help="Folder that keeps the stores.")] = None,
+    json_path: options.JsonPath = None,
+) -> None:
+    """Measure index, start-up, memory and a prompt's scan over many chunks with empty entries."""
+    options.check_folders(json_path)
+    from tempfile import TemporaryDirectory
+
+    from ragkv_bench.speed.scale import ScalePlan, bench_scale, tables
+
+    plan = ScalePlan(_numbers("--chunks", chunks, int), characters, rounds=rounds)
+    with TemporaryDirectory(prefix="ragkv-scale-") as folder, err.status("Measuring …"):
+        found = bench_scale(plan, store or Path(folder))
+    options.finish(found, tables(found), json_path)
+
+
 def _peers(
     names: Sequence[PeerName] | None,
     model: str | None,

@@ -26,7 +26,7 @@ def setup_of(loaded: LoadedModel, plan: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers")},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -50,7 +50,7 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit of the repository whose folder ``ragkv/`` this package is, if any."""
     command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
     folder = Path(ragkv.__file__).parent

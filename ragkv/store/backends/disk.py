@@ -10,20 +10,23 @@ another's new file for one that a crash left.
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from ragkv.errors import StoreFullError
+from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends import files
 from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
 from ragkv.store.backends.index import Index, IndexRows
@@ -32,6 +35,7 @@ _log = logging.getLogger(__name__)
 INLINE_BYTES = 4096
 """Values up to this length lie in the index."""
 
+_BATCH_KEYS = 256
 _RESERVE_BYTES = 1 << 17
 _SUFFIX = ".safetensors"
 _OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
@@ -40,7 +44,9 @@ _OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(
 _FILE_ROW = re.compile(rb">([0-9a-f]{16}) ([0-9]{1,15})")
 _FILE_ROW_BYTES = 40
 Result = TypeVar("Result")
-_BYTES = "!bytes"  # no key: the bytes of all files
+_BYTES = "!bytes"  # no keys: the bytes of all files, and folders' times when they were clean
+_CLEAN = "!clean"
+_SETTLES_NS = 3_000_000_000  # by then a change of a folder shows in its time
 
 
 class DiskBackend(Backend):
@@ -82,6 +88,16 @@ class DiskBackend(Backend):
         """Return the value; a file as a private mapping, which is read where it is used."""
         gone: Blob = b""
         return self._use(key, lambda value: value, lambda path, _: _mapped(path), gone)
+
+    def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
+        """Read the rows of many keys in one query, and then their files."""
+        rest = iter(keys)
+        while batch := [check_key(key) for key in islice(rest, _BATCH_KEYS)]:
+            found = self._index.get_many(batch)
+            for key in batch:
+                row = _parse(found.get(key))
+                in_file = row is not None and row.value is None
+                yield self.get(key) if in_file else row and row.value
 
     def size(self, key: str) -> int | None:
         """Return the length that the row gives, if the file has it."""
@@ -241,18 +257,28 @@ class DiskBackend(Backend):
                     path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Remove what crashed writers left: old temporary files, files without a row."""
-        folders = [path for path in _listed(self._files) if not path.is_symlink()]
-        found = [path for folder in folders for path in _listed(folder)]
+        """Remove what crashed writers left: old temporary files, files without a row.
+
+        Folders that nobody has changed since they were found clean are passed over.
+        """
+        known, settled = _stamps_in(self._index.get(_CLEAN)), time.time_ns() - _SETTLES_NS
+        stamps = {p: p.stat().st_mtime_ns for p in _listed(self._files) if not p.is_symlink()}
+        clean = {p.name: at for p, at in stamps.items() if known.get(p.name) == at}
+        found = [each for p in stamps if p.name not in clean for each in _listed(p)]
         ours = {path for path in found if _OURS.fullmatch(f"{path.parent.name}/{path.name}")}
-        orphans = ours - self._named()
+        orphans = ours and ours - self._named()
         if orphans:
             with self._index.transaction():  # what is just being entered waits, or has its row
                 for path in orphans - self._named():
                     _remove(path)
-        for path in found:
-            if path.name.startswith(files.TEMPORARY_PREFIX) and files.is_abandoned(path):
-                _remove(path)
+        temporary = [path for path in found if path.name.startswith(files.TEMPORARY_PREFIX)]
+        for path in filter(files.is_abandoned, temporary):
+            _remove(path)
+        unsure = {path.parent for path in (*orphans, *temporary)}
+        clean |= {p.name: at for p, at in stamps.items() if p not in unsure and at < settled}
+        if clean != known:
+            with suppress(StoreError), self._index.transaction() as rows:
+                rows.set(_CLEAN, json.dumps(clean).encode())
 
     def _named(self) -> set[Path]:
         """Return the files that rows name."""
@@ -290,6 +316,13 @@ def _parse(data: bytes | None) -> _FileRow | None:
 
 def _file_bytes(row: _FileRow | None) -> int:
     return 0 if row is None or row.value is not None else row.nbytes
+
+
+def _stamps_in(row: bytes | None) -> dict[str, int]:
+    with suppress(ValueError):
+        found = json.loads(row or b"{}")
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _mapped(path: Path) -> Blob:

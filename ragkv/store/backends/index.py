@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ _SETTINGS = {
 # mode 1 is diskcache's MODE_RAW: rows of any other kind are not seen at all
 _OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(value) = 'blob'"
 _GET = f"SELECT value {_OURS} AND key = ?"
+_GET_MANY = f"SELECT key, value {_OURS} AND key IN"
 _PAGE = (
     f"SELECT key, substr(value, 1, ?), length(value) {_OURS} "
     "AND key > ? AND key >= ? AND key < ? ORDER BY key LIMIT 1000"
@@ -150,6 +151,10 @@ class Index:
         """Return a row's value, or None."""
         rows = self._query(_GET, key)
         return rows[0][0] if rows else None
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the values of those rows that are there, in one query."""
+        return dict(self._query(f"{_GET_MANY} ({','.join('?' * len(keys))})", *keys))
 
     def page(self, prefix: str, after: str, start: int) -> list[Head]:
         """Return the next rows, by key: at most 1000, and of each value ``start`` bytes.

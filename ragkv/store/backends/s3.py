@@ -12,12 +12,13 @@ from ragkv.errors import ConfigError, MissingDependencyError, StoreError, instal
 from ragkv.model.pool import Pool
 from ragkv.store.backends.base import Backend, Bytes, Key, check_key
 
-CONNECT_TIMEOUT = timedelta(seconds=3)
 TIMEOUT = timedelta(seconds=120)
-RETRIES = 2
 THREADS = 16
 """Requests at once where many small values are read."""
 
+_BACKOFF = {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)}
+_RETRIES: Any = {"max_retries": 2, "backoff": _BACKOFF | {"base": 2}}
+_CLIENT: Any = {"allow_http": True, "connect_timeout": timedelta(seconds=3)}
 _OPTIONS = ("endpoint", "region")
 
 
@@ -163,20 +164,8 @@ def open_s3(url: str, name: str) -> S3Backend:
             parts.netloc,
             prefix=f"{prefix}/{name}" if prefix else name,
             config=options,
-            client_options={
-                "allow_http": True,
-                "connect_timeout": CONNECT_TIMEOUT,
-                "timeout": TIMEOUT,
-            },
-            retry_config={
-                "max_retries": RETRIES,
-                "retry_timeout": TIMEOUT,
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=50),
-                    "max_backoff": timedelta(seconds=1),
-                    "base": 2,
-                },
-            },
+            client_options=_CLIENT | {"timeout": TIMEOUT},
+            retry_config=_RETRIES | {"retry_timeout": TIMEOUT},
         )
     except BaseError as error:
         raise StoreError(f"{url} cannot be opened: {error}") from error

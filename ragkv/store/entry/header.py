@@ -18,12 +18,7 @@ from ragkv.store.entry.codecs import codec_of
 FORMAT_VERSION = 2
 """Version that is written, and the only one that is read."""
 
-DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Dtypes of keys and values by safetensors' name."""
 
 _ALIGNMENT = 64
@@ -189,16 +184,7 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]
     return header, start
 
 
-_WRONG_FIELDS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-    Warning,
-)
+_WRONG_FIELDS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @lru_cache(maxsize=256)
@@ -224,7 +210,7 @@ def _header(head: bytes) -> Header:
         raise RefusedEntryError("codec", str(error)) from error
     except StoreError as error:  # an unknown codec
         raise RefusedEntryError("format", str(error)) from error
-    except _WRONG_FIELDS as error:
+    except (*_WRONG_FIELDS, Warning) as error:
         # Warning: how Python reports a bad escape in the text where warnings are errors
         raise RefusedEntryError("format", f"header fields: {error!r}") from error
     if not fits:

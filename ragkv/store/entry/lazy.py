@@ -87,12 +87,7 @@ class LazyKV:
     """
 
     def __init__(
-        self,
-        text: str,
-        tokens: tuple[IntArray, IntArray],
-        source: LayerSource,
-        *,
-        threads: int = 1,
+        self, text: str, tokens: tuple[IntArray, IntArray], source: LayerSource, *, threads: int = 1
     ) -> None:
         self.text = text
         self.token_ids, self.offsets = tokens

@@ -32,7 +32,7 @@ from store_entries import (  # noqa: F401
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import open_store
-from ragkv.store.backends import files, folder_name
+from ragkv.store.backends import disk, files, folder_name
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.index import Index
 from ragkv.store.base import Terms
@@ -283,6 +283,38 @@ def test_opening_sweeps_what_crashed_writers_left(store: DiskStore) -> None:
         assert not old.exists()
         assert fresh.exists()
         assert same(again.get("a", FINGERPRINT).entry, make_entry("a"))
+
+
+def test_opening_looks_through_changed_folders_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_SETTLES_NS", 0)
+
+    def opened() -> list[str]:
+        looked = []
+        with monkeypatch.context() as patch:
+            listed = disk._listed
+            patch.setattr(disk, "_listed", lambda path: looked.append(path.name) or listed(path))
+            DiskStore(tmp_path).close()
+        return sorted(looked)
+
+    with closing(DiskStore(tmp_path)) as store:
+        for text in "abc":
+            store.put(make_entry(text, tokens=500), FINGERPRINT)
+        folders = sorted({path.parent.name for path in files_of(store)})
+        orphan = store.folder / "kv" / folders[0] / f"{folders[0]}{30 * '0'}-{16 * '0'}.safetensors"
+        database = store.folder / "index" / "cache.db"
+    assert opened() == sorted(["kv", *folders])
+    assert opened() == ["kv"]
+    orphan.touch()
+    assert opened() == sorted(["kv", orphan.parent.name])
+    assert not orphan.exists()
+    assert opened() == sorted(["kv", orphan.parent.name])  # the removal has changed it
+    assert opened() == ["kv"]
+    for damaged in (b"=no JSON", b"[1]", b""):
+        with closing(sqlite3.connect(database, isolation_level=None)) as rows:
+            rows.execute("UPDATE Cache SET value = ? WHERE key = '!clean'", [damaged])
+        assert opened() == sorted(["kv", *folders])
 
 
 def test_the_sweep_spares_a_file_that_is_just_being_entered(
