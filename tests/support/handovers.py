@@ -47,8 +47,8 @@ def write(
         data = path.read_bytes()
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
-        about = json.loads(header["__metadata__"]["ragkv"]) | changed
-        header["__metadata__"]["ragkv"] = json.dumps(about)
+        told = header["__metadata__"]
+        told["ragkv"] = json.dumps(json.loads(told["ragkv"]) | changed)
         text = json.dumps(header).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
     return identity

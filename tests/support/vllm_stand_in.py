@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import importlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,13 +12,13 @@ import pytest
 import torch
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 32, 32
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_CACHES = "vllm.v1.kv_cache_interface"
 
 
 class ConnectorBase:
     def __init__(self, vllm_config, role, kv_cache_config):
         self._vllm_config = vllm_config
-        self._kv_cache_config = kv_cache_config
-        self._bound: Any = None
 
     def bind_connector_metadata(self, metadata):
         self._bound = metadata
@@ -45,29 +42,18 @@ class MLAAttentionSpec(FullAttentionSpec):
     pass
 
 
-def stand_in_modules() -> dict[str, ModuleType]:
-    """Return vLLM's modules that the connector imports."""
-    base, cache = "vllm.distributed.kv_transfer.kv_connector.v1.base", "vllm.v1.kv_cache_interface"
-    parts = base.split(".")
-    names = [".".join(parts[:count]) for count in range(1, len(parts))]
-    modules = {name: ModuleType(name) for name in [*names, base, "vllm.v1", cache]}
-    vars(modules[base]).update(
-        KVConnectorBase_V1=ConnectorBase,
-        KVConnectorMetadata=type("KVConnectorMetadata", (), {}),
-        KVConnectorRole=enum.Enum("KVConnectorRole", "SCHEDULER WORKER"),
-    )
-    vars(modules[cache]).update(FullAttentionSpec=FullAttentionSpec)
-    return modules
-
-
 @pytest.fixture
-def connector_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def connector_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return ``ragkv.vllm.connector``, imported with the stand-in."""
-    for name, module in stand_in_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "ragkv.vllm.connector", raising=False)
-    yield importlib.import_module("ragkv.vllm.connector")
-    sys.modules.pop("ragkv.vllm.connector", None)
+    for whole in (_BASE, _CACHES):
+        for end in (at for at, char in enumerate(whole + ".") if char == "."):
+            monkeypatch.setitem(sys.modules, whole[:end], ModuleType(whole[:end]))
+    metadata = type("KVConnectorMetadata", (), {})
+    vars(sys.modules[_BASE]).update(KVConnectorBase_V1=ConnectorBase, KVConnectorMetadata=metadata)
+    vars(sys.modules[_CACHES]).update(FullAttentionSpec=FullAttentionSpec)
+    monkeypatch.setitem(sys.modules, "ragkv.vllm.connector", ModuleType("to be imported"))
+    del sys.modules["ragkv.vllm.connector"]
+    return importlib.import_module("ragkv.vllm.connector")
 
 
 class Backend:
@@ -75,28 +61,23 @@ class Backend:
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slots):
         assert len(key) == len(value) == len(slots)
-        for slot, k, v in zip(slots.tolist(), key, value, strict=True):
-            layer.rows[slot] = (k, v)
+        layer.rows |= dict(zip(slots.tolist(), zip(key, value, strict=True), strict=True))
 
 
-class ReadingBackend:
-    """An attention backend that writes inside of its forward pass."""
+def layer(**changed: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"impl": Backend(), "kv_cache": torch.zeros(1), "rows": {}} | changed)
 
 
-def vllm_config(folder: Path, **changed: Any) -> SimpleNamespace:
+def vllm_config(folder, **changed: Any) -> SimpleNamespace:
     """Return vLLM's configuration; names of ``changed`` may be dotted with ``__``."""
-    layers = {
-        f"model.layers.{number}.self_attn.attn": SimpleNamespace(
-            impl=Backend(), kv_cache=torch.zeros(1), rows={}
-        )
-        for number in range(LAYERS)
-    }
+    transfer = SimpleNamespace(
+        kv_role="kv_consumer",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"folder": str(folder)},
+    )
+    layers = {f"model.layers.{number}.self_attn.attn": layer() for number in range(LAYERS)}
     config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            kv_role="kv_consumer",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"folder": str(folder)},
-        ),
+        kv_transfer_config=transfer,
         parallel_config=SimpleNamespace(world_size_across_dp=1),
         lora_config=None,
         speculative_config=None,
@@ -107,12 +88,6 @@ def vllm_config(folder: Path, **changed: Any) -> SimpleNamespace:
         part, _, last = name.rpartition("__")
         setattr(getattr(config, part) if part else config, last, value)
     return config
-
-
-def cache_config(config: Any, spec: Any = None, groups: int = 1) -> SimpleNamespace:
-    names = list(config.compilation_config.static_forward_context)[::-1]
-    group = SimpleNamespace(layer_names=names, kv_cache_spec=spec or FullAttentionSpec())
-    return SimpleNamespace(kv_cache_groups=[group] * groups)
 
 
 @dataclass
@@ -127,18 +102,23 @@ class Request:
     skip_reading_prefix_cache: bool = False
 
     def get_block_ids(self) -> tuple[list[int]]:
-        """Return its blocks, out of order as those of a full pool are."""
-        count = -(-len(self.prompt_token_ids) // BLOCK)
-        base = 100 * int(self.request_id)
-        return ([base + number for number in reversed(range(count))],)
+        count, first = -(-len(self.prompt_token_ids) // BLOCK), 100 * int(self.request_id)
+        return ([first + number for number in reversed(range(count))],)
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        blocks = self.get_block_ids()[0]
+        return [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, stop)]
 
 
 class Engine:
     """Takes requests through both halves of a connector, in the order of vLLM's steps."""
 
-    def __init__(self, module: ModuleType, config: Any, spec: Any = None) -> None:
-        caches = cache_config(config, spec)
-        self.layers = config.compilation_config.static_forward_context.values()
+    def __init__(self, module: ModuleType, config: Any, spec: Any = None, groups: int = 1) -> None:
+        layers = config.compilation_config.static_forward_context
+        spec = spec or FullAttentionSpec()
+        group = SimpleNamespace(layer_names=list(layers)[::-1], kv_cache_spec=spec)
+        caches = SimpleNamespace(kv_cache_groups=[group] * groups)
+        self.layers = layers.values()
         self.scheduler = module.RagKVConnector(config, "scheduler", caches)
         self.worker = module.RagKVConnector(config, "worker", caches)
         self.worker.register_kv_caches({})
@@ -158,43 +138,26 @@ class Engine:
         """Run a step; return the computed tokens of each request whose load has ended."""
         self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(None))
         self.worker.start_load_kv(None)
-        sent, received = self.worker.get_finished(set())
-        assert not sent
-        output = SimpleNamespace(
-            finished_recving=received,
-            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-        )
+        _, received = self.worker.get_finished(set())
+        invalid = self.worker.get_block_ids_with_load_errors()
+        output = SimpleNamespace(finished_recving=received, invalid_block_ids=invalid)
         self.scheduler.update_connector_output(output)
-        ended = {name: self.waiting.pop(name) for name in received if name in self.waiting}
-        return {
-            name: next(
-                (
-                    index * BLOCK
-                    for index, block in enumerate(request.get_block_ids()[0])
-                    if block in output.invalid_block_ids
-                ),
-                computed,
-            )
-            for name, (request, computed) in ended.items()
-        }
+        ended = {}
+        for name in received:
+            request, computed = self.waiting.pop(name)
+            blocks = request.get_block_ids()[0]
+            valid = [at * BLOCK for at, block in enumerate(blocks) if block in invalid]
+            ended[name] = min([*valid, computed])
+        return ended
+
+    def run(self) -> dict[str, int]:
+        """Run until no request waits; return the computed tokens of each."""
+        ended = {}
+        while self.waiting:
+            ended |= self.step()
+        return ended
 
     def load(self, request: Request, computed: int = 0) -> int:
         """Admit a request and run until it can be computed; return its computed tokens."""
-        if not self.admit(request, computed):
-            return computed
-        while True:
-            ended = self.step()
-            if request.request_id in ended:
-                return ended[request.request_id]
-
-    def rows(self, request: Request, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the first rows of a request in each layer's cache."""
-        blocks = request.get_block_ids()[0]
-        slots = [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(count)]
-        return [
-            (
-                torch.stack([layer.rows[slot][0] for slot in slots]),
-                torch.stack([layer.rows[slot][1] for slot in slots]),
-            )
-            for layer in self.layers
-        ]
+        self.admit(request, computed)
+        return self.run().get(request.request_id, computed)
