@@ -332,18 +332,12 @@ class ChunkStore:
         return None if free is None else Room(*free)
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return the seconds that ``get`` is expected to take for an entry of ``nbytes`` of KV.
-
-        0 for an entry in memory, None before anything was measured.
-        """
+        """Return the seconds that ``get`` may take, 0 in memory; None: nothing was measured."""
         del text, fingerprint, nbytes
         return 0.0 if self.backend.private else None
 
     def make_room(self) -> bool:
-        """Empty the tier on the model's device; return whether it had anything.
-
-        Its entries are still in the tiers below.
-        """
+        """Empty the tier of copies on the model's device; return whether it had anything."""
         return False
 
     def tiers_in_use(self) -> tuple[TierUse, ...]:

@@ -49,6 +49,7 @@ class Stats:
 
 
 Damage = Literal["damaged", "foreign", "orphaned", "unknown"]
+_HARMFUL = ("damaged", "foreign")
 
 
 class Problem(NamedTuple):
@@ -93,9 +94,6 @@ class Findings:
     def sound(self) -> bool:
         """Whether nothing damaged or foreign is left."""
         return sum(problem.kind in _HARMFUL for problem in self.problems) == self.healed
-
-
-_HARMFUL = ("damaged", "foreign")
 
 
 def stats(store: ChunkStore) -> Stats:

@@ -101,27 +101,52 @@ def _serve(folder: Path, program: str) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Give ``s3://bucket?endpoint=…`` of a local server."""
-    pytest.importorskip("obstore")
-    boto3 = pytest.importorskip("boto3")
-    moto_server = pytest.importorskip("moto.server")
-    responses = pytest.importorskip("moto.s3.responses").S3Response
-    put, one_at_a_time = responses.put_object, threading.Lock()
+    for module in ("obstore", "boto3", "moto.server"):
+        pytest.importorskip(module)
+    with S3Server() as server:
+        yield server.url
 
-    def put_object(response: object) -> object:
-        """Decide whether a key is absent and write it in one, as S3 does."""
-        with one_at_a_time:
-            return put(response)
 
-    with pytest.MonkeyPatch.context() as patch:
+class S3Server:
+    """A stand-in for S3 in a thread; what it holds outlasts its restart."""
+
+    def __init__(self) -> None:
+        import boto3
+        from moto.s3.responses import S3Response
+
+        put, one_at_a_time = S3Response.put_object, threading.Lock()
+
+        def put_object(response: object) -> object:
+            """Decide whether a key is absent and write it in one, as S3 does."""
+            with one_at_a_time:
+                return put(response)
+
+        self._patch = pytest.MonkeyPatch()
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        patch.setenv("AWS_REGION", "us-east-1")
-        patch.setattr(responses, "put_object", put_object)
-        server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+            self._patch.setenv(name, "test")
+        self._patch.setenv("AWS_REGION", "us-east-1")
+        self._patch.setattr(S3Response, "put_object", put_object)
+        self._port = free_port()
+        self.start()
+        endpoint = f"http://127.0.0.1:{self._port}"
         client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
         client.create_bucket(Bucket="chunks")
-        yield f"s3://chunks/some/prefix?endpoint={endpoint}"
         client.close()
-        server.stop()
+        self.url = f"s3://chunks/some/prefix?endpoint={endpoint}"
+
+    def start(self) -> None:
+        """Start it, and return when it listens."""
+        from moto.server import ThreadedMotoServer
+
+        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
+        self._server.start()
+
+    def kill(self) -> None:
+        self._server.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._patch.undo()

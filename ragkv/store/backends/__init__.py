@@ -18,17 +18,7 @@ _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "s3")
 
 
 def open_backend(config: StoreConfig, namespace: str) -> Backend:
-    """Open a namespace's place.
-
-    Raises
-    ------
-    ConfigError
-        The URL's scheme is unknown, or a setting does not fit.
-    MissingDependencyError
-        A package is not installed.
-    StoreError
-        The place cannot be used.
-    """
+    """Open a namespace's place; raises as :func:`ragkv.store.open_store`."""
     if config.path == MEMORY:
         raise ConfigError("a store in memory belongs to its process: name a folder or a URL")
     root = folder_of(config.path)

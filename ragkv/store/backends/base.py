@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import mmap
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from ragkv.errors import StoreError
+
+LONG_WAIT_S = 1.0
+"""A refused connection fails in less, and is tried again by the next call."""
 
 Bytes = bytes | bytearray | memoryview
 """What may be written. Parts are written one behind the other."""
@@ -93,6 +100,27 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files and connections; the backend can not be used afterwards."""
+
+
+class Outage:
+    """After a call that waited in vain, others fail at once for as long: they compute instead."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Raise StoreError during an outage; one begins with a StoreError after a long wait."""
+        began = time.monotonic()
+        if began < self._until:
+            raise StoreError("the store has just let a call wait in vain: it is not called again")
+        try:
+            yield
+        except StoreError:
+            waited = time.monotonic() - began
+            if waited > LONG_WAIT_S:
+                self._until = began + 2 * waited
+            raise
 
 
 _KEY = re.compile(r"(?!.{513})[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)

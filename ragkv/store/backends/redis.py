@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import MissingDependencyError, StoreError, StoreFullError, install_command
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
+from ragkv.store.backends.base import Backend, Blob, Bytes, Key, Outage, check_key, length_of
 
 LARGEST_VALUE = (512 << 20) - 1024
 """Bytes. Redis takes strings of 512 MB, and a request as long (``proto-max-bulk-len``)."""
 
 CONNECT_TIMEOUT_S = 3.0
-TIMEOUT_S = 30.0
+TIMEOUT_S = 5.0
 """How long one answer may take. ``?socket_timeout=`` in the URL changes it."""
 
 _BATCH_KEYS = 256
@@ -33,12 +33,7 @@ class RedisBackend(Backend):
     name
         Folder name of the namespace: the keys begin with ``ragkv:{name}:``.
 
-    Raises
-    ------
-    MissingDependencyError
-        The package redis is not installed.
-    StoreError
-        The server does not answer, or refuses.
+    Raises as :func:`ragkv.store.open_store`.
 
     Notes
     -----
@@ -61,6 +56,7 @@ class RedisBackend(Backend):
         self._place = _without_password(url)
         base = f"ragkv:{{{name}}}:"  # braces keep a namespace on one node of a cluster
         self._values, self._keys = f"{base}value:", f"{base}keys"
+        self._outage = Outage()
         self._closed = False
         try:
             self._client: Any = redis.Redis.from_url(
@@ -167,14 +163,15 @@ class RedisBackend(Backend):
     def _errors(self) -> Iterator[None]:
         if self._closed:
             raise StoreError(f"the store at {self._place} is closed")
-        try:
-            yield
-        except self._redis.OutOfMemoryError as error:
-            raise StoreFullError(
-                f"no room left at {self._place}: raise maxmemory, or forget chunks"
-            ) from error
-        except self._redis.RedisError as error:
-            raise StoreError(f"the server at {self._place} cannot be used: {error}") from error
+        with self._outage.noted():
+            try:
+                yield
+            except self._redis.OutOfMemoryError as error:
+                raise StoreFullError(
+                    f"no room left at {self._place}: raise maxmemory, or forget chunks"
+                ) from error
+            except self._redis.RedisError as error:
+                raise StoreError(f"the server at {self._place} cannot be used: {error}") from error
 
 
 def _without_password(url: str) -> str:

@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes, Key, check_key
+from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key
 
-TIMEOUT = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=30)
 THREADS = 16
 """Requests at once where many small values are read."""
 
@@ -49,6 +49,7 @@ class S3Backend(Backend):
         self._store = store
         self._place = place
         self._pool = Pool(THREADS, "ragkv-s3")
+        self._outage = Outage()
         self._closed = False
 
     def get(self, key: str) -> bytearray | None:
@@ -117,13 +118,12 @@ class S3Backend(Backend):
     def _errors(self) -> Iterator[None]:
         if self._closed:
             raise StoreError(f"the store at {self._place} is closed")
-        try:
-            yield
-        except StoreError:
-            raise
-        except (self._errors_of.BaseError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            raise StoreError(f"{self._place} cannot be used: {reason}") from error
+        with self._outage.noted():
+            try:
+                yield
+            except (self._errors_of.BaseError, OSError) as error:
+                reason = str(error).partition("\n")[0]
+                raise StoreError(f"{self._place} cannot be used: {reason}") from error
 
 
 def open_s3(url: str, name: str) -> S3Backend:
@@ -138,14 +138,7 @@ def open_s3(url: str, name: str) -> S3Backend:
     name
         Whose values these are: a folder below the prefix.
 
-    Raises
-    ------
-    MissingDependencyError
-        The package obstore is not installed.
-    ConfigError
-        The URL names no bucket, or an unknown option.
-    StoreError
-        The bucket cannot be reached or listed.
+    Raises as :func:`ragkv.store.open_store`.
     """
     try:
         from obstore.exceptions import BaseError

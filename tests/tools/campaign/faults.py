@@ -19,6 +19,7 @@ from children import Child, Say
 from store_servers import RedisServer, installed
 
 from campaign.case import ALL, Case, acknowledged
+from campaign.replicas import cut_off, restarted, slow
 from campaign.world import TEXTS, engine, precompute, sink_of
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
@@ -208,6 +209,9 @@ FAULTS: dict[str, Callable[[Case], None]] = {
     "backend gone": gone,
     "two writers": two_writers,
     "clock set back": clock_back,
+    "replica cut off": cut_off,
+    "store slow": slow,
+    "store restarted": restarted,
 }
 
 
