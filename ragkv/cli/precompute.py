@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,8 +23,13 @@ from ragkv.cli.options import (
     StorePath,
 )
 from ragkv.cli.session import open_engine
-from ragkv.config import MEMORY
-from ragkv.errors import ConfigError
+from ragkv.config import MEMORY, ReuseConfig, StoreConfig
+from ragkv.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from ragkv import RagKV
+    from ragkv.engine.documents import Document
+    from ragkv.ingest.worker import Row
 
 
 def precompute(
@@ -37,6 +45,20 @@ def precompute(
         str, typer.Option(help="Text that every prompt begins with; auto: the chat template's.")
     ] = "auto",
     sink_from: SinkFrom = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes, or actors, that share the work; each loads the model."
+        ),
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let actors of a Ray cluster work: auto, ray://host:10001; local starts one.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the cache of every chunk under PATHS; stored chunks are skipped.
@@ -44,8 +66,12 @@ def precompute(
     Of a file that was changed, the chunks that it no longer has are removed: those of the same
     model and size.
     """
-    from ragkv.cli.texts import read_system_prompt, read_texts, split_texts
-    from ragkv.engine.documents import Documents, precompute_documents
+    from tqdm.auto import tqdm
+
+    from ragkv.cli.texts import read_system_prompt, read_texts
+    from ragkv.engine.documents import Document, grouped, precompute_documents
+    from ragkv.ingest.processes import store_in_processes
+    from ragkv.ingest.worker import IngestWorker, for_workers, total
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")
@@ -54,29 +80,57 @@ def precompute(
         raise ConfigError(
             f"a store in memory ends with the command: give precompute a folder, not {MEMORY}"
         )
-    with open_engine(
-        model,
-        device=device,
-        dtype=dtype,
-        store=store,
-        namespace=namespace,
-        codec=codec,
-        system_prompt=system_prompt,
-    ) as kv:
-        sink = kv.reuse.sink if system_prompt else sink
-        files = split_texts(texts, kv.tokenizer, chunk_tokens)
-        chunks = sum(map(len, files.values()))
-        err.print(f"{chunks} chunks of at most {chunk_tokens} tokens.", highlight=False)
-        # each file's former chunks are removed: those of this model, cut like these
-        cut = f"{chunk_tokens} tokens for {kv.info.fingerprint}"
-        documents: Documents = {(f"{file}, {cut}", None): found for file, found in files.items()}
-        report = precompute_documents(kv.precompute, documents, sink=sink)
+    files = [Document([text], str(file)) for file, text in texts.items()]
+    cut = partial(cut_file, chunk_tokens=chunk_tokens)
+    engine: dict[str, Any] = {"device": device, "dtype": dtype, "system_prompt": system_prompt}
+    engine |= {"namespace": namespace, "reuse": ReuseConfig(sink=sink)}
+    where = StoreConfig(store, codec=codec)
+    failed: list[Row] = []
+    if workers == 1 and ray is None:
+        with open_engine(model, store=where, **engine) as kv:
+            parts = [cut(kv, each) for each in files]
+            chunks = sum(len(each.texts) for each in parts)
+            err.print(f"{chunks} chunks of at most {chunk_tokens} tokens.", highlight=False)
+            report = precompute_documents(kv.precompute, grouped(parts))
+    else:
+        opened = partial(open_engine, model, store=for_workers(where), quiet=True, **engine)
+        store_in = store_in_processes
+        if ray is not None:
+            from ragkv.ingest.on_ray import store_on_ray
+
+            gpus = 1 if (device or "").startswith("cuda") else None
+            store_in = partial(store_on_ray, address=ray, num_gpus=gpus)
+        began = time.perf_counter()
+        rows: list[Row] = []
+        with tqdm(total=len(files), desc="precompute", unit="file", disable=None) as bar:
+            for done in store_in(partial(IngestWorker, opened, cut), files, workers):
+                rows += done
+                bar.update(len(done))
+        report = total(rows, time.perf_counter() - began)
+        failed = [row for row in rows if row["status"] == "failed"]
     if as_json:
         say_json(report.to_dict())
-        return
-    out.print(
-        f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
-        f"{report.too_long} too long for the model, {report.removed} removed; "
-        f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
-        highlight=False,
-    )
+    else:
+        out.print(
+            f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
+            f"{report.too_long} too long for the model, {report.removed} removed; "
+            f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
+            highlight=False,
+        )
+    if failed:
+        raise StoreError(
+            f"{len(failed)} of {len(files)} files were not stored, such as "
+            f"{failed[0]['document']}: {failed[0]['reason']}"
+        )
+
+
+def cut_file(kv: RagKV, file: Document, chunk_tokens: int) -> Document:
+    """Divide a file into a document, which is named after the way that it was cut, and the model.
+
+    So of a changed file the former chunks go that are this model's, and were cut like these.
+    """
+    from ragkv.cli.texts import split_text
+
+    chunks = split_text(file.texts[0], kv.tokenizer, chunk_tokens)
+    cut = f"{chunk_tokens} tokens for {kv.info.fingerprint}"
+    return replace(file, texts=chunks, name=f"{file.name}, {cut}")

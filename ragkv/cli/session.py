@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -48,6 +49,7 @@ def open_engine(
     device: str | None = None,
     dtype: str | None = None,
     system_prompt: str | None = None,
+    quiet: bool = False,
 ) -> RagKV:
     """Load the model behind a status line that says what takes the time.
 
@@ -55,6 +57,8 @@ def open_engine(
     ----------
     system_prompt
         Text that all prompts begin with, as their system message: chunks are encoded behind it.
+    quiet
+        Say nothing.
 
     Raises
     ------
@@ -63,7 +67,7 @@ def open_engine(
     """
     start = time.perf_counter()
     name = model or "the embedded SmolLM2-135M-Instruct (the first time it is converted, once)"
-    with err.status(f"Loading {name} …"):
+    with nullcontext() if quiet else err.status(f"Loading {name} …"):
         from ragkv import RagKV, ReuseConfig, StoreConfig
 
         _quiet()
@@ -82,7 +86,8 @@ def open_engine(
         )
     if system_prompt is not None:
         kv.reuse = kv.reuse.override(sink=sink_behind(kv, system_prompt))
-    err.print(f"Loaded {kv.info.name} in {time.perf_counter() - start:.1f} s.", highlight=False)
+    if not quiet:
+        err.print(f"Loaded {kv.info.name} in {time.perf_counter() - start:.1f} s.", highlight=False)
     return kv
 
 

@@ -1,15 +1,36 @@
-"""Precompute the chunks of many documents at once."""
+"""Documents: their chunks, precomputed together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.report.account import PrecomputeReport
 
 Documents = Mapping[tuple[str, str | None] | None, Sequence[str]]
 """Chunks by their document and its revision; those of None are no document's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document's chunks, or chunks of no document.
+
+    ``name`` and ``revision`` are ``document`` and ``revision`` of :meth:`ragkv.RagKV.precompute`.
+    """
+
+    texts: Sequence[str]
+    name: str | None = None
+    revision: str | None = None
+
+
+def grouped(documents: Iterable[Document]) -> Documents:
+    """Return the chunks of documents, parts of one document together."""
+    groups: dict[tuple[str, str | None] | None, list[str]] = {}
+    for each in documents:
+        key = None if each.name is None else (each.name, each.revision)
+        groups.setdefault(key, []).extend(each.texts)
+    return groups
 
 
 def precompute_documents(

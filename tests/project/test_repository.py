@@ -38,6 +38,7 @@ ROOMS = (
     "decode",
     "engine",
     "vllm",
+    "ingest",
     "serve",
     "cli",
 )

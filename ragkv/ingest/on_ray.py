@@ -1,0 +1,129 @@
+"""Workers in actors of Ray, over a dataset of Ray Data. Nothing else imports ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ragkv.config import StoreConfig
+from ragkv.engine.documents import Document
+from ragkv.errors import MissingDependencyError, RagKVError, install_command
+from ragkv.ingest.worker import IngestWorker, Row, for_workers, row_of
+
+try:
+    import ray
+    from ray.data import ActorPoolStrategy, DataContext, Dataset, from_items
+except ImportError as error:
+    raise MissingDependencyError(f"ingestion on Ray: {install_command('ray')}") from error
+
+
+def precompute_dataset(
+    ds: Dataset,
+    model: str | Path | None = None,
+    *,
+    store: str | Path | StoreConfig,
+    text: str = "text",
+    document: str | None = None,
+    revision: str | None = None,
+    expires_in: float | None = None,
+    workers: int = 2,
+    batch_size: int = 64,
+    num_gpus: float | None = None,
+    **engine: Any,
+) -> Dataset:
+    """Store a dataset's chunks by several actors; when all is done, return their status rows.
+
+    Each is a :data:`ragkv.ingest.worker.Row`. Stored chunks are not encoded again: a second call
+    does what is missing. Where an actor or a node dies, another stores its batches.
+
+    Parameters
+    ----------
+    model, store, **engine
+        As :class:`ragkv.RagKV` takes them. Every node must reach the store: a server, a bucket, or
+        a folder that all have under this path.
+    text
+        The column of chunks; a row may have a list of them.
+    document, revision
+        The columns of the documents' names and revisions, as in :meth:`ragkv.RagKV.precompute`.
+        Without a revision, a row has all chunks of its document.
+    expires_in
+        Seconds until the chunks expire; None is never.
+    workers, batch_size
+        Actors, and rows that one stores at a time.
+    num_gpus
+        What an actor takes, beside ``device="cuda"``. Others reserve half a CPU, as Ray hangs where
+        actors hold all, and compute with their share of the cluster's.
+    """
+    from ragkv import RagKV
+
+    place = for_workers(store if isinstance(store, StoreConfig) else StoreConfig(store))
+    opened = partial(RagKV, model, store=place, **engine)
+    make = partial(IngestWorker, opened, expires_in=expires_in)
+    named = partial(_document, text=text, document=document, revision=revision)
+    return _rows(ds, make, named, workers, batch_size=batch_size, num_gpus=num_gpus).materialize()
+
+
+def store_on_ray(
+    make: Callable[..., IngestWorker],
+    documents: Sequence[Document],
+    workers: int,
+    *,
+    address: str,
+    num_gpus: float | None = None,
+) -> Iterator[list[Row]]:
+    """Store documents in the cluster at ``address``, as ``ray.init`` takes it; yield their rows."""
+    ray.init(address, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
+    try:
+        DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        size = min(64, -(-len(documents) // (8 * workers)))  # busy to the end
+        blocks = -(-len(documents) // size)
+        ds = from_items(list(map(asdict, documents)), override_num_blocks=blocks)
+        rows = _rows(ds, make, _document, workers, batch_size=size, num_gpus=num_gpus)
+        yield from ([row] for row in rows.iter_rows())
+    finally:
+        ray.shutdown()
+
+
+def _rows(
+    ds: Dataset, make: Callable[..., Any], of: Callable[..., Document], workers: int, **how: Any
+) -> Dataset:
+    """Return the status rows, which are computed when they are read; ``of`` reads a row."""
+    threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
+    return ds.map_batches(
+        _Actor,
+        fn_constructor_args=(partial(make, threads=threads), of),
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=workers),
+        num_cpus=None if how["num_gpus"] else 0.5,
+        **how,
+    )
+
+
+class _Actor:
+    """A worker, made at its first batch: Ray would make one that fails again and again."""
+
+    def __init__(self, *given: Callable[..., Any]) -> None:
+        self._make, self._of = given
+        self._worker: IngestWorker | None = None
+
+    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        documents = list(map(self._of, batch.to_pylist()))
+        try:
+            self._worker = self._worker or self._make()
+            rows = self._worker.store(documents)
+        except RagKVError as error:  # raised here, Ray would keep nothing but a traceback's text
+            rows = [row_of(each, "failed", str(error)) for each in documents]
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _document(
+    row: Row, text: str = "texts", document: str | None = "name", revision: str | None = "revision"
+) -> Document:
+    texts, named = row[text], [row[column] if column else None for column in (document, revision)]
+    listed = [texts] if isinstance(texts, str) else texts or []
+    return Document(listed, *(None if each is None else str(each) for each in named))

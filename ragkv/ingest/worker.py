@@ -1,0 +1,87 @@
+"""What each of several workers does: open an engine once, store documents, return status rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from ragkv.answer.engine import Engine
+from ragkv.config import MEMORY, StoreConfig
+from ragkv.engine.documents import Document, grouped, precompute_documents
+from ragkv.errors import ConfigError, RagKVError
+from ragkv.report.account import PrecomputeReport
+
+Row = dict[str, Any]
+"""What became of a document: ``digest`` of its texts in the store, ``document``, ``reason`` of a
+failure, ``status``: ``stored``; ``existing``, all of it; ``skipped``, all too short or too long for
+an entry; or ``failed``. Fields of a PrecomputeReport are sums of a batch, in its first row."""
+
+
+def row_of(
+    document: Document, status: str, reason: str = "", report: PrecomputeReport | None = None
+) -> Row:
+    """Return a document's row; its batch's report is in one of the rows."""
+    from ragkv.store.names import digest_of_text
+
+    digest = digest_of_text("".join(document.texts).strip())
+    told = {"digest": digest, "document": document.name or "", "status": status, "reason": reason}
+    return told | (report or PrecomputeReport()).to_dict()
+
+
+def total(rows: Sequence[Row], seconds: float) -> PrecomputeReport:
+    """Return the sums over all rows, and the time that they took together."""
+    sums = {each.name: sum(row[each.name] for row in rows) for each in fields(PrecomputeReport)}
+    return PrecomputeReport(**sums | {"seconds": seconds})
+
+
+def for_workers(store: StoreConfig) -> StoreConfig:
+    """Return a store's settings for workers, which read nothing back; refuse one in memory."""
+    if str(store.path) == MEMORY:
+        raise ConfigError(f"a store in memory ends with the process: give a folder, not {MEMORY}")
+    return replace(store, memory_bytes=0, device_bytes=0, history_bytes=0)
+
+
+class IngestWorker:
+    """Stores documents with an engine of its own.
+
+    ``open_engine`` loads the engine; ``cut`` divides a document's text into chunks, where its texts
+    are not chunks. Both reach another process by pickle. ``threads`` are torch's.
+    """
+
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        cut: Callable[[Engine, Document], Document] = lambda _, document: document,
+        *,
+        threads: int,
+        expires_in: float | None = None,
+    ) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._kv, self._cut, self._expires_in = open_engine(), cut, expires_in
+
+    def store(self, documents: Sequence[Document]) -> list[Row]:
+        """Store documents and return the row of each; one that fails keeps no other from it."""
+        try:
+            return self._store(documents)
+        except RagKVError as error:
+            if len(documents) > 1:
+                return [row for each in documents for row in self.store([each])]
+            return [row_of(documents[0], "failed", str(error))]
+
+    def _store(self, documents: Sequence[Document]) -> list[Row]:
+        has = self._kv.contains
+        parts = [self._cut(self._kv, each) for each in documents]
+        missing = [[text for text in part.texts if not has(text)] for part in parts]
+        report: PrecomputeReport | None = precompute_documents(
+            self._kv.precompute, grouped(parts), show_progress=False, expires_in=self._expires_in
+        )
+        rows = []
+        for document, part, new in zip(documents, parts, missing, strict=True):
+            skipped = not any(map(has, new)) if new else not part.texts
+            status = "skipped" if skipped else "stored" if new else "existing"
+            rows.append(row_of(document, status, report=report))
+            report = None
+        return rows

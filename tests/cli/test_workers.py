@@ -1,0 +1,43 @@
+"""``ragkv precompute --workers``: the same store as one process makes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ingesting import KILLED, Killed, assert_alike
+from tiny import some_chunks
+from typer.testing import CliRunner
+
+from ragkv import RagKV
+from ragkv.cli.main import app
+from ragkv.ingest import worker
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder, texts = tmp_path / "texts", some_chunks(12, words=60)
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.txt").write_text("\n\n".join(texts[2 * number : 2 * number + 2]))
+    return folder
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["precompute", *map(str, args)])
+
+
+def test_two_workers_of_which_one_is_killed_make_the_store_of_one(
+    model, files, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(worker, "IngestWorker", Killed)
+    monkeypatch.setenv(KILLED, str(tmp_path / "killed"))
+    shared = files, "--model", model, "--chunk-tokens", 100, "--json", "--store"
+    given = [["one"], ["two", "--workers", 2], ["two"]]
+    runs = [run(*shared, tmp_path / name, *how).stdout for name, *how in given]
+    alone, both, again = map(json.loads, runs)
+    assert "a worker process was killed" in caplog.text
+    assert both["new"] + both["existing"] == alone["new"] > 6
+    assert (again["new"], again["existing"]) == (0, alone["new"])
+    with RagKV(model, store=tmp_path / "one") as one, RagKV(model, store=tmp_path / "two") as two:
+        assert_alike(one, two)
