@@ -35,7 +35,8 @@ _UNUSED = (
     *("pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version"),
     *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory"),
     *("compile_config", "disable_compile", "continuous_batching_config", "max_matching_ngram_size"),
-    *("renormalize_logits", "remove_invalid_values", "_from_model_config", "synced_gpus"),
+    *("renormalize_logits", "remove_invalid_values", "_from_model_config", "_commit_hash"),
+    "synced_gpus",
     # of beams, and of assistant models
     *("early_stopping", "length_penalty", "diversity_penalty"),
     *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
