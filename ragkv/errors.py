@@ -57,7 +57,7 @@ class ClosedError(RagKVError, RuntimeError):
 
 
 class ServerError(RagKVError, RuntimeError):
-    """A server of ragkv cannot be reached, is busy, refuses the key, or fails.
+    """A server of ragkv, or vLLM behind it, cannot be reached, is busy, refuses the key, or fails.
 
     Attributes
     ----------

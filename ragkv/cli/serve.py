@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -58,6 +61,24 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Longest time of a request
 Drain = Annotated[
     float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
 ]
+Decoder = Annotated[
+    Literal["ragkv", "vllm"], typer.Option("--engine", help="What decodes the answers.")
+]
+VllmUrl = Annotated[
+    str, typer.Option(help="The vLLM that decodes, started with ragkv's connector.")
+]
+VllmFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where vLLM finds what was repaired.", show_default="of this user, in shared memory"
+    ),
+]
+VllmBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Of what vLLM has not loaded yet.", show_default="half of what is free there"
+    ),
+]
 Reports = Annotated[bool, typer.Option(help="Whether clients may have an answer's whole report.")]
 
 
@@ -105,6 +126,10 @@ def serve(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing to the store.")
     ] = False,
+    engine: Decoder = "ragkv",
+    vllm_url: VllmUrl = "http://127.0.0.1:8001",
+    vllm_folder: VllmFolder = None,
+    vllm_bytes: VllmBytes = None,
 ) -> None:
     """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused.
 
@@ -115,9 +140,11 @@ def serve(
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
+    needs = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client"), "serve")
+    needs |= {"openai": "client"} if engine == "vllm" else {}
+    for package, extra in needs.items():
         if find_spec(package) is None:
-            raise MissingDependencyError(f"serve needs {package}: {install_command('serve')}")
+            raise MissingDependencyError(f"serve needs {package}: {install_command(extra)}")
     system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,
@@ -154,7 +181,7 @@ def serve(
             store=where,
             namespace=first,
             reuse=reuse,
-            on_unsupported="full",
+            on_unsupported="full" if engine == "ragkv" else "raise",
             device=device,
             dtype=dtype,
             max_running=max_running,
@@ -165,9 +192,26 @@ def serve(
         if kv.info.unsupported:
             err.print(f"Chunks are not reused: {kv.info.unsupported}", highlight=False)
         for each in others:
-            engine = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
-            engines[each] = stack.enter_context(engine)
+            other = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
+            engines[each] = stack.enter_context(other)
+        if engine == "vllm":
+            stack.callback(_decode_by_vllm(engines, vllm_url, vllm_folder, vllm_bytes))
         _run(settings, engines)
+
+
+def _decode_by_vllm(
+    engines: dict[str, RagKV], url: str, path: Path | None, most_bytes: int | None
+) -> Callable[[], object]:
+    """Let a vLLM decode; return what ends its answers."""
+    from ragkv.vllm.decoder import VllmAnswer
+    from ragkv.vllm.handover import HandOverFolder, default_folder
+    from ragkv.vllm.server import VllmServer
+
+    folder = HandOverFolder(path or default_folder(), most_bytes=most_bytes)
+    server = VllmServer(url, folder, os.environ.get("VLLM_API_KEY"))
+    for name, engine in engines.items():
+        engine.decoder = partial(VllmAnswer, server, name)
+    return server.connection.close
 
 
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:

@@ -75,6 +75,8 @@ class Connection:
         Seconds that a request may take that is no answer; None is any time.
     transport
         Replaces the network, in tests.
+    program
+        What should run there.
     """
 
     def __init__(
@@ -84,8 +86,11 @@ class Connection:
         timeout: float | None,
         max_retries: int,
         transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        program: str = "ragkv serve",
     ) -> None:
         self.address = address
+        self._program = program
         self.timeout = timeout
         self._api_key = api_key or "none"
         self._max_retries = max_retries
@@ -154,7 +159,9 @@ class Connection:
         except _FAILURES as error:
             raise self._error(error) from error
         if not isinstance(found, dict):
-            raise ServerError(f"{self.address}{path} answers without JSON: is it `ragkv serve`?")
+            raise ServerError(
+                f"{self.address}{path} answers without JSON: is it `{self._program}`?"
+            )
         return found
 
     async def events(
@@ -222,7 +229,7 @@ class Connection:
             cause = error.__cause__ or error
             why = str(cause) or type(cause).__name__
             return ServerError(
-                f"{self.address} cannot be reached ({why}): is `ragkv serve` running there?"
+                f"{self.address} cannot be reached ({why}): is `{self._program}` running there?"
             )
         status = getattr(error, "status_code", None)
         request_id = getattr(error, "request_id", request_id)

@@ -126,7 +126,7 @@ def draw(
     cancelled
         Called after every token; True ends the generation.
     """
-    config = _within_max_length(loaded, config, len(ids))
+    config = within_max_length(loaded, config, len(ids))
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
@@ -151,7 +151,7 @@ def draw(
     loop: Any = partial(_sample, listener, seeded) if seeded is not None else None
     if steps is not None:
         loop = Loop(steps, drafts, listener, seeded)
-    settings = _generation_config(loaded, config)
+    settings = generation_config(loaded, config)
     processors = LogitsProcessorList([] if listener.scores is None else [listener.scores])
     if config.json_schema is not None:
         constraint = SchemaConstraint(
@@ -196,7 +196,7 @@ def draw(
     )
 
 
-def _within_max_length(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
+def within_max_length(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
     """Return ``config`` with the ``max_length`` of prompt and answer as ``max_new_tokens``."""
     given = config.generation or {}
     known = config_of(loaded.model).vocab_size
@@ -218,7 +218,7 @@ def _reset_fields(loaded: LoadedModel) -> dict[str, None]:
     return {name: None for name in _RESET_FIELDS if getattr(own, name, None) is not None}
 
 
-def _generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
+def generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
     """The model's own generation configuration with the request's settings on top."""
     base: Any = copy.deepcopy(loaded.model.generation_config)
     sampling = config.temperature > 0

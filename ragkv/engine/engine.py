@@ -24,6 +24,7 @@ from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.quality import warn_if_garbled
+from ragkv.engine.remote import RemoteDecoder
 from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
@@ -94,6 +95,7 @@ class RagKV:
         settings = check_settings(reuse, store=store, namespace=namespace)
         self.reuse = reuse
         self.namespace = namespace
+        self.decoder: RemoteDecoder | None = None  # None: answers are decoded here
         loaded = load_model(
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
@@ -259,7 +261,8 @@ class RagKV:
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
         named, most = tuple(self._named.take()), decode.max_new_tokens
-        request = Request(asked, config, method, clock, most, retrieved=texts, named=named)
+        remote = None if self.decoder is None else self.decoder(self._loaded, decode)
+        request = Request(asked, config, method, clock, most, texts, named, remote)
         return request, decode
 
     def _complete(
@@ -274,7 +277,7 @@ class RagKV:
         listener = Listener(
             lambda token: on_text(answer.feed(token)),
             progress=progress,
-            top=decode.logprobs,
+            top=decode.logprobs if request.remote is None else None,  # it records them itself
             ends=lambda: answer.is_complete,
         )
         plan, drawn = self._pipeline.generate(

@@ -74,22 +74,27 @@ class FormerPrompts:
             return None
         return found
 
-    def keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
+    def keep(
+        self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn | None = None
+    ) -> None:
         """Keep the rows of a prompt and its answer; they are copied later.
 
         The answer's last token has no row; rows of steps that did not read everything are left out,
-        and what was dropped since the prompt was asked.
+        and what was dropped since the prompt was asked. Without ``drawn``: rows handed over alone.
         """
         sink = plan.located.sink
         if self._tree is None or not request.uses_history or sink is None:
             return
         self._hits += plan.spliced.layout.former is not None
-        answer = drawn.token_ids[:-1] if drawn.blocks_read == drawn.blocks else []
+        whole = drawn is not None and drawn.blocks_read == drawn.blocks
+        answer = drawn.token_ids[:-1] if drawn is not None and whole else []
         ids = np.concatenate([plan.ids, np.asarray(answer, dtype=plan.ids.dtype)])
         freshness = self._freshness(plan, len(ids))
         root = self.is_beyond(plan.located.tokens)
         if not root:  # behind the limit, rows are rotated by another table
             ids = ids[: self._architecture.position_limit]
+        if drawn is None:
+            ids = ids[: plan.spliced.layout.known_end]
         rows, model = (cache.keys, cache.values), model_of(sink)
         freshness = freshness[: len(ids)]
         computed = ComputedPrompt(ids, freshness, rows, model, root, prompt=len(plan.ids))

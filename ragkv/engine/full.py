@@ -18,6 +18,7 @@ from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Located, Plan, Spliced
+from ragkv.engine.remote import RemoteAnswer
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
@@ -133,6 +134,10 @@ class FullPrefill:
         listener: Listener,
         cancelled: Callable[[], bool],
     ) -> tuple[Plan, Drawn]:
+        if request.remote is not None:
+            self._hand_over(request, plan, request.remote)
+            turn.prefilled()
+            return plan, request.remote.draw(plan.ids, listener, cancelled)
         steps, loaded = None, self.loaded
         if isinstance(loaded, ReusableModel):
             cache, first = self._begun(request, plan, loaded)
@@ -141,6 +146,9 @@ class FullPrefill:
         if steps is not None:
             self._keep(request, plan, cache, drawn)
         return plan, drawn
+
+    def _hand_over(self, request: Request, plan: Plan, remote: RemoteAnswer) -> None:
+        """Give another process what is known of the prompt; here nothing is."""
 
     def _begun(
         self, request: Request, plan: Plan, loaded: ReusableModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -23,6 +23,7 @@ from ragkv.engine.corpus import Corpus
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
+from ragkv.engine.remote import RemoteAnswer
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.engine.versions import Versions
@@ -37,6 +38,7 @@ from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.place import splice
 from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.prefixes.node import Rows
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
@@ -253,8 +255,12 @@ class Pipeline(FullPrefill):
                 seed=config.seed,
             )
             choice = choose(method, scene, config)
-            repair = Repair.of(method, layout, choice, self._model, spliced.cache.shift)
-        return Plan(spliced, choice, repair)
+            rows = np.union1d(layout.fresh, choice.positions)
+            if request.remote is not None and method.focus is None:  # a focus is the query's
+                rows = rows[rows < layout.known_end]
+            of = method, layout, choice, rows, self._model
+            repair = Repair.of(*of, shift=spliced.cache.shift)
+        return Plan(spliced, choice, repair, rows)
 
     # ---- the last step: recompute, and go on or not
 
@@ -266,6 +272,22 @@ class Pipeline(FullPrefill):
             return done
         return plan, self._recompute(request, plan), plan.cache
 
+    def _hand_over(self, request: Request, plan: Plan, remote: RemoteAnswer) -> None:
+        layout, cache = plan.spliced.layout, plan.cache
+        end = layout.known_end
+        # what is mostly unknown is computed where it is decoded
+        if cache is None or 2 * int((layout.fresh < end).sum()) > end:
+            return
+
+        def compute() -> Rows:
+            if len(plan.rows):
+                self._recompute(request, plan)
+            return cache.keys, cache.values
+
+        with request.clock.step("hand_over"):
+            if remote.hand_over(plan.ids[:end], compute):
+                self._former.keep(request, plan, cache)
+
     def _begun(
         self, request: Request, plan: Plan, loaded: ReusableModel
     ) -> tuple[SplicedCache, Callable[[], torch.Tensor]]:
@@ -275,16 +297,11 @@ class Pipeline(FullPrefill):
 
     def _recompute(self, request: Request, plan: Plan) -> torch.Tensor:
         """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
-        with self._recomputing(request, plan):
+        with request.clock.step("recompute"):
             logits = subset_forward(self._model, plan.subset)[0]
             self.loaded.wait()
-        return logits
-
-    @contextmanager
-    def _recomputing(self, request: Request, plan: Plan) -> Iterator[None]:
-        with request.clock.step("recompute"):
-            yield
         self._corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
+        return logits
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the prompt's and the answer's rows for prompts that begin with them."""

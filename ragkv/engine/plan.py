@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -119,11 +119,15 @@ class Spliced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What is recomputed, and how: all that the last step needs."""
+    """What is recomputed, and how: all that the last step needs.
+
+    ``rows`` are the positions to compute, sorted.
+    """
 
     spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
+    rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def located(self) -> Located:
@@ -152,11 +156,6 @@ class Plan:
         if self.cache is None:
             raise RuntimeError("a full prefill recomputes no rows of a cache")
         return self.repair.subset(self.ids, self.rows, self.cache)
-
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """Positions to compute, sorted: the chosen and the fresh, the prompt's last included."""
-        return np.union1d(self.spliced.layout.fresh, self.choice.positions)
 
     @property
     def origin(self) -> npt.NDArray[np.uint8]:
@@ -206,6 +205,7 @@ def report_of(
         warnings=(*plan.spliced.warnings, *account[1]),
         dtype=dtype,
         **({} if drawn is None else _decoding(drawn)),
+        **({} if request.remote is None else request.remote.told),
         ahead_tokens=0 if copies is None else copies.repaired,
         focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
         exact_tokens=_exact_tokens(plan),

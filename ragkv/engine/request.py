@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.config import ReuseConfig
+from ragkv.engine.remote import RemoteAnswer
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
@@ -30,6 +31,8 @@ class Request:
         Tokens that may be generated after the prompt.
     retrieved, named
         The chunks that were retrieved for it: given with the call, and named before it.
+    remote
+        The answer where another process decodes it.
     """
 
     prompt: Prompt
@@ -39,6 +42,7 @@ class Request:
     answer_tokens: int = 0
     retrieved: tuple[str, ...] = ()
     named: tuple[NamedList, ...] = ()
+    remote: RemoteAnswer | None = None
 
     @property
     def uses_history(self) -> bool:

@@ -48,17 +48,20 @@ class Repair:
         method: Method,
         layout: Layout,
         choice: Choice,
+        rows: npt.NDArray[np.int64],
         loaded: ReusableModel,
+        *,
         shift: Shift,
     ) -> Self:
         """Prepare the method's parts; none where no stale token remains.
 
         Parameters
         ----------
+        rows
+            ``[rows]`` sorted positions that the pass computes.
         shift
             How former prompts' rows differ from the entries'.
         """
-        rows = np.union1d(layout.fresh, choice.positions)
         if not len(layout.stale(rows)):
             return cls()
         drift: BeforeWrite | None = None

@@ -108,8 +108,7 @@ class ReuseReport:
         Blocks of the context that decoding steps with sparse attention could read, and those that
         they read, over all layers and steps.
     dtype
-        What keys, values and activations were computed in: ``float32``, or ``float32, quantised
-        products`` where weights of a quantised file were multiplied as such.
+        What was computed in, such as ``float32``, or ``float32, quantised products`` of a GGUF.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
     focused_from
@@ -119,15 +118,15 @@ class ReuseReport:
         First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
         rounds: the sink, the chunk right behind it, former prompts' exact rows. None of them is
         recomputed below a ratio of 1.
+    handed_over_tokens, not_loaded
+        First tokens whose KV vLLM was given; why it computed them itself, such as ``expired``.
     positions
         Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
         exact and 5 repaired by former prompts, 6 version (bytes of length ``prompt_tokens``).
     warnings
-        What the user can mend, such as a prompt whose head is not the sink; each kind is logged
-        once per engine.
+        What the user can mend, such as a prompt whose head is not the sink; logged once a kind.
     misses
-        Chunks that were not reused, or not whole, each with its reason: those that the prompt
-        has, and those that a retriever named.
+        Chunks not reused, or not whole, with reasons: the prompt's, and those a retriever named.
     trace
         The prompt's text and scores, for its :func:`~ragkv.report.page.page.page`; not in
         :meth:`to_dict`, and without a part in equality.
@@ -163,6 +162,8 @@ class ReuseReport:
     version_tokens: int = 0
     focused_from: int | None = None
     exact_tokens: int = 0
+    handed_over_tokens: int = 0
+    not_loaded: str = ""
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:

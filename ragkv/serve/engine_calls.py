@@ -18,7 +18,7 @@ from ragkv.serve.refusal import RefusedError
 
 def cached_tokens(report: ReuseReport) -> int:
     """Return how many prompt tokens were reused, by whatever kind of reuse."""
-    return report.cached_tokens
+    return 0 if report.not_loaded else report.cached_tokens
 
 
 def tokens_by_source(report: ReuseReport) -> dict[str, int]:
@@ -107,8 +107,10 @@ def token_ids(
 
 
 def warm_up(engine: RagKV) -> None:
-    """Encode the default sink."""
+    """Encode the default sink; have vLLM answer once, if that decodes: ServerError if not."""
     engine.contains("sink")
+    if engine.decoder is not None:
+        engine.generate("The", max_new_tokens=1)
 
 
 def most_characters(engine: RagKV) -> int | None:

@@ -83,6 +83,9 @@ class ServerMetrics:
         self._finished = self._counter(
             "request_success", "Answers, by why they ended.", "finished_reason"
         )
+        self._handovers = self._counter(
+            "handovers", "Prompts with rows for vLLM, by what became of them.", "outcome"
+        )
         self._errors = self._counter("request_errors", "Refused and failed requests.", "code")
         for name, what, count in (
             ("num_requests_running", "Answers that are being generated.", running),
@@ -115,6 +118,8 @@ class ServerMetrics:
         for miss in report.misses:
             self._misses.labels(miss.reason).inc()
         self._finished.labels(finish_reason).inc()
+        if report.handed_over_tokens or report.not_loaded:
+            self._handovers.labels(report.not_loaded or "loaded").inc()
 
     def record_abort(self, answers: int = 1) -> None:
         """Count answers whose client has left."""

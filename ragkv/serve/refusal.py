@@ -12,6 +12,7 @@ from ragkv.errors import (
     ConfigError,
     MissingDependencyError,
     PromptTooLongError,
+    ServerError,
     StoreError,
     StoreFullError,
 )
@@ -82,6 +83,13 @@ def refusal_of(error: BaseException) -> RefusedError:
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():
             return RefusedError(503, "The server is stopping.", code="draining")
+        case ServerError():  # vLLM, which decodes here
+            down = error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE)
+            refusal = RefusedError(
+                *(503 if down else 502, "vLLM, which decodes here, does not answer."),
+                code="vllm_unavailable" if down else "vllm_failed",
+                headers={"Retry-After": "1"} if down else None,
+            )
         case StoreFullError():
             refusal = RefusedError(507, "The store is full.", code="store_full")
         case StoreError():

@@ -12,7 +12,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 
 from ragkv.engine.engine import RagKV
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, ServerError
 from ragkv.prompt.render import Prompt
 from ragkv.serve import limits
 from ragkv.serve.config import ServeConfig
@@ -25,6 +25,7 @@ from ragkv.serve.refusal import RefusedError
 
 _log = logging.getLogger(__name__)
 _THREADS = 16
+_PAUSE_S = 2.0
 Given = ParamSpec("Given")
 Done = TypeVar("Done")
 
@@ -71,14 +72,21 @@ class Service:
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     async def warm_up(self) -> None:
-        """Encode the default sink of every namespace; the server is ready then."""
-        try:
-            for engine in self.engines.values():
-                await self.in_thread(warm_up, engine)
-        except Exception:
-            _log.exception("the default sink could not be encoded")
-            raise
-        self.ready = True
+        """Encode the default sink of every namespace; the server is ready then.
+
+        It waits for a vLLM that is to decode.
+        """
+        while not self.ready:
+            try:
+                for engine in self.engines.values():
+                    await self.in_thread(warm_up, engine)
+                self.ready = True
+            except ServerError as error:
+                _log.warning("not ready: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+            except Exception:
+                _log.exception("the default sink could not be encoded")
+                raise
 
     async def close(self) -> None:
         """End precomputations, and the threads."""

@@ -129,6 +129,11 @@ class Layout:
         return np.flatnonzero(self.origin == Origin.FRESH)
 
     @property
+    def known_end(self) -> int:
+        """Position behind the last row that is known before the prompt is computed."""
+        return int(np.flatnonzero(self.origin != Origin.FRESH).max(initial=-1)) + 1
+
+    @property
     def query_start(self) -> int:
         """First position to compute behind the last chunk; the last token where there is none."""
         end = self.placed[-1].end if self.placed else self.sink

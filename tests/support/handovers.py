@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ragkv.vllm.handover import HandOverFolder, KVForm
+from ragkv.vllm.handover import HandOverFolder
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 """Each layer's keys and values, ``[tokens, kv_heads, head_dim]``."""
@@ -38,10 +38,9 @@ def write(
 ) -> str:
     """Write a hand-over of the KV of ``ids`` and return its id; ``changed`` spoils what it says."""
     keys, values = (torch.stack(part).transpose(1, 2) for part in zip(*rows, strict=True))
-    layers, heads, _, dim = keys.shape
-    form = KVForm(instance, str(keys.dtype).removeprefix("torch."), layers, heads, dim)
+    form = str(keys.dtype).removeprefix("torch."), instance
     into = HandOverFolder(folder, most_bytes=1 << 30, expires_in=expires_in)
-    identity = into.write(np.array(ids, np.int32), keys, values, form)
+    identity = into.write(np.array(ids, np.int32), keys, values, *form)
     if changed:
         path = file_of(folder, identity)
         data = path.read_bytes()

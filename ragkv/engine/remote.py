@@ -1,0 +1,34 @@
+"""Decoding in another process: what the engine asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ragkv.config import DecodeConfig
+from ragkv.decode.generate import Drawn
+from ragkv.decode.listener import Listener
+from ragkv.model.loaded import LoadedModel
+from ragkv.prompt.tokens import IntArray
+from ragkv.store.prefixes.node import Rows
+
+
+class RemoteAnswer(Protocol):
+    """An answer that another process decodes; ``told`` are the report's fields on it.
+
+    Its methods raise ServerError where the process cannot be reached, or has another model.
+    """
+
+    told: dict[str, Any]
+
+    def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
+        """Give the rows of the prompt's first tokens; False where they are not even computed."""
+        ...
+
+    def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
+        """Answer a prompt, as :func:`ragkv.decode.generate.draw` does."""
+        ...
+
+
+RemoteDecoder = Callable[[LoadedModel, DecodeConfig], RemoteAnswer]
+"""Begins an answer; raises ConfigError where it cannot be decoded as the configuration says."""

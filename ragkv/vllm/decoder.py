@@ -1,0 +1,155 @@
+"""Answers that vLLM decodes, behind rows that ragkv repaired."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import aclosing, closing, suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from ragkv.answer.completion import FinishReason, TokenLogprobs
+from ragkv.config import DecodeConfig
+from ragkv.decode.generate import Drawn, within_max_length
+from ragkv.decode.listener import Listener
+from ragkv.decode.stopping import StopTexts, stops_of
+from ragkv.errors import ServerError
+from ragkv.model.loaded import LoadedModel, require_reusable
+from ragkv.prompt.tokens import IntArray
+from ragkv.store.prefixes.node import Rows
+from ragkv.vllm.sampling import fields_of
+from ragkv.vllm.server import COMPLETIONS, ID, VllmServer
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.05
+
+
+class VllmAnswer:
+    """One answer that vLLM decodes: a :class:`~ragkv.engine.remote.RemoteAnswer`."""
+
+    def __init__(
+        self, server: VllmServer, namespace: str, loaded: LoadedModel, decode: DecodeConfig
+    ) -> None:
+        self.told: dict[str, Any] = {}
+        self._server, self._decode = server, decode
+        self._loaded = require_reusable(loaded)
+        self._fields = fields_of(loaded, decode)
+        self._stops = StopTexts(loaded.tokenizer, stops_of(loaded, decode))
+        self._salt, self._opens = server.folder.salt(namespace), ""
+
+    def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
+        """Write rows where vLLM finds them; without room for them it computes the prompt itself."""
+        server = self._server
+        server.connect(self._loaded)
+        size = self._loaded.architecture.values_per_token * getattr(torch, server.dtype).itemsize
+        self.told["not_loaded"] = "full"
+        if not server.folder.has_room(len(ids) * size):
+            return False
+        rows = compute()
+        try:
+            self._opens = server.folder.write(ids, *rows, server.dtype, server.instance)
+            self.told["handed_over_tokens"] = len(ids)
+        except OSError as error:
+            _log.warning("nothing is handed over to vLLM: %s", error)
+        return True
+
+    def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
+        """Have vLLM go on from the prompt, and hear its tokens as they come."""
+        server, tokens = self._server, list[int]()
+        reason: FinishReason | None = None
+        listener.put(torch.from_numpy(ids))
+        try:
+            with closing(_events(server, self._body(ids), cancelled)) as events:
+                for event in events:
+                    for choice in event.get("choices") or ():
+                        reason = reason or self._take(choice, tokens, listener)
+                    if reason is not None:
+                        break
+        except ServerError:
+            server.instance = ""  # another vLLM may run there next
+            raise
+        finally:
+            if self._opens:
+                self.told["not_loaded"] = server.folder.take_outcome(self._opens)
+        if self.told.get("not_loaded") == "instance":
+            server.instance = ""
+        first, last = (at or time.perf_counter() for at in (listener.first_at, listener.last_at))
+        drawn = Drawn(tokens, first, last, len(tokens) - 1, finish_reason=reason or "cancelled")
+        return replace(drawn, logprobs=tuple(listener.progress.logprobs))
+
+    def _body(self, ids: IntArray) -> dict[str, Any]:
+        self._server.connect(self._loaded)
+        most = within_max_length(self._loaded, self._decode, len(ids)).max_new_tokens
+        body = self._fields | {
+            "prompt": ids.tolist(),
+            "max_tokens": max(1, min(most, self._server.positions - len(ids))),
+            "stream": True,
+            "return_token_ids": True,
+            "cache_salt": self._opens or self._salt,
+        }
+        handed_over = {"kv_transfer_params": {"ragkv": {"id": self._opens}}}
+        return body | handed_over if self._opens else body
+
+    def _take(
+        self, choice: Mapping[str, Any], tokens: list[int], listener: Listener
+    ) -> FinishReason | None:
+        """Take the tokens of a part of the answer; return why it ends, if it does."""
+        for token, record in _tokens_in(choice, self._decode.logprobs):
+            tokens.append(token)
+            listener.progress.logprobs += [] if record is None else [record]
+            listener.put(torch.tensor([token]))
+            if listener.ends() or self._stops.reached(torch.tensor(tokens)):
+                return "stop"
+        match choice.get("finish_reason"):
+            case None | "stop" | "length" as reason:
+                return reason
+            case reason:
+                raise ServerError(f"{self._server.url} ended an answer: {reason}")
+
+
+def _events(
+    server: VllmServer, body: Mapping[str, Any], cancelled: Callable[[], bool]
+) -> Generator[dict[str, Any]]:
+    """Yield the events of an answer until it is cancelled; closing this ends vLLM's work."""
+    events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+
+    async def read() -> None:
+        async with aclosing(server.connection.events(COMPLETIONS, body)) as found:
+            async for event in found:
+                events.put(event)
+
+    reading = server.connection.submit(read())
+    reading.add_done_callback(lambda _: events.put(None))
+    try:
+        while not cancelled():
+            with suppress(Empty):
+                event = events.get(timeout=_POLL_S)
+                if event is None:
+                    reading.result()
+                    raise ServerError(f"{server.url} broke off in the middle of an answer")
+                yield event
+    except CancelledError:
+        raise server.connection.closed() from None
+    finally:
+        reading.cancel()
+
+
+def _tokens_in(
+    choice: Mapping[str, Any], top: int | None
+) -> Iterator[tuple[int, TokenLogprobs | None]]:
+    """Yield the tokens of a part, with their records where they were asked for."""
+    ids = choice.get("token_ids") or []
+    if top is None:
+        yield from ((token, None) for token in ids)
+        return
+    found = choice["logprobs"]
+    parts = ids, found["token_logprobs"], found["top_logprobs"]
+    for token, logprob, others in zip(*parts, strict=True):
+        pairs = ((int(name.removeprefix(ID)), each) for name, each in (others or {}).items())
+        best = sorted(pairs, key=lambda pair: -pair[1])[:top]
+        yield token, TokenLogprobs(token, logprob, tuple(best))

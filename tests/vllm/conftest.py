@@ -1,0 +1,45 @@
+"""An engine whose answers a stand-in for vLLM decodes, over the same tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+from served import CHUNKS
+from tiny import tiny_model
+from vllm_over_http import StandIn, running
+
+from ragkv import RagKV
+from ragkv.vllm.decoder import VllmAnswer
+from ragkv.vllm.handover import HandOverFolder
+from ragkv.vllm.server import VllmServer
+
+
+@pytest.fixture
+def vllm(tmp_path) -> StandIn:
+    return StandIn(tiny_model(layers=2), tmp_path / "kv")
+
+
+@pytest.fixture
+def connect(vllm) -> Iterator[Callable[..., VllmServer]]:
+    """Return ``connect(*engines, **HandOverFolder's arguments)``: the stand-in decodes for them."""
+    with ExitStack() as stack:
+
+        def make(*engines: RagKV, **limits: float) -> VllmServer:
+            url = stack.enter_context(running(vllm))
+            server = VllmServer(url, HandOverFolder(vllm.folder, **limits))
+            stack.callback(server.connection.close)
+            for engine in engines:
+                engine.decoder = partial(VllmAnswer, server, engine.namespace)
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def kv(make_engine) -> RagKV:
+    kv = make_engine(layers=2)
+    kv.precompute(CHUNKS)
+    return kv
