@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ragkv import RagKV
 from ragkv.cli.main import app
-from ragkv.ingest import worker
+from ragkv.ingest import processes, worker
 
 
 @pytest.fixture
@@ -41,3 +41,13 @@ def test_two_workers_of_which_one_is_killed_make_the_store_of_one(
     assert (again["new"], again["existing"]) == (0, alone["new"])
     with RagKV(model, store=tmp_path / "one") as one, RagKV(model, store=tmp_path / "two") as two:
         assert_alike(one, two)
+
+
+def test_a_file_that_was_not_stored_is_named(files, tmp_path, monkeypatch):
+    def store_in_processes(make, documents, workers):
+        yield [worker.row_of(each, "failed", "no reason") for each in documents[3:4]]
+
+    monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
+    done = run(files, "--store", tmp_path / "none", "--workers", 2)
+    assert (done.exit_code, done.stdout[:24]) == (2, "0 new, 0 already there, ")
+    assert f"1 of 6 files were not stored, such as {files / '3.txt'}: no reason" in done.stderr

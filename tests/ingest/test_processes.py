@@ -1,7 +1,11 @@
-"""Workers in processes: killed ones, documents that kill, errors."""
+"""Workers in processes: killed ones, documents that kill, errors, a parent that ends."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +26,11 @@ def stored(folder: Path, *names: str, workers: int = 2) -> dict[str, str]:
     return {row["document"]: row["status"] for row in rows}
 
 
+def alive(folder: Path) -> list[Path]:
+    found = [Path("/proc", each.name.split()[1], "stat") for each in folder.glob("process *")]
+    return [path for path in found if path.exists() and " Z " not in path.read_text()]
+
+
 @pytest.mark.parametrize("place", [0, 6, 12])
 def test_a_killed_worker_loses_nothing(tmp_path, place):
     rows = stored(tmp_path, *NAMES[:place], "fatal once", *NAMES[place:])
@@ -33,3 +42,25 @@ def test_a_killed_worker_loses_nothing(tmp_path, place):
 def test_a_document_that_ends_its_worker_fails_alone(tmp_path, workers):
     rows = stored(tmp_path, "fatal", *NAMES, workers=workers)
     assert rows == dict.fromkeys(NAMES, "stored") | {"fatal": "failed"}
+
+
+def test_an_engine_that_cannot_be_opened_is_an_error_of_the_call(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
+        stored(tmp_path / "none", *NAMES)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+def test_workers_end_with_whoever_reads(tmp_path):
+    rows = store_in_processes(partial(StandIn, tmp_path), [Document([], "a name")] * 600, 2)
+    next(rows)
+    rows.close()
+    assert not alive(tmp_path)
+    code = "import pathlib, sys, test_processes as t\nt.stored(pathlib.Path(sys.argv[1]), 'slow')"
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    parent = subprocess.Popen(command, env=os.environ | path, stderr=subprocess.DEVNULL)
+    for begun in (True, False):
+        while bool(alive(tmp_path)) != begun:
+            time.sleep(0.02)
+        parent.kill()
+    parent.wait()
