@@ -74,6 +74,26 @@ def steps() -> Figure:
     return figure
 
 
+def many_chunks() -> Figure:
+    """Draw what many chunks cost a process at its start, in memory, and for each prompt."""
+    result = result_of("many_chunks")
+    found = dict(zip(result["columns"], zip(*result["rows"], strict=True), strict=True))
+    panels = {
+        "start-up, s": {"log and finder": "start s"},
+        "MB": {"index on disk": "index MB", "memory": "memory MB"},
+        "a prompt, ms": {"poll": "poll ms", "scan": "scan ms"},
+    }
+    figure, plots = plt.subplots(1, len(panels), figsize=(9, 2.6), layout="constrained")
+    for plot, (title, curves) in zip(plots, panels.items(), strict=True):
+        for colour, (label, name) in zip(COLOURS.values(), curves.items(), strict=False):
+            plot.loglog(found["chunks"], found[name], "o-", ms=3, color=colour, label=label)
+        plot.set_title(title, fontsize=9)
+        plot.spines[["top", "right"]].set_visible(False)
+        plot.legend(frameon=False, fontsize=8)
+    _explain(figure, "By the number of chunks.", result)
+    return figure
+
+
 def _bare(plot: Axes, *, named: bool) -> None:
     plot.spines[:].set_visible(False)
     plot.tick_params(length=0, labelbottom=False, labelleft=named)
@@ -91,7 +111,7 @@ def main(folder: Path = HERE) -> None:
         inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink)
         grounds = dict.fromkeys(("figure.facecolor", "axes.facecolor"), ground)
         with plt.rc_context({**_TEXT, **inks, **grounds}):
-            for draw in (whole_answers, steps):
+            for draw in (whole_answers, steps, many_chunks):
                 name = f"{draw.__name__.replace('_', '-')}-{page}.svg"
                 draw().savefig(folder / name, metadata={"Date": None})
                 plt.close("all")
