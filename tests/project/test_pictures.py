@@ -32,3 +32,21 @@ def test_steps(page):
     times = [f">{row[6]:.0f}<" for row in found["rows"] if row[4] in {"8,192", "32,000"}]
     assert len(times) == 12
     assert not [each for each in times if each not in shown]
+
+
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_many_chunks(page):
+    shown, found = picture("many-chunks", page), result("many_chunks")
+    assert found["commit"] in shown
+    assert all(label in shown for label in ("start-up, s", "index on disk", "poll", "scan"))
+    words = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    _, _, index, start, memory, peak, poll, scan = found["rows"][-1]
+    figures = (
+        f"{index / 1000:.1f} GB",
+        f"{memory / 1000:.1f} GB",
+        f"{peak / 1000:.1f} at",
+        f"{start:.0f} s",
+    )
+    assert not [
+        each for each in (*figures, f"{poll:.1f} ms", f"{scan:.1f} ms") if each not in words
+    ]
