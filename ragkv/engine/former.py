@@ -86,8 +86,9 @@ class FormerPrompts:
         if self._tree is None or not request.uses_history or sink is None:
             return
         self._hits += plan.spliced.layout.former is not None
-        whole = drawn is not None and drawn.blocks_read == drawn.blocks
-        answer = drawn.token_ids[:-1] if drawn is not None and whole else []
+        answer: list[int] = []
+        if drawn is not None and drawn.blocks_read == drawn.blocks:
+            answer = drawn.token_ids[:-1]
         ids = np.concatenate([plan.ids, np.asarray(answer, dtype=plan.ids.dtype)])
         freshness = self._freshness(plan, len(ids))
         root = self.is_beyond(plan.located.tokens)

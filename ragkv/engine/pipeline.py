@@ -258,8 +258,8 @@ class Pipeline(FullPrefill):
             rows = np.union1d(layout.fresh, choice.positions)
             if request.remote is not None and method.focus is None:  # a focus is the query's
                 rows = rows[rows < layout.known_end]
-            of = method, layout, choice, rows, self._model
-            repair = Repair.of(*of, shift=spliced.cache.shift)
+            shift = spliced.cache.shift
+            repair = Repair.of(method, layout, choice, rows, self._model, shift=shift)
         return Plan(spliced, choice, repair, rows)
 
     # ---- the last step: recompute, and go on or not

@@ -316,8 +316,7 @@ class ChunkStore:
         gone: dict[str, str] = {}
         for digest in removed:
             last = self._deleted.pop(digest, None)
-            text = self._seen.pop(digest, last)
-            if text is not None:
+            if (text := self._seen.pop(digest, last)) is not None:
                 gone[digest] = text
         self._deleted |= gone  # another finder or tier may still ask for them
         for digest in list(self._deleted)[: -max(_DELETED_KEPT, len(gone))]:

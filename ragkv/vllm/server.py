@@ -72,9 +72,8 @@ class VllmServer:
         self._refuse_others(own[every[:-1], ids[1:]], theirs, most, f"a text of {loaded.name}")
         opens = self.folder.write(ids[:-1], cache.keys, cache.values, self.dtype, told["instance"])
         try:
-            answer = self._ask(
-                *(ids, opens, {"id": opens}), logprobs=0, return_tokens_as_token_ids=True
-            )
+            wanted = {"logprobs": 0, "return_tokens_as_token_ids": True}
+            answer = self._ask(ids, opens, {"id": opens}, **wanted)
         finally:
             why = self.folder.take_outcome(opens)
         if why:

@@ -69,10 +69,9 @@ class S3Backend(Backend):
         """Ask for the object's length."""
         with self._errors():
             try:
-                size: int = self._obstore.head(self._store, check_key(key))["size"]
+                return int(self._obstore.head(self._store, check_key(key))["size"])
             except FileNotFoundError:
                 return None
-            return size
 
     def put(self, key: str, parts: Sequence[Bytes]) -> None:
         """Write an object; a large one in several requests, and at once all the same."""
@@ -121,6 +120,8 @@ class S3Backend(Backend):
         with self._outage.noted():
             try:
                 yield
+            except StoreError:  # an OSError, too: of another call, whose keys this one reads
+                raise
             except (self._errors_of.BaseError, OSError) as error:
                 reason = str(error).partition("\n")[0]
                 raise StoreError(f"{self._place} cannot be used: {reason}") from error

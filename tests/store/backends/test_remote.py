@@ -66,6 +66,20 @@ def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_pa
             assert same(new.get("x", FINGERPRINT).entry, make_entry("x", tokens=50))
 
 
+def test_what_ends_the_keys_of_a_reading_is_said_once(url: str, namespace: str) -> None:
+    error = StoreError("the list broke off")
+
+    def keys() -> Iterator[str]:
+        yield "a"
+        raise error
+
+    with (
+        closing(open_chunk_store(StoreConfig(url), namespace)) as store,
+        pytest.raises(StoreError, match=r"^the list broke off$"),
+    ):
+        list(store.backend.get_many(keys()))
+
+
 def test_a_limit_of_a_folder_does_not_fit(url: str) -> None:
     with pytest.raises(ConfigError, match="disk_bytes"):
         open_store(StoreConfig(url, disk_bytes=10))
