@@ -101,10 +101,11 @@ faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAUL
 soak: setup ## a server under load, harm and a restart for ten minutes (SOAK="--minutes 1")
 	cd tests/tools && PYTHONPATH=../support ../../$(BIN)/python -m soak $(SOAK)
 
-docs: setup ## build the documentation into site/
+docs: setup ## build the documentation into site/, and look at every page in a headless Chromium
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check.py
 
 clean: ## remove environments, caches and what was built
 	rm -rf $(VENV) .vllm .venv-newest .venv-oldest site dist build .mypy_cache .ruff_cache .pytest_cache

@@ -35,7 +35,7 @@ from ragkv import RagKV
 from ragkv_bench.quality.calibration import NotShownError
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "start.md").read_text(encoding="utf-8")
 SERVED = PAGE.partition("## From in-process to served")[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 AHEAD = PAGE.partition("## While retrieval goes on")[2]
@@ -259,7 +259,8 @@ def blocks(page):
 
 
 OTHERS = ("README.md", "CONTRIBUTING.md", "docs/agents.md", "docs/evaluation.md", "docs/store.md")
-OTHERS += ("docs/index.md", "docs/serving.md", "integrations/langchain-ragkv/README.md")
+OTHERS += ("docs/start.md", "docs/migration.md", "docs/serving.md")
+OTHERS += ("integrations/langchain-ragkv/README.md",)
 OTHERS += ("integrations/llama-index-llms-ragkv/README.md",)
 
 
