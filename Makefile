@@ -103,6 +103,7 @@ soak: setup ## a server under load, harm and a restart for ten minutes (SOAK="--
 
 docs: setup ## build the documentation into site/, and look at every page in a headless Chromium
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	$(BIN)/python docs/pictures/tables.py
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python docs/check.py
