@@ -105,6 +105,7 @@ docs: setup ## build the documentation into site/, and look at every page in a h
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	$(BIN)/python docs/pictures/tables.py
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/pictures/concepts.py
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python docs/check.py
 

@@ -190,5 +190,7 @@ def tiers() -> Figure:
     return figure
 
 
+PICTURES = (idea, sink, placing, repair, drift, tree, tiers)
+
 if __name__ == "__main__":
-    save((idea, sink, placing, repair, drift, tree, tiers))
+    save(PICTURES)

@@ -1,10 +1,10 @@
-"""Draw the pictures of figures that are in ``benchmarks/results``, on light and dark pages."""
+"""Draw the pictures of figures that are in ``benchmarks/results``, for light and dark pages."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,12 @@ HERE = Path(__file__).parent
 COLOURS = {"transformers": "#E69F00", "llama.cpp": "#009E73", "ragkv": "#0072B2"}
 COLOURS |= {"full prefill": "#E69F00", "vLLM": "#CC79A7", "contextpilot": "#D55E00"}
 SPARSE = "#56B4E9"
-PAGES = {"light": ("#ffffff", "#24292f"), "dark": ("#0d1117", "#d0d7de")}
+INKS = {"light": "#24292f", "dark": "#d0d7de"}
 WIDTH = 5
 """Inches: letters are 10 pixels high where the page is 400 wide."""
 
-_TEXT = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "ragkv"}
+_STYLE = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "ragkv"}
+_STYLE |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none")
 
 
 class Bar(NamedTuple):
@@ -254,18 +255,17 @@ PICTURES: tuple[Callable[[], Figure], ...] = (
 )
 
 
-def main(folder: Path = HERE) -> None:
-    """Write every picture for every page, with the same bytes each time."""
-    for page, (ground, ink) in PAGES.items():
-        inks = dict.fromkeys(("text.color", "axes.edgecolor", "xtick.color", "ytick.color"), ink)
-        grounds = dict.fromkeys(("figure.facecolor", "axes.facecolor"), ground)
-        style: dict[Any, Any] = {**_TEXT, **inks, **grounds}
+def save(pictures: Iterable[Callable[[], Figure]], folder: Path = HERE) -> None:
+    """Write pictures for light and dark pages, with the same bytes each time."""
+    inked = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color")
+    for page, ink in INKS.items():
+        style: dict[Any, Any] = {**_STYLE, **dict.fromkeys(inked, ink)}
         with plt.rc_context(style):
-            for draw in PICTURES:
+            for draw in pictures:
                 name = f"{draw.__name__.replace('_', '-')}-{page}.svg"
                 draw().savefig(folder / name, metadata={"Date": None})
                 plt.close("all")
 
 
 if __name__ == "__main__":
-    main()
+    save(PICTURES)
