@@ -35,6 +35,9 @@ class RagKVTransform(OverLLM, TransformComponent):
     ----------
     llm
         The LLM that will answer. Worker processes take its model's specification.
+
+    Attributes
+    ----------
     show_progress
         True shows a bar and what the chunks take, False nothing; None shows the bar in a
         terminal, and one line elsewhere.
