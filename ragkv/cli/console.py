@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 from typing import Any
 
 import typer
 from rich.console import Console
 
-out = Console()
-err = Console(stderr=True)
+_TERMINAL = False if "JPY_PARENT_PID" in os.environ else None  # a notebook cannot redraw lines
+out = Console(force_terminal=_TERMINAL)
+err = Console(stderr=True, force_terminal=_TERMINAL)
 
 
 def replace_unencodable() -> None:

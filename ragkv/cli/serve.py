@@ -161,9 +161,7 @@ def serve(
     )
     first, *others = sorted(settings.namespaces)
     reuse = reuse_config(method, recompute_ratio).override(
-        auxiliary_model=auxiliary_model,
-        on_miss=on_miss,
-        history=history,
+        auxiliary_model=auxiliary_model, on_miss=on_miss, history=history
     )
     shares = len(settings.namespaces)
     where = StoreConfig(
