@@ -15,8 +15,9 @@ DEMO ?=
 VLLM ?= 0.27.1 0.30.0 0.32.0
 FAULTS ?=
 SOAK ?=
+NOTEBOOKS ?=
 
-.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format ray vllm faults soak docs clean
+.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format ray vllm faults soak docs notebooks clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +109,10 @@ docs: setup ## build the documentation into site/, and look at every page in a h
 	$(BIN)/python docs/pictures/concepts.py
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python docs/check.py
+
+notebooks: export RAGKV_VLLM_PYTHON ?= $(CURDIR)/.vllm/0.32.0/bin/python
+notebooks: setup .vllm/0.32.0/.ready ## execute the tutorials again, in place (NOTEBOOKS="swap chat")
+	$(BIN)/python docs/tutorials/execute.py $(NOTEBOOKS)
 
 clean: ## remove environments, caches and what was built
 	rm -rf $(VENV) .vllm .venv-newest .venv-oldest site dist build .mypy_cache .ruff_cache .pytest_cache

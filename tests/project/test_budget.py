@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ LINES = {
 }
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 48, "commands": 9, "words of docs": 20_500}
+COUNTS = {"settings": 48, "commands": 9, "words of docs": 20_500, "words of tutorials": 1_800}
 
 
 def lines_of(room: str) -> int:
@@ -68,6 +69,12 @@ def commands(group: Any) -> Iterator[str]:
 def words_of_docs() -> int:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def words_of_tutorials() -> int:
+    notebooks = (json.loads(path.read_text("utf-8")) for path in (ROOT / "docs").rglob("*.ipynb"))
+    texts = [cell for each in notebooks for cell in each["cells"] if cell["cell_type"] != "code"]
+    return sum(len("".join(cell["source"]).split()) for cell in texts)
 
 
 def check(what: str, size: int, budget: int) -> None:
@@ -93,3 +100,4 @@ def test_counts():
     check("settings", len(settings()), COUNTS["settings"])
     check("commands", len(list(commands(typer.main.get_command(app)))), COUNTS["commands"])
     check("words of docs", words_of_docs(), COUNTS["words of docs"])
+    check("words of tutorials", words_of_tutorials(), COUNTS["words of tutorials"])

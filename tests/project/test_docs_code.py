@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import re
-import sys
 from functools import reduce
 from pathlib import Path
-from pydoc_data.topics import topics
-from types import ModuleType
 from typing import Literal
 
 import faiss
@@ -21,8 +17,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from listening import listening
-from llama_index.core import Settings, VectorStoreIndex
-from llama_index.core.embeddings import MockEmbedding
+from llama_index.core import VectorStoreIndex
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
@@ -40,17 +35,6 @@ SERVED = PAGE.partition("## From in-process to served")[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 AHEAD = PAGE.partition("## While retrieval goes on")[2]
 QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
-
-
-@pytest.fixture
-def name(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
-    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
-    monkeypatch.setattr(Settings, "_prompt_helper", None)
-    tiny_model(layers=2).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 def test_stages_of_a_retrieval():
@@ -83,29 +67,9 @@ CONDENSING = {
 }
 
 
-class Named(MockEmbedding):
-    """Takes a model's name, and knows no model."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        super().__init__(embed_dim=4)
-
-
 @pytest.fixture
-def follow_page(name, monkeypatch):
+def follow_page(name, small_world):
     """Return ``step()``: run the page's next snippet over the tiny model; its names so far."""
-    from langchain_core.embeddings import DeterministicFakeEmbedding
-
-    huggingface = ModuleType("langchain_huggingface")
-    huggingface.HuggingFaceEmbeddings = lambda **_: DeterministicFakeEmbedding(size=4)
-    monkeypatch.setitem(sys.modules, "langchain_huggingface", huggingface)
-    embeddings = ModuleType("llama_index.embeddings.huggingface")
-    embeddings.HuggingFaceEmbedding = Named
-    monkeypatch.setitem(sys.modules, "llama_index.embeddings", ModuleType("llama_index.embeddings"))
-    monkeypatch.setitem(sys.modules, "llama_index.embeddings.huggingface", embeddings)
-    monkeypatch.setattr(importlib.resources, "files", lambda _: Path())
-    monkeypatch.setattr(Settings, "_llm", None)
-    for topic in ("for", "while", "try"):
-        monkeypatch.setitem(topics, topic, topics[topic][:1500])
     swapped = {
         "ChatRagKV(sink_from": f"ChatRagKV(model_id={name!r}, sink_from",
         "RagKVLLM(is_chat": f"RagKVLLM(model_name={name!r}, is_chat",

@@ -57,7 +57,7 @@ FORBIDDEN = [
 def text_files() -> list[Path]:
     below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     files = [*(path for path in ROOT.iterdir() if path.name != ".git"), *below]  # a worktree's
-    suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jsonl", ""}
+    suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jsonl", ".ipynb", ""}
     return [
         p for p in files if p.is_file() and p.suffix in suffixes and "__pycache__" not in p.parts
     ]
