@@ -12,7 +12,7 @@ from typing import Any
 from ragkv.config import StoreConfig
 from ragkv.engine.documents import Document
 from ragkv.errors import MissingDependencyError, RagKVError, install_command
-from ragkv.ingest.worker import IngestWorker, Row, for_workers, row_of
+from ragkv.ingest.worker import IngestWorker, Row, for_workers, largest_first, row_of
 
 try:
     import ray
@@ -60,9 +60,8 @@ def precompute_dataset(
     """
     from ragkv import RagKV
 
-    place = for_workers(store if isinstance(store, StoreConfig) else StoreConfig(store))
-    opened = partial(RagKV, model, store=place, **engine)
-    make = partial(IngestWorker, opened, expires_in=expires_in)
+    at = for_workers(store if isinstance(store, StoreConfig) else StoreConfig(store))
+    make = partial(IngestWorker, partial(RagKV, model, store=at, **engine), expires_in=expires_in)
     named = partial(_document, text=text, document=document, revision=revision)
     return _rows(ds, make, named, workers, batch_size=batch_size, num_gpus=num_gpus).materialize()
 
@@ -82,7 +81,7 @@ def store_on_ray(
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         size = min(64, -(-len(documents) // (8 * workers)))  # busy to the end
         blocks = -(-len(documents) // size)
-        ds = from_items(list(map(asdict, documents)), override_num_blocks=blocks)
+        ds = from_items(list(map(asdict, largest_first(documents))), override_num_blocks=blocks)
         rows = _rows(ds, make, _document, workers, batch_size=size, num_gpus=num_gpus)
         yield from ([row] for row in rows.iter_rows())
     finally:
@@ -98,7 +97,7 @@ def _rows(
         _Actor,
         fn_constructor_args=(partial(make, threads=threads), of),
         batch_format="pyarrow",
-        compute=ActorPoolStrategy(size=workers),
+        compute=ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
         num_cpus=None if how["num_gpus"] else 0.5,
         **how,
     )

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
 from ragkv.engine.documents import Document
-from ragkv.ingest.worker import IngestWorker, Row, row_of
+from ragkv.ingest.worker import IngestWorker, Row, largest_first, row_of
 
 _log = logging.getLogger(__name__)
 _opened: list[IngestWorker] = []  # this process's own
@@ -31,17 +32,17 @@ def store_in_processes(
     import torch
 
     make = partial(make, threads=max(1, torch.get_num_threads() // workers))
-    size = min(64, -(-len(documents) // (8 * workers)))  # busy to the end
-    waiting = [documents[first : first + size] for first in range(0, len(documents), size)]
+    largest, count = largest_first(documents), max(8 * workers, -(-len(documents) // 64))
+    waiting = [batch for first in range(count) if (batch := largest[first::count])]
     while waiting:
         lost = yield from _run(make, waiting, workers)
-        running, rest = lost[:workers], lost[workers:]
+        running = lost[:workers]
         if len(lost) == len(waiting):
             for each in (document for batch in running for document in batch):
                 if (yield from _run(make, [[each]], 1)):
                     yield [row_of(each, "failed", "its process was killed")]
             running = []
-        waiting = rest + running
+        waiting = lost[workers:] + running
 
 
 def _run(
@@ -52,12 +53,9 @@ def _run(
     waiting = {pool.submit(_store, make, batch): batch for batch in batches}
     try:
         for future in as_completed(list(waiting)):
-            try:
-                rows = future.result()
-            except BrokenProcessPool:
-                continue
-            yield rows
-            del waiting[future]
+            with suppress(BrokenProcessPool):
+                yield future.result()
+                del waiting[future]
     finally:
         pool.shutdown(cancel_futures=True)
     if waiting:

@@ -11,6 +11,7 @@ from ragkv.config import MEMORY, StoreConfig
 from ragkv.engine.documents import Document, grouped, precompute_documents
 from ragkv.errors import ConfigError, RagKVError
 from ragkv.report.account import PrecomputeReport
+from ragkv.store.names import digest_of_text
 
 Row = dict[str, Any]
 """What became of a document: ``digest`` of its texts in the store, ``document``, ``reason`` of a
@@ -22,8 +23,6 @@ def row_of(
     document: Document, status: str, reason: str = "", report: PrecomputeReport | None = None
 ) -> Row:
     """Return a document's row; its batch's report is in one of the rows."""
-    from ragkv.store.names import digest_of_text
-
     digest = digest_of_text("".join(document.texts).strip())
     told = {"digest": digest, "document": document.name or "", "status": status, "reason": reason}
     return told | (report or PrecomputeReport()).to_dict()
@@ -40,6 +39,11 @@ def for_workers(store: StoreConfig) -> StoreConfig:
     if str(store.path) == MEMORY:
         raise ConfigError(f"a store in memory ends with the process: give a folder, not {MEMORY}")
     return replace(store, memory_bytes=0, device_bytes=0, history_bytes=0)
+
+
+def largest_first(documents: Sequence[Document]) -> list[Document]:
+    """Return documents in the order that keeps all workers busy to the end."""
+    return sorted(documents, key=lambda each: -sum(map(len, each.texts)))
 
 
 class IngestWorker:
@@ -75,13 +79,12 @@ class IngestWorker:
         has = self._kv.contains
         parts = [self._cut(self._kv, each) for each in documents]
         missing = [[text for text in part.texts if not has(text)] for part in parts]
-        report: PrecomputeReport | None = precompute_documents(
+        report = precompute_documents(
             self._kv.precompute, grouped(parts), show_progress=False, expires_in=self._expires_in
         )
-        rows = []
+        rows = list[Row]()
         for document, part, new in zip(documents, parts, missing, strict=True):
             skipped = not any(map(has, new)) if new else not part.texts
             status = "skipped" if skipped else "stored" if new else "existing"
-            rows.append(row_of(document, status, report=report))
-            report = None
+            rows.append(row_of(document, status, report=None if rows else report))
         return rows

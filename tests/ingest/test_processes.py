@@ -13,6 +13,7 @@ import pytest
 from ingesting import StandIn
 
 from ragkv.engine.documents import Document
+from ragkv.ingest import processes
 from ragkv.ingest.processes import store_in_processes
 
 NAMES = [f"document {number}" for number in range(12)]
@@ -47,6 +48,19 @@ def test_a_document_that_ends_its_worker_fails_alone(tmp_path, workers):
 def test_an_engine_that_cannot_be_opened_is_an_error_of_the_call(tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         stored(tmp_path / "none", *NAMES)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_workers_are_busy_to_the_end(monkeypatch, workers):
+    sizes = [300, *range(9), 7, 120, *range(40), 500, 3]
+    monkeypatch.setattr(processes, "_run", lambda _, batches, __: iter([batches]))
+    documents = [Document(["a" * size]) for size in sizes]
+    batches = next(store_in_processes(lambda: None, documents, workers))
+    done = [0] * workers
+    for batch in batches:
+        done[done.index(min(done))] += sum(len(each.texts[0]) for each in batch)
+    assert sum(done) == sum(sizes)
+    assert max(done) < max(520, 1.1 * sum(sizes) / workers)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
