@@ -45,6 +45,10 @@ def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch: pytest.MonkeyP
             call(0)
         now += 1.5
     call(0)
+    with pytest.raises(StoreError, match=r"^$"):
+        call(3600, StoreError)  # the process was stopped meanwhile
+    now += 31
+    call(0)
 
 
 @pytest.fixture(params=["redis", "s3"])

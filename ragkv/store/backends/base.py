@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragkv.errors import StoreError
 
-LONG_WAIT_S = 1.0
+LONG_WAIT_S, _LONGEST_S = 1.0, 30.0
 """A refused connection fails in less, and is tried again by the next call."""
 
 Bytes = bytes | bytearray | memoryview
@@ -118,8 +118,8 @@ class Outage:
             yield
         except StoreError:
             waited = time.monotonic() - began
-            if waited > LONG_WAIT_S:
-                self._until = began + 2 * waited
+            if waited > LONG_WAIT_S:  # of a process that was stopped, any time
+                self._until = began + waited + min(waited, _LONGEST_S)
             raise
 
 
