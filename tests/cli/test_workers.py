@@ -6,6 +6,7 @@ import json
 
 import pytest
 from ingesting import KILLED, Killed, assert_alike
+from store_servers import redis_server, s3_server  # noqa: F401
 from tiny import some_chunks
 from typer.testing import CliRunner
 
@@ -27,19 +28,29 @@ def run(*args):
     return CliRunner().invoke(app, ["precompute", *map(str, args)])
 
 
+@pytest.fixture(params=["folder", "redis", "s3"])
+def shared_store(request, tmp_path):
+    """What several workers write into."""
+    if request.param == "folder":
+        return tmp_path / "two"
+    server = request.getfixturevalue(f"{request.param}_server")
+    url = server if isinstance(server, str) else server.url.replace("/0", "/7")
+    return url.replace("prefix", tmp_path.name)
+
+
 def test_two_workers_of_which_one_is_killed_make_the_store_of_one(
-    model, files, tmp_path, monkeypatch, caplog
+    model, files, shared_store, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(worker, "IngestWorker", Killed)
     monkeypatch.setenv(KILLED, str(tmp_path / "killed"))
     shared = files, "--model", model, "--chunk-tokens", 100, "--json", "--store"
-    given = [["one"], ["two", "--workers", 2], ["two"]]
-    runs = [run(*shared, tmp_path / name, *how).stdout for name, *how in given]
+    given = [[tmp_path / "one"], [shared_store, "--workers", 2], [shared_store]]
+    runs = [run(*shared, *how).stdout for how in given]
     alone, both, again = map(json.loads, runs)
     assert "a worker process was killed" in caplog.text
     assert both["new"] + both["existing"] == alone["new"] > 6
     assert (again["new"], again["existing"]) == (0, alone["new"])
-    with RagKV(model, store=tmp_path / "one") as one, RagKV(model, store=tmp_path / "two") as two:
+    with RagKV(model, store=tmp_path / "one") as one, RagKV(model, store=shared_store) as two:
         assert_alike(one, two)
 
 
