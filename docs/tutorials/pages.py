@@ -11,7 +11,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"\]\(((?!\w+:)[^)#\s]+)\.ipynb(#[^)]*)?\)")
 _DOWNLOAD = '[Download this notebook](PATH){ download="PATH" }'
 
@@ -47,8 +46,7 @@ def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         return f"![Output](data:image/png;base64,{''.join(data['image/png']).strip()})"
-    text = output.get("text") or data.get("text/plain", "")
-    block = _fenced(_COLOURS.sub("", "".join(text)), "text")
+    block = _fenced("".join(output.get("text") or data.get("text/plain", "")), "text")
     return "\n".join(f"> {line}".rstrip() for line in block.splitlines())
 
 
