@@ -23,8 +23,8 @@ from playwright.sync_api import Page, sync_playwright
 
 SITE = Path(__file__).parents[1] / "site"
 VIEWS: tuple[tuple[str, Literal["light", "dark"], tuple[int, int]], ...] = (
-    ("light", "light", (1200, 900)),
-    ("dark", "dark", (1200, 900)),
+    ("light", "light", (1280, 900)),
+    ("dark", "dark", (1280, 900)),
     ("narrow", "light", (400, 800)),
 )
 LINKS = "all => all.map(link => link.href)"
