@@ -41,7 +41,7 @@ def for_workers(store: StoreConfig) -> StoreConfig:
     return replace(store, memory_bytes=0, device_bytes=0, history_bytes=0)
 
 
-def largest_first(documents: Sequence[Document]) -> list[Document]:
+def largest_first(documents: Sequence[Document]) -> Sequence[Document]:
     """Return documents in the order that keeps all workers busy to the end."""
     return sorted(documents, key=lambda each: -sum(map(len, each.texts)))
 
