@@ -11,18 +11,19 @@ from ragkv.config import MEMORY, StoreConfig
 from ragkv.engine.documents import Document, grouped, precompute_documents
 from ragkv.errors import ConfigError, RagKVError
 from ragkv.report.account import PrecomputeReport
-from ragkv.store.names import digest_of_text
 
 Row = dict[str, Any]
-"""What became of a document: ``digest`` of its texts in the store, ``document``, ``reason`` of a
-failure, ``status``: ``stored``; ``existing``, all of it; ``skipped``, all too short or too long for
-an entry; or ``failed``. Fields of a PrecomputeReport are sums of a batch, in its first row."""
+"""What became of a document: ``digest`` of its texts in the store, ``document``, ``status``
+(``stored``; ``existing``: all of it; ``skipped``: all too short or too long for an entry;
+``failed``), its ``reason``. A batch's first row has the fields of its PrecomputeReport."""
 
 
 def row_of(
     document: Document, status: str, reason: str = "", report: PrecomputeReport | None = None
 ) -> Row:
     """Return a document's row; its batch's report is in one of the rows."""
+    from ragkv.store.names import digest_of_text  # loads torch
+
     digest = digest_of_text("".join(document.texts).strip())
     told = {"digest": digest, "document": document.name or "", "status": status, "reason": reason}
     return told | (report or PrecomputeReport()).to_dict()
