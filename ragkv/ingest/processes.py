@@ -36,13 +36,13 @@ def store_in_processes(
     waiting = [batch for first in range(count) if (batch := largest[first::count])]
     while waiting:
         lost = yield from _run(make, waiting, workers)
-        running = lost[:workers]
+        running, rest = lost[:workers], lost[workers:]
         if len(lost) == len(waiting):
             for each in (document for batch in running for document in batch):
                 if (yield from _run(make, [[each]], 1)):
                     yield [row_of(each, "failed", "its process was killed")]
             running = []
-        waiting = lost[workers:] + running
+        waiting = rest + running
 
 
 def _run(

@@ -80,9 +80,8 @@ class IngestWorker:
         has = self._kv.contains
         parts = [self._cut(self._kv, each) for each in documents]
         missing = [[text for text in part.texts if not has(text)] for part in parts]
-        report = precompute_documents(
-            self._kv.precompute, grouped(parts), show_progress=False, expires_in=self._expires_in
-        )
+        how: dict[str, Any] = {"show_progress": False, "expires_in": self._expires_in}
+        report = precompute_documents(self._kv.precompute, grouped(parts), **how)
         rows = list[Row]()
         for document, part, new in zip(documents, parts, missing, strict=True):
             skipped = not any(map(has, new)) if new else not part.texts
