@@ -60,7 +60,7 @@ test-oldest: ## the same with the oldest versions that ragkv says it takes (.ven
 	rm -rf .venv-oldest
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install -qq uv
-	.venv-oldest/bin/uv pip install -q --python .venv-oldest/bin/python --resolution lowest-direct $(EDITABLE)
+	.venv-oldest/bin/uv pip install -q --link-mode copy --python .venv-oldest/bin/python --resolution lowest-direct $(EDITABLE)
 	.venv-oldest/bin/python -m pip install -qq --no-compile --no-deps $(MODELS)
 	.venv-oldest/bin/python -m pytest $(ON_VERSIONS)
 

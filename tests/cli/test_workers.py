@@ -28,7 +28,10 @@ def run(*args):
     return CliRunner().invoke(app, ["precompute", *map(str, args)])
 
 
-@pytest.fixture(params=["folder", pytest.param("redis", marks=pytest.mark.slow), "s3"])
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("redis", "s3")]
+
+
+@pytest.fixture(params=["folder", *SLOW])
 def shared_store(request, tmp_path):
     """What several workers write into."""
     if request.param == "folder":
