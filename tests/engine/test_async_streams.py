@@ -153,4 +153,4 @@ def test_the_time_spent_waiting_counts(make_engine: Make, *, asynchronous: bool)
             assert time.monotonic() - began < 5
 
     asyncio.run(scenario())
-    assert chat.invoke("Words").content
+    assert chat.invoke("Words", timeout=60).content
