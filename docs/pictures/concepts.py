@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 # of Okabe and Ito, as the page of `ragkv ask --page` has them
 FILLS = {
     "sink": "#8a96a3",
-    "A": "#56B4E9",
-    "B": "#56B4E9",
-    "C": "#56B4E9",
+    "cached": "#56B4E9",
     "exact": "#009E73",
     "recomputed": "#E69F00",
     "fresh": "none",
@@ -62,21 +60,21 @@ def idea() -> Figure:
     _say(plot, 0, 31, "Once, at ingestion: each chunk is encoded behind the sink")
     for at, name in zip((0, 36, 72), "ABC", strict=True):
         _block(plot, at, 25, 8, "sink", "sink")
-        _block(plot, at + 8, 25, 20, name, f"chunk {name}")
+        _block(plot, at + 8, 25, 20, "cached", f"chunk {name}")
     _say(plot, 0, 16, "In a prompt, in any order")
     _block(plot, 0, 8, 8, "sink", "sink")
-    _block(plot, 8, 8, 20, "C", "chunk C")
+    _block(plot, 8, 8, 20, "cached", "chunk C")
     _block(plot, 28, 8, 3, "fresh")
-    _block(plot, 31, 8, 20, "A", "chunk A")
+    _block(plot, 31, 8, 20, "cached", "chunk A")
     _chosen(plot, 31, 8, 1.4, 2.6, 3.8, 17)
     _block(plot, 51, 8, 3, "fresh")
-    _block(plot, 54, 8, 20, "B", "chunk B")
+    _block(plot, 54, 8, 20, "cached", "chunk B")
     _chosen(plot, 54, 8, 0.9, 2.1, 15.6, 17.3)
     _block(plot, 74, 8, 26, "fresh", "question")
     _arrow(plot, (90, 24.7), (24, 12.3))
     _arrow(plot, (18, 24.7), (45, 12.3))
     _arrow(plot, (54, 24.7), (66, 12.3))
-    legend = {"A": "loaded, rotated", "recomputed": "recomputed", "fresh": "computed"}
+    legend = {"cached": "loaded, rotated", "recomputed": "recomputed", "fresh": "computed"}
     for at, (kind, words) in zip((0, 36, 72), legend.items(), strict=True):
         _block(plot, at, 1, 3, kind)
         _say(plot, at + 4, 3, words)
@@ -88,13 +86,13 @@ def sink() -> Figure:
     figure, plot = _panel(2.2)
     _say(plot, 0, 18.5, "encoded")
     _block(plot, 18, 16.5, 10, "sink", "sink")
-    _block(plot, 28, 16.5, 22, "A", "chunk A")
+    _block(plot, 28, 16.5, 22, "cached", "chunk A")
     _block(plot, 62, 16.5, 10, "sink", "sink")
-    _block(plot, 72, 16.5, 22, "B", "chunk B")
+    _block(plot, 72, 16.5, 22, "cached", "chunk B")
     _say(plot, 0, 8, "in a prompt")
     _block(plot, 18, 6, 10, "sink", "sink")
     _block(plot, 28, 6, 22, "exact", "chunk A")
-    _block(plot, 50, 6, 22, "B", "chunk B")
+    _block(plot, 50, 6, 22, "cached", "chunk B")
     _block(plot, 72, 6, 22, "fresh", "question")
     _arrow(plot, (39, 16.2), (39, 10.4))
     _arrow(plot, (83, 16.2), (61, 10.4))
@@ -107,13 +105,13 @@ def placing() -> Figure:
     """Draw keys without a position, and their rotation to the one that a prompt gives them."""
     figure, plot = _panel(1.9)
     _say(plot, 0, 15.5, "in the store")
-    _block(plot, 18, 13.5, 24, "A", "not rotated")
+    _block(plot, 18, 13.5, 24, "cached", "not rotated")
     _say(plot, 0, 5, "in prompts")
     _block(plot, 18, 3, 4, "sink")
-    _block(plot, 22, 3, 22, "A", "by 24 to 423")
+    _block(plot, 22, 3, 22, "cached", "by 24 to 423")
     _block(plot, 54, 3, 4, "sink")
-    _block(plot, 58, 3, 16, "B", "chunk B")
-    _block(plot, 74, 3, 26, "A", "by 824 to 1223")
+    _block(plot, 58, 3, 16, "cached", "chunk B")
+    _block(plot, 74, 3, 26, "cached", "by 824 to 1223")
     _arrow(plot, (26, 13.2), (32, 7.4))
     _arrow(plot, (36, 13.2), (84, 7.4))
     return figure
@@ -127,7 +125,7 @@ def repair() -> Figure:
     scores = np.convolve(random.gamma(0.35, 1.0, count), [0.2, 0.6, 0.2], mode="same")
     best = np.argsort(scores)[-count // 5 :]
     for token, score in enumerate(scores / scores.max()):
-        kind = "recomputed" if token in best else "A"
+        kind = "recomputed" if token in best else "cached"
         at = 24 + token
         plot.add_patch(plt.Rectangle((at, 8), 0.8, 0.4 + 11 * score, facecolor=FILLS[kind]))
         plot.add_patch(plt.Rectangle((at, 3), 0.8, 3.4, facecolor=FILLS[kind]))
@@ -146,7 +144,7 @@ def drift() -> Figure:
     noisy = shift + random.normal(0, 0.12, 120)
     known = np.sort(random.choice(tokens, 24, replace=False))
     ink = plt.rcParams["text.color"]
-    plot.vlines(tokens, 0, noisy, color=FILLS["A"], lw=2)
+    plot.vlines(tokens, 0, noisy, color=FILLS["cached"], lw=2)
     plot.vlines(known, 0, noisy[known], color=FILLS["recomputed"], lw=2)
     plot.plot(tokens, np.interp(tokens, known, noisy[known]), color=ink, lw=1)
     plot.axhline(0, color=ink, lw=0.5)
@@ -160,8 +158,8 @@ def tree() -> Figure:
     """Draw prompts that begin alike and share rows, some made exact in idle time."""
     figure, plot = _panel(2.6)
     _block(plot, 0, 11, 10, "sink", "sink")
-    rows = (("exact", "A", 18.5, 0), ("exact", "B", 21.5, 1), ("C", "C", 15.5, 1))
-    for kind, label, y, column in (*rows, ("C", "C", 5.5, 0), ("A", "A", 5.5, 1)):
+    rows = (("exact", "A", 18.5, 0), ("exact", "B", 21.5, 1), ("cached", "C", 15.5, 1))
+    for kind, label, y, column in (*rows, ("cached", "C", 5.5, 0), ("cached", "A", 5.5, 1)):
         _block(plot, 17 + 26 * column, y, 19, kind, label)
         if y < 10:
             _chosen(plot, 17 + 26 * column, y, 2, 4, 14)
@@ -181,7 +179,7 @@ def tiers() -> Figure:
     figure, plot = _panel(1.7)
     notes = {"device": "of a GPU: hot chunks", "memory": "2 GiB by default"}
     for at, (name, note) in enumerate({**notes, "store": "folder, Redis, S3: all"}.items()):
-        _block(plot, 36 * at, 8, 28, "sink" if name == "store" else "A", name)
+        _block(plot, 36 * at, 8, 28, "sink" if name == "store" else "cached", name)
         _say(plot, 36 * at, 5.5, note, size=8)
     _arrow(plot, (71.5, 10), (64.2, 10))
     _arrow(plot, (35.5, 10), (28.2, 10))
