@@ -6,25 +6,32 @@ imports ragkv, and nothing imports Triton before a GPU asks for it.
 
 from ragkv_kernels.dispatch import (
     attend,
+    attend_rows,
     decode,
     encode,
     move,
     paid,
     restore,
     runs_attend,
+    write_rows,
 )
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
+from ragkv_kernels.row_table import CacheRows, RowTable
 
 __all__ = [
     "INT4",
     "INT8",
+    "CacheRows",
     "Encoded",
     "Grid",
+    "RowTable",
     "attend",
+    "attend_rows",
     "decode",
     "encode",
     "move",
     "paid",
     "restore",
     "runs_attend",
+    "write_rows",
 ]

@@ -10,6 +10,7 @@ import torch
 
 from ragkv_kernels import twins
 from ragkv_kernels.grid import Encoded, Grid
+from ragkv_kernels.row_table import RowTable
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,47 @@ def attend(
     if runs_attend(query, key, value):
         from ragkv_kernels.gpu.attend import attend as run
     return run(query, key, value, positions, window=window, scaling=scaling)
+
+
+def attend_rows(
+    query: torch.Tensor, table: RowTable, layer: int, *, window: int | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let the rows of a table attend, each to its own cache, as :func:`attend` does.
+
+    Parameters
+    ----------
+    query
+        ``[heads, rows, head_dim]``, a row for each of the table's; of the caches' dtype.
+    layer
+        Index of the caches' layer.
+    window, scaling
+        As in :func:`attend`.
+
+    Raises
+    ------
+    ValueError
+        The query does not have the table's rows.
+    """
+    _check_rows(query, table)
+    run = twins.attend_rows
+    if runs_attend(query):
+        from ragkv_kernels.gpu.rows import attend_rows as run
+    return run(query, table, layer, window=window, scaling=scaling)
+
+
+def write_rows(keys: torch.Tensor, values: torch.Tensor, table: RowTable, layer: int) -> None:
+    """Write the rows of a table, ``[kv_heads, rows, head_dim]`` each, to their caches.
+
+    Raises
+    ------
+    ValueError
+        They do not have the table's rows.
+    """
+    _check_rows(keys, table)
+    run = twins.write_rows
+    if runs_attend(keys):
+        from ragkv_kernels.gpu.rows import write_rows as run
+    run(keys, values, table, layer)
 
 
 def paid(
@@ -310,6 +352,11 @@ def _check_attention(
         raise ValueError("query, key and positions must lie on one device")
     if window is not None and window < 1:
         raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
+
+
+def _check_rows(tensor: torch.Tensor, table: RowTable) -> None:
+    if tensor.ndim != 3 or tensor.shape[1] != table.rows:
+        raise ValueError(f"{tuple(tensor.shape)} does not have the table's {table.rows} rows")
 
 
 def _check_moves(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -19,6 +19,7 @@ from ragkv.attend.interface import (
     run_pass,
     running_pass,
 )
+from ragkv.attend.kernels import attend_by_table
 from ragkv.attend.observe import LayerCall, Observer
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
@@ -26,6 +27,9 @@ from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
 from ragkv.splice.buffer import SplicedCache
+
+if TYPE_CHECKING:
+    from ragkv_kernels import RowTable
 
 PIECE = 1024
 """Rows of a pass whose feed-forward is computed together."""
@@ -88,6 +92,32 @@ class JointPass:
         return self.passes[0].windows
 
 
+@dataclass(slots=True, eq=False)
+class TablePass:
+    """A pass whose rows and caches a table names: what a captured graph computes.
+
+    ``table`` is a :class:`ragkv_kernels.RowTable`; the caches have the fresh rows when attention
+    begins.
+    """
+
+    table: RowTable
+    windows: tuple[int | None, ...]
+    attended: int = 0
+
+    def attend(
+        self, layer: int, query: torch.Tensor, scaling: float, score_rule: ScoreRule | None
+    ) -> torch.Tensor:
+        """Return the rows' attention in a layer, ``[1, heads, rows, head_dim]``."""
+        return attend_by_table(
+            query,
+            self.table,
+            layer,
+            window=self.windows[layer],
+            scaling=scaling,
+            score_rule=score_rule,
+        )
+
+
 def _attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -96,7 +126,7 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     *,
     before: str | None,
-    ragkv_pass: Pass | JointPass | None = None,
+    ragkv_pass: Pass | JointPass | TablePass | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend for a pass, whose rows' positions replace masks; or as without ragkv."""
@@ -118,7 +148,9 @@ def _attention_function(
             f"model's configuration says {window}: mend its config.sliding_window."
         )
     ragkv_pass.attended += 1
-    if isinstance(ragkv_pass, JointPass):
+    if isinstance(ragkv_pass, TablePass):
+        out = ragkv_pass.attend(layer, query, scaling, score_rule)
+    elif isinstance(ragkv_pass, JointPass):
         parts = torch.split(query, [len(one.rows) for one in ragkv_pass.passes], dim=2)
         out = torch.cat(
             [
@@ -167,7 +199,9 @@ def _attend(
 
 
 @contextmanager
-def subset_attention(model: PreTrainedModel, one: Pass | JointPass | None = None) -> Iterator[None]:
+def subset_attention(
+    model: PreTrainedModel, one: Pass | JointPass | TablePass | None = None
+) -> Iterator[None]:
     """Switch the model to ragkv's attention, and back when the block ends.
 
     The model's lock must be held. Other threads' calls stay ordinary. Those of this thread are

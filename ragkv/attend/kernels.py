@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.model.implementation import implementation_for
+
+if TYPE_CHECKING:
+    from ragkv_kernels import RowTable
 
 
 def suits_kernels(
@@ -43,7 +48,38 @@ def attend_by_kernel(
     import ragkv_kernels
 
     out, lse = ragkv_kernels.attend(query, key, value, rows, window=window, scaling=scaling)
+    return _with_sinks(out, lse, score_rule)
+
+
+def attend_by_table(
+    query: torch.Tensor,
+    table: RowTable,
+    layer: int,
+    *,
+    window: int | None,
+    scaling: float,
+    score_rule: ScoreRule | None,
+) -> torch.Tensor:
+    """Attend by ``ragkv_kernels.attend_rows``, ``[1, heads, rows, head_dim]``.
+
+    Raises
+    ------
+    NotImplementedError
+        The model caps its scores: the kernels have no cap.
+    """
+    import ragkv_kernels
+
+    if score_rule is not None and score_rule.softcap is not None:
+        raise NotImplementedError("a cap on attention's scores")
+    out, lse = ragkv_kernels.attend_rows(query[0], table, layer, window=window, scaling=scaling)
+    return _with_sinks(out, lse, score_rule)[0][None]
+
+
+def _with_sinks(
+    out: torch.Tensor, lse: torch.Tensor, score_rule: ScoreRule | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs, from which the share of a model's own sinks is missing, and their mass."""
     if score_rule is None or score_rule.sinks is None:
         return out, lse
     mass = score_rule.with_sinks(lse)
-    return (out * torch.exp(lse - mass)[..., None]).to(query.dtype), mass
+    return (out * torch.exp(lse - mass)[..., None]).to(out.dtype), mass

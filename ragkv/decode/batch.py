@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
+from ragkv.attend.graphs import graphs_for
 from ragkv.model.architecture import backbone_of
 from ragkv.model.experts import decoding_experts
 from ragkv.model.linear import fast_linear_layers
@@ -80,6 +81,9 @@ class StepBatch(Claim):
                 self._last = time.perf_counter()
             self._answers.append(answer)
         try:
+            graphs = graphs_for(loaded)
+            if graphs is not None:
+                graphs.look_over()
             if self._lock.is_mine:
                 with fast_linear_layers(loaded.model):
                     while not answer.ended:
@@ -215,6 +219,10 @@ def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
     loaded, subsets = answers[0].loaded, [answer.subset for answer in answers]
     rows = sum(len(subset.rows) for subset in subsets)
     with loaded.without_autocast(), decoding_experts(loaded.model, rows):
+        graphs = graphs_for(loaded)
+        captured = None if graphs is None else graphs.compute(loaded, subsets)
+        if captured is not None:
+            return captured
         if len(subsets) == 1 and _is_ordinary(loaded, subsets[0]):
             return [ordinary_forward(loaded, subsets[0])]
         return joint_forward(loaded, subsets)

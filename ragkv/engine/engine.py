@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
+from ragkv.attend.graphs import release_graphs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
@@ -371,6 +372,7 @@ class RagKV:
                 if self._lock.leave():
                     self._loaded.workspace.release()
                     release_packed(self._loaded.model)
+                    release_graphs(self._loaded)
             self._store.close()
 
     def __enter__(self) -> Self:

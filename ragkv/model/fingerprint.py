@@ -199,7 +199,7 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
         (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
         for part in weights
     )
-    return *parts, checksum_of(model, weights, parts), id(rotary), *_adapters(model)
+    return *parts, checksum_of(model, weights, parts), id(rotary), *adapters_of(model)
 
 
 def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -234,7 +234,7 @@ def _tensors_in(value: object, name: str, depth: int = 5) -> Iterator[tuple[str,
         yield from _tensors_in(part, f"{name}.{key}", depth - 1)
 
 
-def _adapters(model: PreTrainedModel) -> list[str]:
+def adapters_of(model: PreTrainedModel) -> list[str]:
     """Return PEFT's active adapters with their scaling, layer by layer."""
     if not hasattr(model, "peft_config"):
         return []
@@ -253,7 +253,7 @@ def hash_threads() -> int:
 def _weights_digest(model: PreTrainedModel) -> str:
     """Hash name, shape, dtype and bytes of every parameter and buffer, and active adapters."""
     hasher = blake3(max_threads=hash_threads())
-    hasher.update("".join(_adapters(model)).encode())
+    hasher.update("".join(adapters_of(model)).encode())
     for name, tensor in sorted((*model.state_dict().items(), *_hidden(model)), key=itemgetter(0)):
         if isinstance(tensor, torch.Tensor):
             hasher.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())

@@ -213,6 +213,13 @@ class SplicedCache(Cache):
             self._make_room(layer.length + key_states.shape[2])
         return layer.update(key_states, value_states)
 
+    def extend(self, length: int) -> None:
+        """Count ``length`` tokens as there, whose rows a pass outside of the layers writes."""
+        self._load()
+        self._make_room(length)
+        for layer in self.layers:
+            layer.length = length
+
     def _make_room(self, length: int) -> None:
         """See that so many rows fit; where they do not, some more will."""
         capacity = self._keys.shape[2]

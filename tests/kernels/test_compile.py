@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ragkv_kernels import INT4, INT8
+from ragkv_kernels import INT4, INT8, RowTable
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -15,6 +15,7 @@ from ragkv_kernels.gpu import attend as attending
 from ragkv_kernels.gpu import encode as encoding
 from ragkv_kernels.gpu import paid as paying
 from ragkv_kernels.gpu import restore as restoring
+from ragkv_kernels.gpu import rows as row_kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -98,6 +99,7 @@ def kind_of(value):
 
 KERNELS = (
     (attending, ["_attend", "_join"]),
+    (row_kernels, ["_attend_rows", "_write_rows"]),
     (paying, ["_paid"]),
     (restoring, ["_restore"]),
     (encoding, ["_encode_keys", "_size_values", "_encode_values"]),
@@ -145,6 +147,19 @@ def test_attention_compiles(compiled, width, dtype, window, splits):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("window", [None, 50])
+def test_rows_in_a_table_compile(compiled, rows, window):
+    shape, cpu = (2, 4, 128), torch.device("cpu")
+    table = RowTable(rows, 7, shape, dtype=torch.bfloat16, device=cpu)
+    query, keys = torch.zeros(28, rows, 128).bfloat16(), torch.zeros(4, rows, 128).bfloat16()
+    row_kernels.attend_rows(query, table, 1, window=window, scaling=1.0, splits=4)
+    row_kernels.write_rows(keys, keys, table, 1)
+    assert {name for name, _ in compiled} >= {"_attend_rows", "_write_rows"}
+    assert all(shared <= SHARED for _, shared in compiled), compiled
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [None, INT8, INT4], ids=["raw", "int8", "int4"])
 def test_codes_compile(compiled, grid):
     keys = torch.ones(2, 600, 128, dtype=torch.bfloat16)
@@ -188,13 +203,12 @@ def test_one_variant_restores_chunks_of_any_length(noted, grid):
 
 
 @pytest.mark.parametrize(
-    ("programs", "seen", "expected"),
-    [(4, 32768, 64), (40, 32768, 6), (4, 500, 2), (4, 100, 1), (1000, 32768, 1)],
+    ("programs", "most", "expected"),
+    [(4, 64, 64), (40, 64, 6), (4, 2, 2), (4, 1, 1), (1000, 64, 1)],
     ids=["few-rows", "some", "short", "shorter", "many-rows"],
 )
-def test_programs_share_keys_where_rows_are_few(monkeypatch, programs, seen, expected):
+def test_programs_share_keys_where_rows_are_few(monkeypatch, programs, most, expected):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
     )
-    tiles = attending.tiles_for(torch.zeros(7, 64, 128, dtype=torch.bfloat16), 64)
-    assert attending._splits(torch.device("cuda"), programs, seen, tiles) == expected
+    assert attending.splits_of(torch.device("cuda"), programs, most) == expected

@@ -13,17 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ragkv_kernels.gpu.tiles import LOG2E, Tiles, precision, tiles_for
+from ragkv_kernels.gpu.tiles import LOG2E, Tiles, precision, stages, tiles_for
 
 _BLOCKS_A_SPLIT = 4
 """Key blocks that are worth a program of their own."""
 
-_MOST_SPLITS = 64
+MOST_SPLITS = 64
 """Programs that share a tile's keys."""
 
 
 @triton.jit
-def _over_keys(
+def over_keys(
     state,
     query,
     at,
@@ -163,7 +163,7 @@ def _attend(
         tl.zeros([BLOCK_M], tl.float32),
     )
     if WINDOWED:
-        state = _over_keys(
+        state = over_keys(
             state,
             q,
             at,
@@ -185,7 +185,7 @@ def _attend(
             WINDOWED,
             PRECISION,
         )
-    state = _over_keys(
+    state = over_keys(
         state,
         q,
         at,
@@ -207,7 +207,7 @@ def _attend(
         WINDOWED,
         PRECISION,
     )
-    state = _over_keys(
+    state = over_keys(
         state,
         q,
         at,
@@ -317,7 +317,8 @@ def attend(
     grid = triton.cdiv(rows * (heads // kv_heads), tiles.rows), kv_heads
     if splits is None:
         # scattered rows' windows lie anywhere: a tile walks from its first row's to its last row
-        splits = _splits(query.device, grid[0] * grid[1], tokens, tiles)
+        most = triton.cdiv(tokens, tiles.keys * _BLOCKS_A_SPLIT)
+        splits = splits_of(query.device, grid[0] * grid[1], min(most, MOST_SPLITS))
     parts, part_lse = out[None], sums[None]
     if splits > 1:
         parts = query.new_empty(splits, heads, rows, width, dtype=torch.float32)
@@ -348,28 +349,39 @@ def attend(
             WINDOWED=window is not None,
             PRECISION=precision(query),
             num_warps=tiles.warps,
-            num_stages=2,
+            num_stages=stages(query, tiles),
             enable_fp_fusion=True,
         )
         if splits > 1:
-            _join[rows, heads](
-                parts,
-                part_lse,
-                splits,
-                out,
-                *out.stride()[:2],
-                sums,
-                rows,
-                HEAD_DIM=width,
-                BLOCK_D=tiles.channels,
-                MOST_SPLITS=_MOST_SPLITS,
-                enable_fp_fusion=True,
-            )
+            join(parts, part_lse, out, sums, tiles)
     return out, sums
 
 
-def _splits(device: torch.device, programs: int, seen: int, tiles: Tiles) -> int:
+def join(
+    parts: torch.Tensor,
+    part_lse: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    tiles: Tiles,
+) -> None:
+    """Join the shares ``[splits, heads, rows, head_dim]`` and their log-sum-exps."""
+    splits, heads, rows, width = parts.shape
+    _join[rows, heads](
+        parts,
+        part_lse,
+        splits,
+        out,
+        *out.stride()[:2],
+        sums,
+        rows,
+        HEAD_DIM=width,
+        BLOCK_D=tiles.channels,
+        MOST_SPLITS=MOST_SPLITS,
+        enable_fp_fusion=True,
+    )
+
+
+def splits_of(device: torch.device, programs: int, most: int) -> int:
     """Return how many programs share a tile's keys: two programs a multiprocessor, if it pays."""
-    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
-    most: int = triton.cdiv(seen, tiles.keys * _BLOCKS_A_SPLIT)
-    return max(1, min(wanted, most, _MOST_SPLITS))
+    wanted: int = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
+    return max(1, min(wanted, most))

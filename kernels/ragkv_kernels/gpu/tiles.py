@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 
 LOG2E = math.log2(math.e)
+_LEAST_SHARED = 99 << 10
+"""Bytes of shared memory that one program may take on any GPU of compute capability 8 or more."""
+_RESERVED = 4 << 10
+"""Bytes beside the tiles."""
 
 
 class Tiles(NamedTuple):
@@ -27,7 +32,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(query: torch.Tensor, rows: int) -> Tiles:
-    """Return tiles that fit 96 KB of shared memory: Q, and K and V twice.
+    """Return tiles of which Q, and K and V twice, fit 96 KB of shared memory.
 
     There are a small one and a large one, and no more: each is compiled when it is first used.
 
@@ -43,6 +48,21 @@ def tiles_for(query: torch.Tensor, rows: int) -> Tiles:
     tile = 16 if rows <= 16 else most
     keys = max(16, min(64, 16384 // nbytes))
     return Tiles(tile, keys, channels, 8 if tile * channels >= 128 * 128 else 4)
+
+
+def stages(query: torch.Tensor, tiles: Tiles) -> int:
+    """Return how many blocks of keys and values are in shared memory at once: 3 where they fit."""
+    nbytes = tiles.channels * query.element_size() * (2 if query.dtype == torch.float32 else 1)
+    wanted = (tiles.rows + 3 * 2 * tiles.keys) * nbytes + _RESERVED
+    return 3 if wanted <= _shared_bytes(query.device) else 2
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return _LEAST_SHARED
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED))
 
 
 def precision(query: torch.Tensor) -> str:

@@ -1,0 +1,162 @@
+"""Steps as captured graphs: the same tokens, whoever shares them, and never a stale one."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from recording import Recording
+from tiny import FAMILIES, ask, some_chunks, tiny_tokenizer
+
+from ragkv import RagKV
+from ragkv.attend import graphs
+from ragkv.attend.graphs import graphs_for
+
+CHUNKS = some_chunks(3)
+PROMPTS = [ask(CHUNKS[:count], question) for count, question in ((3, "What now?"), (2, "Why so?"))]
+EAGER = {"gemma2": "a cap on attention's scores", "gpt-oss": "which experts"}
+"""Families whose steps cannot be captured, and the reason that is logged."""
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Graphs on a CPU, by a recorder that calls the function again."""
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", Recording)
+    monkeypatch.setattr(Recording, "captured", 0)
+
+
+def replays(kv: RagKV) -> int:
+    found = graphs_for(kv.loaded)
+    return 0 if found is None else found.replays
+
+
+def answers(kv: RagKV, **how) -> list[list[int]]:
+    kv.precompute(CHUNKS)
+    how = {"max_new_tokens": 12, "ignore_eos": True, **how}
+    return [list(kv.generate(prompt, **how).token_ids) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_draws_the_same_tokens(make_engine, monkeypatch, caplog, family, drafts):
+    expected = answers(make_engine(family), drafts=drafts)
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", Recording)
+    kv = make_engine(family)
+    assert answers(kv, drafts=drafts) == expected
+    if family in EAGER:
+        assert not replays(kv)
+        assert caplog.text.count("steps are not captured") == 1
+        assert EAGER[family] in caplog.text
+    else:
+        assert replays(kv) > 4
+
+
+def test_a_number_of_rows_is_captured_at_its_second_use(make_engine, recorded):
+    kv = make_engine()
+    answers(kv, drafts=False, recompute_ratio=0)
+    assert Recording.captured == 1  # steps of one row
+    steps = 2 * 11
+    assert replays(kv) == steps - 1
+
+
+def test_answers_together_draw_the_same_tokens(make_engine, recorded):
+    alone = answers(make_engine())
+    kv = make_engine()
+    answers(kv)
+    with ThreadPoolExecutor(6) as pool:
+        drawn = list(
+            pool.map(
+                lambda prompt: list(
+                    kv.generate(prompt, max_new_tokens=12, ignore_eos=True).token_ids
+                ),
+                PROMPTS * 3,
+            )
+        )
+    assert drawn == alone * 3
+
+
+def test_a_buffer_that_grows_is_found_again(make_engine, recorded, monkeypatch):
+    monkeypatch.setattr("ragkv.splice.buffer._SPARE_ROWS", 1)
+    monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 1)
+    kv, plain = make_engine(), make_engine()
+    before = answers(kv, max_new_tokens=40)
+    graphs_for(plain.loaded)._refused = True
+    assert before == answers(plain, max_new_tokens=40)
+
+
+def other_weights(kv: RagKV) -> None:
+    """Weights at other addresses, as after ``model.to``."""
+    for parameter in kv.model.parameters():
+        parameter.data = parameter.data.clone() * 1.5
+
+
+def other_layer(kv: RagKV) -> None:
+    layer = kv.model.model.layers[1]
+    layer.mlp = copy.deepcopy(layer.mlp)
+    with torch.no_grad():
+        layer.mlp.down_proj.weight.mul_(-2)
+
+
+def changed_in_place(kv: RagKV) -> None:
+    with torch.no_grad():
+        kv.model.model.layers[2].mlp.up_proj.weight.mul_(-2)
+
+
+def other_attention(kv: RagKV) -> None:
+    kv.model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_weights, other_layer, changed_in_place, other_attention],
+    ids=lambda f: f.__name__,
+)
+def test_a_changed_model_is_never_replayed_stale(make_engine, recorded, change):
+    kv = make_engine()
+    answers(kv, method="full")
+    with kv.turn():
+        change(kv)
+    counted = replays(kv)
+    found = answers(kv, method="full")
+    assert replays(kv) > counted
+    with RagKV(copy.deepcopy(kv.model), tiny_tokenizer(), store=":memory:") as fresh:
+        graphs_for(fresh.loaded)._refused = True
+        assert found == answers(fresh, method="full")
+
+
+def test_a_hook_of_somebody_else_is_called_in_every_step(make_engine, recorded, caplog):
+    kv = make_engine()
+    answers(kv)
+    calls = []
+    handle = kv.model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    with caplog.at_level(logging.WARNING):
+        answers(kv, drafts=False)
+    assert len(calls) >= 2 * 12
+    assert "a hook on model.layers.0" in caplog.text
+    handle.remove()
+    counted = replays(kv)
+    answers(kv)
+    assert replays(kv) > counted
+
+
+def test_a_capture_that_fails_leaves_steps_as_they_are(make_engine, recorded, monkeypatch, caplog):
+    def fails(self, compute):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    expected = answers(make_engine())
+    monkeypatch.setattr(Recording, "capture", fails)
+    kv = make_engine()
+    assert answers(kv) == expected
+    assert caplog.text.count("not permitted") == 1
+
+
+def test_graphs_are_freed_with_the_last_engine(make_engine, recorded):
+    kv = make_engine()
+    answers(kv)
+    found = graphs_for(kv.loaded)
+    assert found._graphs
+    kv.close()
+    assert not found._graphs
