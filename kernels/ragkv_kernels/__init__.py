@@ -8,15 +8,17 @@ from ragkv_kernels.dispatch import (
     attend,
     attend_rows,
     decode,
+    drift,
     encode,
-    move,
     paid,
+    place,
     restore,
     runs_attend,
     write_rows,
 )
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
 from ragkv_kernels.row_table import CacheRows, RowTable
+from ragkv_kernels.stretches import Stretches
 
 __all__ = [
     "INT4",
@@ -25,12 +27,14 @@ __all__ = [
     "Encoded",
     "Grid",
     "RowTable",
+    "Stretches",
     "attend",
     "attend_rows",
     "decode",
+    "drift",
     "encode",
-    "move",
     "paid",
+    "place",
     "restore",
     "runs_attend",
     "write_rows",

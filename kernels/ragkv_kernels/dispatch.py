@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from ragkv_kernels import twins
 from ragkv_kernels.grid import Encoded, Grid
 from ragkv_kernels.row_table import RowTable
+from ragkv_kernels.stretches import Stretches
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +171,7 @@ def restore(
         ``[layers, bytes]`` uint8: layers of ``tokens`` tokens, as :mod:`ragkv_kernels.grid`
         lays them out; copied unless each begins at a multiple of 16 bytes.
     keys, values, rows, slots, table, adjacent
-        As in :func:`move`.
+        As in :func:`place`.
 
     Raises
     ------
@@ -190,28 +192,33 @@ def restore(
     )
 
 
-def move(
-    cached: tuple[torch.Tensor, torch.Tensor],
+def place(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
+    counts: Sequence[int],
+    part_of: torch.Tensor,
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
     adjacent: bool = False,
 ) -> None:
-    """Rotate rows of layers' keys, and write them and their values into the buffer.
+    """Rotate rows of several entries' keys, and write them and their values into the buffer.
 
     Arithmetic is float32; what is written is rounded once.
 
     Parameters
     ----------
-    cached
-        Keys and values, ``[layers, kv_heads, tokens, head_dim]``, of the buffer's dtype.
+    parts
+        Keys and values of each entry, ``[layers, kv_heads, tokens, head_dim]``, of the buffer's
+        dtype and on its device.
     keys, values
-        ``[layers, kv_heads, capacity, head_dim]``: layers of the buffer; any strides.
+        ``[layers, kv_heads, capacity, head_dim]``: layers of the buffer, the last axis contiguous.
+    counts, part_of
+        How many of the rows are each entry's, in order; the same as ``[n]`` int64.
     rows, slots
-        ``[n]`` int64: row ``rows[i]`` of each layer goes to ``slots[i]``; no slot twice.
+        ``[n]`` int64: row ``rows[i]`` of its entry goes to ``slots[i]``; no slot twice.
     table
         cos and sin at each slot's position, each ``[slots, rotary_dim / 2]`` float32 with the
         last slot among them; channels from ``rotary_dim`` on do not turn.
@@ -223,14 +230,72 @@ def move(
     ValueError
         Shapes or dtypes do not belong together.
     """
-    _check_moves(cached[0], keys, rows, slots, table)
-    for part in cached:
-        if part.dtype != keys.dtype or part[:, :, :0].shape != keys[:, :, :0].shape:
-            raise ValueError(f"{part.dtype} {tuple(part.shape)} does not fit {tuple(keys.shape)}")
-    run = twins.move
-    if _runs("restore", keys, _problem_of_layer(keys)):
-        from ragkv_kernels.gpu.restore import move as run
-    run(cached, keys, values, rows=rows, slots=slots, table=table, adjacent=adjacent)
+    for cached in parts:
+        _check_moves(cached[0], keys, rows, slots, table)
+        for part in cached:
+            if part.dtype != keys.dtype or part[:, :, :0].shape != keys[:, :, :0].shape:
+                raise ValueError(
+                    f"{part.dtype} {tuple(part.shape)} does not fit {tuple(keys.shape)}"
+                )
+    if sum(counts) != len(rows) or len(part_of) != len(rows) or len(counts) != len(parts):
+        raise ValueError(f"{sum(counts)} rows of {len(counts)} entries instead of {len(rows)}")
+    run = twins.place
+    if _runs("place", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.place import place as run
+    run(
+        *(parts, keys, values),
+        counts=counts,
+        part_of=part_of,
+        rows=rows,
+        slots=slots,
+        table=table,
+        adjacent=adjacent,
+    )
+
+
+def drift(
+    rows: tuple[torch.Tensor, torch.Tensor],
+    fresh: tuple[torch.Tensor, torch.Tensor],
+    former: tuple[torch.Tensor, torch.Tensor] | None,
+    stretches: Stretches,
+    *,
+    table: tuple[torch.Tensor, torch.Tensor],
+    adjacent: bool = False,
+) -> None:
+    """Move a layer's rows by what the observed rows of their stretch moved by.
+
+    A shift is fresh minus cached numbers, of keys unrotated; no observed row counts for more than
+    the median length. Arithmetic is float32, and each sum is rounded once.
+
+    Parameters
+    ----------
+    rows
+        Keys and values, ``[kv_heads, end, head_dim]`` each, whose last axis is contiguous; changed
+        in place.
+    fresh
+        The computed rows, ``[kv_heads, rows, head_dim]`` each; any strides.
+    former
+        Known shifts, ``[kv_heads, n, head_dim]`` each, whose last axis is contiguous; None where
+        no source is one of them.
+    stretches
+        Of the prompt.
+    table, adjacent
+        As in :func:`place`, with a row for each of ``end`` positions.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not belong together.
+    """
+    keys, values = rows
+    if keys.shape != values.shape or keys.stride(-1) != 1 or values.stride(-1) != 1:
+        raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
+    if len(stretches.fixed) != keys.shape[1] or len(table[0]) < keys.shape[1]:
+        raise ValueError(f"{len(stretches.fixed)} positions of {keys.shape[1]} rows")
+    run = twins.drift
+    if _runs("drift", keys, _problem_of_layer(keys)):
+        from ragkv_kernels.gpu.drift import drift as run
+    run(rows, fresh, former, stretches, table=table, adjacent=adjacent)
 
 
 def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:

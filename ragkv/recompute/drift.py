@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from ragkv_kernels import Stretches, drift
 
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import add_rotated, unrotate
@@ -77,15 +78,20 @@ class Drift:
         self._tables = rotary.tables(self._kinds, torch.arange(self._end, device=device))
         width = 2 * architecture.kv_heads * architecture.head_dim
         stretches = list(_stretches(layout, both[order]))
-        self._weights: _PerStretch | _Batched | None = None
-        if stretches:
-            kind = _PerStretch if device.type == "cpu" else _Batched
-            self._weights = kind(stretches, self._end, width, device)
         observed = order[np.concatenate([nothing, *(part.observed for part in stretches)])]
         places = np.concatenate([nothing, *(part.places[part.known] for part in stretches)])
+        kept = layout.origin[: self._end] >= Origin.EXACT
+        self._weights: _PerStretch | None = None
+        self._together: Stretches | None = None
+        if stretches and _runs_together(device):
+            sources = np.where(observed < len(known), ~observed, observed - len(known))
+            rows_of = both[observed], sources, kept
+            self._together = _together(stretches, places, rows_of, device)
+            return
+        if stretches:
+            self._weights = _PerStretch(stretches, self._end, width, device)
         now = observed >= len(known)
-        kept = np.flatnonzero(layout.origin[: self._end] >= Origin.EXACT)
-        self._kept = to_device(kept, device)
+        self._kept = to_device(np.flatnonzero(kept), device)
         self._here = to_device(both[observed], device)
         self._computed = to_device(observed[now] - len(known), device)
         self._replaced = to_device(both[observed[now]], device)
@@ -104,11 +110,17 @@ class Drift:
         fresh: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Move the chunks' rows in place; see :class:`ragkv.splice.buffer.BeforeWrite`."""
+        keys, values = (part[:, : self._end] for part in rows)
+        former = None if self._former is None else self._former.of(layer)
+        table = self._tables[self._kinds[layer]]
+        if self._together is not None:
+            turn = table.cos, table.sin
+            drift(
+                (keys, values), fresh, former, self._together, table=turn, adjacent=table.adjacent
+            )
         if self._weights is None:
             return
-        keys, values = (part[:, : self._end] for part in rows)
-        of_keys, of_values = (None, None) if self._former is None else self._former.of(layer)
-        table = self._tables[self._kinds[layer]]
+        of_keys, of_values = (None, None) if former is None else former
         moved = self._moved(keys, fresh[0], of_keys)
         moved_keys = self._bounded(unrotate(moved, table.at(self._here)))
         moved_values = self._bounded(self._moved(values, fresh[1], of_values))
@@ -203,37 +215,49 @@ class _PerStretch:
         return self._out
 
 
-class _Batched:
-    """Weights of all stretches, padded to one size: one product, for a GPU."""
+def _runs_together(device: torch.device) -> bool:
+    """Whether all stretches are moved together: on a CPU, one after another is less arithmetic."""
+    return device.type != "cpu"
 
-    def __init__(
-        self, stretches: list[_Stretch], end: int, width: int, device: torch.device
-    ) -> None:
-        count, most = len(stretches), max(len(part.known) for part in stretches)
-        places = np.zeros((count, max(len(part.places) for part in stretches)), dtype=np.int64)
-        known = np.zeros((count, most), dtype=np.int64)
-        observed = np.full((count, most), -1, dtype=np.int64)
-        nothing = places.size  # a row of zeros
-        at = np.full(end, nothing, dtype=np.int64)
-        first = 0
-        for row, part in enumerate(stretches):
-            length, more = len(part.places), len(part.known)
-            places[row, :length], known[row, :more] = part.places, part.known
-            observed[row, :more] = np.arange(first, first + more)
-            at[part.start : part.start + length] = np.arange(length) + row * places.shape[1]
-            first += more
-        here = [to_device(part, device) for part in (places, known, observed, at)]
-        self._weights = _weights(here[0], here[1], here[2] >= 0)
-        self._observed, self._at = here[2].clamp_min(0).view(-1), here[3]
-        self._out = torch.zeros(nothing + 1, width, dtype=torch.float32, device=device)
 
-    def times(self, moved: torch.Tensor) -> torch.Tensor:
-        """See :meth:`_PerStretch.times`."""
-        count, length, most = self._weights.shape
-        rows = moved.index_select(0, self._observed).view(count, most, -1)
-        out = self._out[:-1].view(count, length, -1)
-        torch.bmm(self._weights, rows, out=out)
-        return self._out.index_select(0, self._at)
+def _together(
+    stretches: list[_Stretch],
+    places: npt.NDArray[np.int64],
+    observed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]],
+    device: torch.device,
+) -> Stretches:
+    """Return the stretches padded to one size.
+
+    Parameters
+    ----------
+    places
+        ``[observed]`` each observed row's place in its chunk.
+    observed
+        The observed rows' positions and sources, and the positions that do not move.
+    """
+    count, most = len(stretches), max(len(part.known) for part in stretches)
+    of_rows = np.zeros((count, max(len(part.places) for part in stretches)), dtype=np.int64)
+    known = np.zeros((count, most), dtype=np.int64)
+    numbers = np.full((count, most), -1, dtype=np.int64)
+    first = 0
+    for row, part in enumerate(stretches):
+        of_rows[row, : len(part.places)], known[row, : len(part.known)] = part.places, part.known
+        numbers[row, : len(part.known)] = np.arange(first, first + len(part.known))
+        first += len(part.known)
+    starts = np.array([part.start for part in stretches], dtype=np.int64)
+    lengths = np.array([len(part.places) for part in stretches], dtype=np.int64)
+    here = [to_device(part, device) for part in (of_rows, known, numbers)]
+    positions, sources, fixed = (to_device(part, device) for part in observed)
+    return Stretches(
+        _weights(here[0], here[1], here[2] >= 0),
+        here[2],
+        to_device(starts, device),
+        to_device(lengths, device),
+        positions,
+        sources,
+        _sizes(to_device(places, device)),
+        fixed,
+    )
 
 
 def _sizes(places: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""Write cached rows at their prompt positions on a GPU: a chunk's layers in one launch."""
+"""Write cached rows at their prompt positions on a GPU: all chunks' layers in one launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
+import ragkv_kernels
 import torch
 
 from ragkv.chunk.kv import CodedLayers, LayeredKV
@@ -14,12 +15,42 @@ from ragkv.model.streams import side_stream
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.codecs.grid import GridCodec
 
-Move = tuple[LayeredKV, torch.Tensor, torch.Tensor]
-"""An entry, rows of it and the slots that they go to, ``[n]`` int64 each."""
+
+class Moves(NamedTuple):
+    """Rows of several entries, and the slots that they go to.
+
+    Attributes
+    ----------
+    entries, counts
+        The entries, and how many rows of each, in order.
+    part_of, rows, slots
+        ``[n]`` int64 on the device: number of the row's entry, its row there, and its slot.
+    """
+
+    entries: Sequence[LayeredKV]
+    counts: Sequence[int]
+    part_of: torch.Tensor
+    rows: torch.Tensor
+    slots: torch.Tensor
+
+    def some(self, wanted: Sequence[int]) -> Moves:
+        """Return those of some entries."""
+        if len(wanted) == len(self.entries):
+            return self
+        counts = list(self.counts)
+        rows, slots = (torch.split(part, counts) for part in (self.rows, self.slots))
+        parts = [torch.full_like(rows[each], number) for number, each in enumerate(wanted)]
+        return Moves(
+            [self.entries[each] for each in wanted],
+            [counts[each] for each in wanted],
+            torch.cat(parts),
+            torch.cat([rows[each] for each in wanted]),
+            torch.cat([slots[each] for each in wanted]),
+        )
 
 
 def put_on_device(
-    moves: Sequence[Move],
+    moves: Moves,
     layers: slice,
     target: tuple[torch.Tensor, torch.Tensor],
     kinds: Sequence[RopeKind],
@@ -31,8 +62,6 @@ def put_on_device(
 
     Parameters
     ----------
-    moves
-        Rows and slots lie on the device.
     target
         Keys and values of the buffer's ``layers``, ``[layers, kv_heads, capacity, head_dim]``.
     kinds
@@ -42,38 +71,54 @@ def put_on_device(
     """
     device = target[0].device  # on MPS an asynchronous copy may read freed memory
     copies = side_stream(device)
-    for entry, rows, slots in moves:
+    waits = device.type == "mps"
+    plain: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    encoded: dict[int, tuple[CodedLayers, torch.Tensor]] = {}
+    for number, entry in enumerate(moves.entries):
         coded = entry.coded(layers)
         cached = entry.layers(layers) if coded is None else (coded.data,)
         with copies.on_side_stream():
-            here = [part.to(device, non_blocking=device.type != "mps") for part in cached]
-            for run, kind in _runs(kinds):
-                into = target[0][run], target[1][run]
-                parts = [part[run] for part in here]
-                cos, sin, adjacent = tables[kind]
-                where = {"rows": rows, "slots": slots, "table": (cos, sin), "adjacent": adjacent}
-                _write(entry, coded, parts, into, where)
+            here = [part.to(device, non_blocking=not waits) for part in cached]
+        if coded is None:
+            plain[number] = here[0], here[1]
+        elif isinstance(codec_of(coded.codec), GridCodec):
+            encoded[number] = coded, here[0]
+        else:
+            plain[number] = _numbers(here[0][:, : coded.size], target[0], len(entry.token_ids))
+    with copies.on_side_stream():
+        for run, kind in _runs(kinds):
+            into = target[0][run], target[1][run]
+            cos, sin, adjacent = tables[kind]
+            turn: dict[str, Any] = {"table": (cos, sin), "adjacent": adjacent}
+            if plain:
+                some = moves.some(list(plain))
+                ragkv_kernels.place(
+                    [(keys[run], values[run]) for keys, values in plain.values()],
+                    *into,
+                    counts=some.counts,
+                    part_of=some.part_of,
+                    rows=some.rows,
+                    slots=some.slots,
+                    **turn,
+                )
+            for number, (coded, data) in encoded.items():
+                one, codec = moves.some([number]), codec_of(coded.codec)
+                ragkv_kernels.restore(
+                    *(data[run][:, : coded.size], len(one.entries[0].token_ids), *into),
+                    rows=one.rows,
+                    slots=one.slots,
+                    grid=codec.grid,  # type: ignore[attr-defined]
+                    **turn,
+                )
 
 
-def _write(
-    entry: LayeredKV,
-    coded: CodedLayers | None,
-    parts: Sequence[torch.Tensor],
-    into: tuple[torch.Tensor, torch.Tensor],
-    where: Mapping[str, Any],
-) -> None:
-    """Write layers that turn alike: keys and values, or what a codec made of them."""
-    import ragkv_kernels
-
-    tokens = len(entry.token_ids)
-    if coded is not None:
-        codec, data = codec_of(coded.codec), parts[0][:, : coded.size]
-        if isinstance(codec, GridCodec):
-            ragkv_kernels.restore(data, tokens, *into, **where, grid=codec.grid)
-            return
-        _, heads, _, width = into[0].shape
-        parts = data.view(into[0].dtype).view(len(data), 2, heads, tokens, width).unbind(1)
-    ragkv_kernels.move((parts[0], parts[1]), *into, **where)
+def _numbers(
+    data: torch.Tensor, like: torch.Tensor, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of layers whose bytes are stored as they are."""
+    _, heads, _, width = like.shape
+    keys, values = data.view(like.dtype).view(len(data), 2, heads, tokens, width).unbind(1)
+    return keys, values
 
 
 def _runs(kinds: Sequence[RopeKind]) -> Iterator[tuple[slice, RopeKind]]:

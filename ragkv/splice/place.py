@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from ragkv.model.rotary import RopeKind, Table, rotate
 from ragkv.model.streams import side_stream, to_device
 from ragkv.splice.buffer import Shift, SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
-from ragkv.splice.on_device import put_on_device
+from ragkv.splice.on_device import Moves, put_on_device
 
 _LAYERS_AT_ONCE = 4
 """More of them wait longer, fewer need more calls."""
@@ -62,14 +63,13 @@ def splice(
     device = loaded.device
     positions = torch.arange(begin, end, device=device)
     tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
-    put: Callable[..., None] = _put if device.type == "cpu" else put_on_device
-    where = [part for piece in pieces for part in (piece.rows, piece.slots - begin)]
-    where += [part.positions for part in former]
-    *there, compared, fresh = _indices([*where, shift.positions, layout.fresh], device)
-    of_pieces, of_former = there[: 2 * len(pieces)], there[2 * len(pieces) :]
-    moves = list(
-        zip((piece.entry for piece in pieces), of_pieces[::2], of_pieces[1::2], strict=True)
-    )
+    of_former = _indices([part.positions for part in former], device)
+    compared, fresh = _indices([shift.positions, layout.fresh], device)
+    put: Callable[..., None]
+    if device.type == "cpu":
+        put = partial(_put_on_host, [_host_move(piece, begin) for piece in pieces])
+    else:
+        put = partial(put_on_device, _moves(pieces, begin, device))
     copies = side_stream(device)
     copies.wait_for_compute()  # the buffer's memory may just have been another's
 
@@ -79,9 +79,9 @@ def splice(
                 for part in target:
                     _clear(part, fresh)
                     _clear(part, slice(len(layout), None))
-            if moves:
+            if pieces:
                 behind = target[0][:, :, begin:], target[1][:, :, begin:]
-                put(moves, layers, behind, architecture.rope_kinds[layers], tables)
+                put(layers, behind, architecture.rope_kinds[layers], tables)
             with copies.on_side_stream():
                 overlay(target, layers)
 
@@ -100,7 +100,23 @@ def splice(
     return cache
 
 
-def _put(
+def _moves(pieces: Sequence[Placed], begin: int, device: torch.device) -> Moves:
+    """Return what is placed, the slots counted from ``begin``."""
+    nothing = np.zeros(0, dtype=np.int64)
+    counts = [len(piece.rows) for piece in pieces]
+    part_of = np.repeat(np.arange(len(pieces)), counts)
+    rows = np.concatenate([nothing, *(piece.rows for piece in pieces)])
+    slots = np.concatenate([nothing, *(piece.slots - begin for piece in pieces)])
+    together = to_device(np.stack([part_of, rows, slots]).astype(np.int64), device)
+    return Moves([piece.entry for piece in pieces], counts, *together.unbind())
+
+
+def _host_move(piece: Placed, begin: int) -> tuple[LayeredKV, _Index, _Index]:
+    """Return an entry, rows of it and the slots that they go to."""
+    return piece.entry, _index(piece.rows), _index(piece.slots - begin)
+
+
+def _put_on_host(
     moves: Sequence[tuple[LayeredKV, _Index, _Index]],
     layers: slice,
     target: tuple[torch.Tensor, torch.Tensor],

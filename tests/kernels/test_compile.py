@@ -6,14 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ragkv_kernels import INT4, INT8, RowTable
+from ragkv_kernels import INT4, INT8, RowTable, Stretches
 
 pytest.importorskip("triton", reason="needs Triton")
 
 import triton
 from ragkv_kernels.gpu import attend as attending
+from ragkv_kernels.gpu import drift as drifting
 from ragkv_kernels.gpu import encode as encoding
 from ragkv_kernels.gpu import paid as paying
+from ragkv_kernels.gpu import place as placing
 from ragkv_kernels.gpu import restore as restoring
 from ragkv_kernels.gpu import rows as row_kernels
 from triton.backends.compiler import GPUTarget
@@ -101,6 +103,8 @@ KERNELS = (
     (attending, ["_attend", "_join"]),
     (row_kernels, ["_attend_rows", "_write_rows"]),
     (paying, ["_paid"]),
+    (drifting, ["_shifts", "_move"]),
+    (placing, ["_place"]),
     (restoring, ["_restore"]),
     (encoding, ["_encode_keys", "_size_values", "_encode_values"]),
 )
@@ -147,6 +151,22 @@ def test_attention_compiles(compiled, width, dtype, window, splits):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_drift_compiles(compiled, dtype, adjacent):
+    keys, fresh = torch.zeros(4, 600, 128, dtype=dtype), torch.zeros(4, 90, 128, dtype=dtype)
+    numbers = torch.zeros(2, 40, dtype=torch.long)
+    stretches = Stretches(
+        *(torch.zeros(2, 512, 40), numbers, numbers[:, 0], numbers[:, 1]),
+        *(torch.arange(90), torch.arange(90), torch.ones(90), torch.zeros(600, dtype=torch.bool)),
+    )
+    table = torch.ones(600, 64), torch.zeros(600, 64)
+    drifting.drift((keys, keys), (fresh, fresh), None, stretches, table=table, adjacent=adjacent)
+    assert {name for name, _ in compiled} == {"_shifts", "_move"}
+    assert all(shared <= SHARED for _, shared in compiled), compiled
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("window", [None, 50])
 def test_rows_in_a_table_compile(compiled, rows, window):
@@ -168,7 +188,8 @@ def test_codes_compile(compiled, grid):
     buffer = torch.ones(2, 3, *keys.shape, dtype=keys.dtype)
     moves = {"rows": rows, "slots": rows, "table": table}
     if grid is None:
-        restoring.move(buffer.unbind(), *buffer, **moves)
+        more = {"counts": [600], "part_of": torch.zeros_like(rows)}
+        placing.place([buffer.unbind()], *buffer, **moves, **more)
     else:
         data = encoding.encode(keys, keys, grid=grid).data
         restoring.restore(data.expand(3, -1), 600, *buffer, grid=grid, **moves)

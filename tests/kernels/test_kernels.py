@@ -129,7 +129,15 @@ def test_layers_of_another_model_are_not_moved(cached):
     rows, table = torch.arange(5), (torch.ones(9, 32), torch.zeros(9, 32))
     buffer = torch.zeros(2, 3, 2, 9, 64)
     with pytest.raises(ValueError, match=r"fit|layers"):
-        ragkv_kernels.move(tuple(cached), *buffer, rows=rows, slots=rows, table=table)
+        ragkv_kernels.place(
+            [tuple(cached)],
+            *buffer,
+            counts=[5],
+            part_of=rows * 0,
+            rows=rows,
+            slots=rows,
+            table=table,
+        )
 
 
 def test_what_needs_a_gradient_is_left_to_torch(monkeypatch):

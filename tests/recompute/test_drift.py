@@ -49,7 +49,7 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU; stretches of several lengths, with more and fewer recomputed rows."""
-    monkeypatch.setattr(drift, "_PerStretch", drift._Batched)
+    monkeypatch.setattr(drift, "_runs_together", lambda _: True)
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
     assert check_rows(make_engine(), 12) > 100
 
@@ -62,7 +62,7 @@ def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
 ) -> None:
     """Each prompt chooses other tokens; how far the former's moved is known from their entries."""
     if batched:
-        monkeypatch.setattr(drift, "_PerStretch", drift._Batched)
+        monkeypatch.setattr(drift, "_runs_together", lambda _: True)
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
     monkeypatch.setattr(healing, "ENOUGH", 1 << 30)
     engine, seen = make_engine(family, reuse=ReuseConfig()), list[list[int]]()

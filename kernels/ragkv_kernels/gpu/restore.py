@@ -12,7 +12,7 @@ _TOKENS = 32
 
 
 @triton.jit
-def _pair_of(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr):
+def pair_of(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr):
     """Return the two channels of a pair: those that turn together, then the rest by twos."""
     turns = pair < half
     first = tl.where(turns, pair * 2 if ADJACENT else pair, pair + half)
@@ -93,7 +93,7 @@ def _restore(
     mask = here[:, None] & (pair < HEAD_DIM // 2)[None, :]
     row = tl.load(rows + index, mask=here, other=0)
     slot = tl.load(slots + index, mask=here, other=0)
-    first, second = _pair_of(pair, half, HEAD_DIM, ADJACENT)
+    first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
     kind = keys.dtype.element_ty
 
     from_keys += layer * from_keys_layer
@@ -104,31 +104,25 @@ def _restore(
     at = (head * from_values_head + row * from_values_row)[:, None]
     value_at_a = at + first[None, :] * from_values_channel
     value_at_b = at + second[None, :] * from_values_channel
-    if LEVELS == 0:
-        key_a = tl.load(from_keys + key_at_a, mask=mask, other=0.0).to(tl.float32)
-        key_b = tl.load(from_keys + key_at_b, mask=mask, other=0.0).to(tl.float32)
-        value_a = tl.load(from_values + value_at_a, mask=mask, other=0.0)
-        value_b = tl.load(from_values + value_at_b, mask=mask, other=0.0)
-    else:
-        # codes begin anywhere, by the number of tokens: the compiler is not told where
-        from_keys += from_keys_at
-        from_values += from_values_at
-        numbers = tl.num_programs(1).to(tl.int64) * tokens * HEAD_DIM
-        grid = layer * (data_layer // 2) + ((head * groups + row // key_span) * HEAD_DIM)[:, None]
-        low = tl.load(key_low + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        step = tl.load(key_step + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_a = (_code(from_keys, key_at_a, numbers, LEVELS, mask) * step + low).to(kind)
-        low = tl.load(key_low + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        step = tl.load(key_step + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        key_b = (_code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low).to(kind)
-        # what the codec decodes to: a chunk is the same whoever decodes it
-        key_a, key_b = key_a.to(tl.float32), key_b.to(tl.float32)
-        steps = value_step + layer * data_layer + head // value_span * tokens
-        unit = tl.load(value_unit + layer * (data_layer // 4))
-        scale = (tl.load(steps + row, mask=here, other=0).to(tl.float32) * unit)[:, None]
-        centre: tl.constexpr = (LEVELS - 1) / 2
-        value_a = (_code(from_values, value_at_a, numbers, LEVELS, mask) - centre) * scale
-        value_b = (_code(from_values, value_at_b, numbers, LEVELS, mask) - centre) * scale
+    # codes begin anywhere, by the number of tokens: the compiler is not told where
+    from_keys += from_keys_at
+    from_values += from_values_at
+    numbers = tl.num_programs(1).to(tl.int64) * tokens * HEAD_DIM
+    grid = layer * (data_layer // 2) + ((head * groups + row // key_span) * HEAD_DIM)[:, None]
+    low = tl.load(key_low + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
+    step = tl.load(key_step + grid + first[None, :], mask=mask, other=0.0).to(tl.float32)
+    key_a = (_code(from_keys, key_at_a, numbers, LEVELS, mask) * step + low).to(kind)
+    low = tl.load(key_low + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
+    step = tl.load(key_step + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
+    key_b = (_code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low).to(kind)
+    # what the codec decodes to: a chunk is the same whoever decodes it
+    key_a, key_b = key_a.to(tl.float32), key_b.to(tl.float32)
+    steps = value_step + layer * data_layer + head // value_span * tokens
+    unit = tl.load(value_unit + layer * (data_layer // 4))
+    scale = (tl.load(steps + row, mask=here, other=0).to(tl.float32) * unit)[:, None]
+    centre: tl.constexpr = (LEVELS - 1) / 2
+    value_a = (_code(from_values, value_at_a, numbers, LEVELS, mask) - centre) * scale
+    value_b = (_code(from_values, value_at_b, numbers, LEVELS, mask) - centre) * scale
 
     turns = mask & (pair < half)[None, :]
     c = tl.load(cos + slot[:, None] * cos_row + pair[None, :] * cos_pair, mask=turns, other=1.0)
@@ -166,25 +160,6 @@ def restore(
         (rows, slots, table, adjacent),
         (tokens, *spans),
         grid.levels,
-    )
-
-
-def move(
-    cached: tuple[torch.Tensor, torch.Tensor],
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor],
-    adjacent: bool = False,
-) -> None:
-    """See :func:`ragkv_kernels.move`."""
-    from_keys, from_values = cached
-    sources = from_keys, 0, *from_keys.stride(), from_values, 0, *from_values.stride()
-    no_grids = (from_keys,) * 4
-    _launch(
-        (*no_grids, 0, *sources), (keys, values), (rows, slots, table, adjacent), (1, 1, 1, 1), 0
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ragkv_kernels.grid import Grid, split, spread, unpack
@@ -24,10 +26,12 @@ def restore(
     decoded = keys.new_empty(layers, 2, heads, tokens, width)
     for layer, out in zip(data, decoded, strict=True):
         decode(layer, out, grid=grid)
-    move(
-        (decoded[:, 0], decoded[:, 1]),
+    place(
+        [(decoded[:, 0], decoded[:, 1])],
         keys,
         values,
+        counts=[len(rows)],
+        part_of=torch.zeros_like(rows),
         rows=rows,
         slots=slots,
         table=table,
@@ -35,22 +39,26 @@ def restore(
     )
 
 
-def move(
-    cached: tuple[torch.Tensor, torch.Tensor],
+def place(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
+    counts: Sequence[int],
+    part_of: torch.Tensor,
     rows: torch.Tensor,
     slots: torch.Tensor,
     table: tuple[torch.Tensor, torch.Tensor],
     adjacent: bool = False,
 ) -> None:
-    """See :func:`ragkv_kernels.move`."""
-    cos, sin = (part[slots] for part in table)
-    from_keys, from_values = cached
-    turned = rotate(from_keys[:, :, rows].float(), cos, sin, adjacent=adjacent)
-    keys[:, :, slots] = turned.to(keys.dtype)
-    values[:, :, slots] = from_values[:, :, rows]
+    """See :func:`ragkv_kernels.place`."""
+    del part_of
+    cos, sin = table
+    of_parts = zip(parts, rows.split(list(counts)), slots.split(list(counts)), strict=True)
+    for (from_keys, from_values), which, where in of_parts:
+        turned = rotate(from_keys[:, :, which].float(), cos[where], sin[where], adjacent=adjacent)
+        keys[:, :, where] = turned.to(keys.dtype)
+        values[:, :, where] = from_values[:, :, which]
 
 
 def rotate(

@@ -20,9 +20,18 @@ def operation(side, name):
         from ragkv_kernels.gpu.encode import encode
 
         return encode
-    from ragkv_kernels.gpu import restore
+    from ragkv_kernels.gpu import place, restore
 
-    return getattr(restore, name)
+    return place.place if name == "place" else getattr(restore, name)
+
+
+def place(side, parts, *buffer, rows, slots, **more):
+    """Place the rows of one entry, or as many of each of several."""
+    counts = [len(rows) // len(parts)] * len(parts)
+    part_of = torch.arange(len(parts), device=rows.device).repeat_interleave(counts[0])
+    operation(side, "place")(
+        parts, *buffer, counts=counts, part_of=part_of, rows=rows, slots=slots, **more
+    )
 
 
 def draw(heads, tokens, width, dtype=torch.float32, half=None):
@@ -242,7 +251,26 @@ def test_rows_are_moved_to_their_slots(side, device, shape, dtype):
     buffer = empty_buffer(3, heads, width, dtype, device)
     # any strides
     keys, values = torch.stack([cached[0], cached[1]], dim=3).to(device).unbind(3)
-    operation(side, "move")((keys, values), *buffer, rows=rows, slots=slots, table=by_slot)
+    place(side, [(keys, values)], *buffer, rows=rows, slots=slots, table=by_slot)
+    assert_moved(buffer, [part.double().numpy() for part in cached], given, table)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_rows_of_several_entries_are_placed_at_once(side, device, dtype):
+    """Of other lengths and strides, with keys and values together and apart."""
+    heads, width, half = 2, 64, 32
+    keys, values, _ = draw(3 * heads, 40, width, dtype, half)
+    cached = [part.view(3, heads, 40, width) for part in (keys, values)]
+    (rows, slots, by_slot), table = moves(40, half, device)
+    whole = torch.stack(cached, dim=1).to(device)
+    parts = [
+        (whole[:, 0], whole[:, 1]),
+        tuple(part[:, :, : int(rows[-1]) + 1].to(device) for part in cached),
+    ]
+    both = torch.cat([rows[:16], rows[16:]])
+    buffer = empty_buffer(3, heads, width, dtype, device)
+    place(side, parts, *buffer, rows=both, slots=slots, table=by_slot)
+    given = rows, slots, by_slot
     assert_moved(buffer, [part.double().numpy() for part in cached], given, table)
 
 
@@ -255,7 +283,7 @@ def test_neighbours_turn_together(side, device, shape):
     (rows, slots, by_slot), table = moves(tokens, half, device)
     buffer = empty_buffer(3, heads, width, torch.float32, device)
     where = {"rows": rows, "slots": slots, "table": by_slot, "adjacent": True}
-    operation(side, "move")([part.to(device) for part in cached], *buffer, **where)
+    place(side, [tuple(part.to(device) for part in cached)], *buffer, **where)
     channels = torch.arange(width)
     order = torch.cat([channels[: 2 * half : 2], channels[1 : 2 * half : 2], channels[2 * half :]])
     buffer = torch.stack([buffer[0][..., order], buffer[1]])
@@ -267,5 +295,5 @@ def test_no_rows_write_nothing(side, device):
     buffer = torch.full((2, 1, 2, 9, 64), 7.0, device=device)
     none, table = torch.empty(0, dtype=torch.long, device=device), torch.empty(9, 32, device=device)
     cached = torch.zeros(2, 1, 2, 5, 64, device=device)
-    operation(side, "move")(cached, *buffer, rows=none, slots=none, table=(table, table))
+    place(side, [tuple(cached)], *buffer, rows=none, slots=none, table=(table, table))
     assert (buffer == 7).all()

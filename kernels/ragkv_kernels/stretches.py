@@ -1,0 +1,40 @@
+"""Stretches of neighbouring positions, and the recomputed rows that predict their shift."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Stretches(NamedTuple):
+    """What :func:`ragkv_kernels.drift` needs of a prompt, the same for all layers.
+
+    Attributes
+    ----------
+    weights
+        ``[stretches, length, most]`` float32: each position's weights on its stretch's observed
+        rows; 0 for padding.
+    observed
+        ``[stretches, most]`` int64: which of the observed rows these are; -1 for padding.
+    starts, lengths
+        ``[stretches]`` int64: first position and number of positions. No two overlap.
+    positions
+        ``[observed]`` int64: of the observed rows.
+    sources
+        ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of the former's
+        shifts.
+    sizes
+        ``[observed]`` float32: what a shift's length is divided by.
+    fixed
+        ``[end]`` bool: positions that do not move.
+    """
+
+    weights: torch.Tensor
+    observed: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    positions: torch.Tensor
+    sources: torch.Tensor
+    sizes: torch.Tensor
+    fixed: torch.Tensor
