@@ -128,7 +128,9 @@ def attend(
         ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
         keys that one of its rows may see. On a GPU a kernel does so where it can.
     """
-    if score_rule is None and window is None and len(rows) == key.shape[2]:
+    # float32 with grouped heads takes torch's slowest path on a GPU, whose scores fill its memory
+    is_fast = query.device.type == "cpu" or query.dtype != torch.float32
+    if is_fast and score_rule is None and window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )

@@ -62,10 +62,17 @@ def prefill_into(loaded: ReusableModel, ids: IntArray, cache: SplicedCache) -> t
     """Prefill ``ids`` ``[tokens]`` into an empty cache: long prompts a piece at a time.
 
     A piece's activations take a few MB, where those of a whole prompt of 32,768 tokens take some
-    GB. Returns the next token's logits, ``[vocab]`` float32.
+    GB. In float32 on a GPU all go by ragkv's own attention, which needs no scores in memory.
+
+    Returns
+    -------
+    torch.Tensor
+        The next token's logits, ``[vocab]`` float32.
     """
-    size = PIECE_CPU if loaded.device.type == "cpu" else PIECE
-    if len(ids) <= size or loaded.architecture.is_beyond(len(ids)):  # one rotary table for all
+    on_cpu = loaded.device.type == "cpu"
+    size = PIECE_CPU if on_cpu else PIECE
+    is_short = len(ids) <= size and (on_cpu or loaded.dtype != torch.float32)
+    if is_short or loaded.architecture.is_beyond(len(ids)):  # one rotary table for all
         return full_prefill(loaded, ids, cache)[0]
     for piece in np.split(np.arange(len(ids)), range(size, len(ids), size)):
         logits = subset_forward(loaded, SubsetPass(ids[: piece[-1] + 1], piece, cache))

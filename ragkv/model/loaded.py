@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,7 @@ from ragkv.model.architecture import Architecture, config_of, known_positions
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
-from ragkv.model.streams import wait_for
+from ragkv.model.streams import wait_for, without_plans
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -55,10 +56,11 @@ class LoadedModel:
         """Wait until the device has finished the current stream's work."""
         wait_for(self.device)
 
-    def without_autocast(self) -> AbstractContextManager[None]:
-        """Compute in the model's own dtype in the block: that is the caches' dtype."""
-        own: AbstractContextManager[None] = torch.autocast(self.device.type, enabled=False)
-        return own
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """Compute in the model's own dtype in the block, the caches'; on a GPU without cuDNN."""
+        with torch.autocast(self.device.type, enabled=False), without_plans(self.device):
+            yield
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

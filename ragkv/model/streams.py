@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy.typing as npt
@@ -41,6 +41,43 @@ class SideStream:
                 yield
         finally:
             current.wait_stream(self._own)
+
+
+class _PlanFree:
+    """Attention without cuDNN in blocks of several threads, which begin and end in any order.
+
+    cuDNN makes a plan for each new length, which takes 40 ms on a Hopper: prompts have new lengths.
+    torch's setting is the process's; it is as it was once the last block has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._before = True
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        with self._lock:
+            self._blocks += 1
+            if self._blocks == 1:
+                known: Any = torch.backends.cuda
+                self._before = known.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:
+                    torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+_plan_free = _PlanFree()
+
+
+def without_plans(device: torch.device) -> AbstractContextManager[None]:
+    """Let no attention on a GPU wait for a plan of cuDNN in the block."""
+    return _plan_free.block() if device.type == "cuda" else nullcontext()
 
 
 def wait_for(device: torch.device) -> None:

@@ -63,8 +63,8 @@ def splice(
     device = loaded.device
     positions = torch.arange(begin, end, device=device)
     tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
-    of_former = _indices([part.positions for part in former], device)
-    compared, fresh = _indices([shift.positions, layout.fresh], device)
+    where = [shift.positions, layout.fresh, *(part.positions for part in former)]
+    compared, fresh, *of_former = _indices(where, device)
     put: Callable[..., None]
     if device.type == "cpu":
         put = partial(_put_on_host, [_host_move(piece, begin) for piece in pieces])

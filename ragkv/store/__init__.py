@@ -10,6 +10,7 @@ import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
+from ragkv.model.memory import total_bytes
 from ragkv.store.backends import open_backend
 from ragkv.store.backends.base import Backend
 from ragkv.store.backends.memory import MemoryBackend
@@ -30,8 +31,8 @@ __all__ = [
     "open_store",
 ]
 
-DEVICE_BYTES = 1 << 30
-"""Budget of the device tier where the configuration names none."""
+_DEVICE_SHARE, _DEVICE_BYTES = 16, 1 << 30
+"""The device tier's default: one part in so many of a GPU's memory; bytes on another device."""
 
 _CPU = torch.device("cpu")
 
@@ -97,4 +98,6 @@ def _device_bytes(config: StoreConfig, device: torch.device) -> int:
     """Return the budget of the device tier, 0 for none."""
     if config.device_bytes is not None:
         return int(config.device_bytes)
-    return 0 if device.type == "cpu" else DEVICE_BYTES
+    if device.type == "cuda":
+        return total_bytes(device) // _DEVICE_SHARE
+    return 0 if device.type == "cpu" else _DEVICE_BYTES

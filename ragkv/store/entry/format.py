@@ -203,7 +203,7 @@ class _LayerReader:
         self.codec = self._stored.plain
         self._data, self._header = data, header
         self._in_place = not copy and self._stored.name == "raw"
-        self._trusted = trusted
+        self.stays = trusted and self._in_place
 
     def allocate(self) -> torch.Tensor:
         """Return fresh memory, or the buffer's where raw numbers may stay there."""
@@ -214,7 +214,7 @@ class _LayerReader:
 
     def read_layer(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
-        if self._in_place and self._trusted:
+        if self.stays:
             return
         if self._in_place:
             if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:

@@ -42,11 +42,14 @@ class LayerSource(Protocol):
         Of the decoded numbers.
     codec
         The codec, without compression.
+    stays
+        Whether :meth:`allocate` returns the stored numbers themselves, with nothing to verify.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     codec: Codec
+    stays: bool
 
     def allocate(self) -> torch.Tensor:
         """Return memory for all decoded layers, of ``shape``; undefined."""
@@ -139,9 +142,11 @@ class LazyKV:
     def coded(self, which: slice) -> CodedLayers | None:
         """Return layers encoded as they are stored; raises as :meth:`layers`.
 
-        None where one of them was decoded directly.
+        None where one of them was decoded directly, or lies in memory as it is.
         """
         wanted = range(self.depth)[which]
+        if self._source.stays:
+            return None
         if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in wanted):
             return None
         for index in wanted:
@@ -151,6 +156,7 @@ class LazyKV:
 
     def load(self, index: int, *, decoded: bool = True) -> None:
         """Read a layer unless it is there; raises as :meth:`layers`."""
+        decoded = decoded or self._source.stays
         form = self._decoded if decoded else self._coded
         if form.loaded[index]:
             return

@@ -54,6 +54,7 @@ class There:
         self._kv = torch.stack([entry.keys, entry.values], dim=1)
         self.shape = tuple(self._kv.shape)
         self._told = told
+        self.stays = False
 
     def allocate(self) -> torch.Tensor:
         return self._kv
