@@ -111,6 +111,44 @@ def write_rows(keys: torch.Tensor, values: torch.Tensor, table: RowTable, layer:
     run(keys, values, table, layer)
 
 
+def paid_rows(
+    query: torch.Tensor,
+    table: RowTable,
+    layer: int,
+    lse: torch.Tensor,
+    *,
+    room: int,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Return what each key of a table's one cache is paid by its observed rows, as :func:`paid`.
+
+    Parameters
+    ----------
+    query, layer, window, scaling
+        As in :func:`attend_rows`.
+    lse
+        ``[heads, rows]`` float32: :func:`attend_rows`'s.
+    room
+        Keys in the result, at least the last row's position and one: those behind it mean nothing.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[2, room]`` float32.
+
+    Raises
+    ------
+    ValueError
+        The query does not have the table's rows.
+    """
+    _check_rows(query, table)
+    run = twins.paid_rows
+    if runs_attend(query):
+        from ragkv_kernels.gpu.rows import paid_rows as run
+    return run(query, table, layer, lse, room=room, window=window, scaling=scaling)
+
+
 def paid(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -292,6 +330,8 @@ def drift(
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
     if len(stretches.fixed) != keys.shape[1] or len(table[0]) < keys.shape[1]:
         raise ValueError(f"{len(stretches.fixed)} positions of {keys.shape[1]} rows")
+    if not all(part.is_contiguous() for part in stretches):
+        raise ValueError("the stretches' tensors must be contiguous")
     run = twins.drift
     if _runs("drift", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.drift import drift as run

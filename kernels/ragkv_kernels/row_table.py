@@ -64,6 +64,8 @@ class RowTable:
         The caches that are filled in, each with the slice of its rows: for the torch twins.
     tile_rows
         Rows of one tile.
+    observed_rows
+        The observed rows: for the torch twins.
     spare
         ``[2, layers, kv_heads, 1, head_dim]``: the slot of the padding.
     """
@@ -87,11 +89,17 @@ class RowTable:
         # padding begins a tile; of several caches, each row may need one
         self.tiles = rows if several else -(-rows // self.tile_rows) + 1
         self.spare = torch.zeros(2, layers, kv_heads, 1, width, dtype=dtype, device=device)
-        self._numbers = torch.zeros(5 * rows + 2 * self.tiles, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(5 * rows + 2 * self.tiles + 2, dtype=torch.int64, device=device)
+        self.observed_rows = slice(0, 0)
         self.parts: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
-    def fill(self, parts: Sequence[CacheRows]) -> None:
+    def fill(self, parts: Sequence[CacheRows], observed: int = 0) -> None:
         """Overwrite the table with the rows of some caches.
+
+        Parameters
+        ----------
+        observed
+            How many of the last rows are observed.
 
         Raises
         ------
@@ -125,7 +133,10 @@ class RowTable:
             raise ValueError(f"{len(tiles)} tiles in a table of {self.tiles}")
         of_tiles = np.zeros((2, self.tiles), dtype=np.int64)
         of_tiles[:, : len(tiles)] = np.array(tiles).T
-        flat = torch.from_numpy(np.concatenate([numbers.ravel(), of_tiles.ravel()]))
+        self.observed_rows = slice(first - observed, first)
+        flat = torch.from_numpy(
+            np.concatenate([numbers.ravel(), of_tiles.ravel(), [first - observed, first]])
+        )
         is_cuda = self._numbers.is_cuda
         self._numbers.copy_(flat.pin_memory() if is_cuda else flat, non_blocking=is_cuda)
 
@@ -150,7 +161,12 @@ class RowTable:
     @property
     def of_tiles(self) -> torch.Tensor:
         """``[2, tiles]`` int64: a tile's first row, and its number of rows."""
-        return self._numbers[5 * self.rows :].view(2, self.tiles)
+        return self._numbers[5 * self.rows : -2].view(2, self.tiles)
+
+    @property
+    def observed(self) -> torch.Tensor:
+        """``[2]`` int64: the first observed row, and the end of them."""
+        return self._numbers[-2:]
 
     def _place_of(self, tensor: torch.Tensor) -> int:
         place = (tensor.data_ptr() - self.spare.data_ptr()) // tensor.element_size()

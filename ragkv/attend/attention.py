@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,18 +97,20 @@ class TablePass:
     """A pass whose rows and caches a table names: what a captured graph computes.
 
     ``table`` is a :class:`ragkv_kernels.RowTable`; the caches have the fresh rows when attention
-    begins.
+    begins. ``observer`` is called behind each layer's attention with the layer, the query and the
+    log-sum-exp of its scores, ``[heads, rows, head_dim]`` and ``[heads, rows]``, and the scaling.
     """
 
     table: RowTable
     windows: tuple[int | None, ...]
+    observer: Callable[[int, torch.Tensor, torch.Tensor, float], None] | None = None
     attended: int = 0
 
     def attend(
         self, layer: int, query: torch.Tensor, scaling: float, score_rule: ScoreRule | None
     ) -> torch.Tensor:
         """Return the rows' attention in a layer, ``[1, heads, rows, head_dim]``."""
-        return attend_by_table(
+        out, lse = attend_by_table(
             query,
             self.table,
             layer,
@@ -116,6 +118,9 @@ class TablePass:
             scaling=scaling,
             score_rule=score_rule,
         )
+        if self.observer is not None:
+            self.observer(layer, query[0], lse, scaling)
+        return out[None]
 
 
 def _attention_function(

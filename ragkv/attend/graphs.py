@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from ragkv_kernels import CacheRows, RowTable
+from ragkv_kernels import CacheRows, RowTable, paid_rows
 from transformers import PreTrainedModel
 
 from ragkv.attend.attention import TablePass, subset_attention
 from ragkv.attend.forward import SubsetPass
+from ragkv.attend.observe import StopPass
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.fingerprint import adapters_of
@@ -30,8 +32,10 @@ from ragkv.model.lock import ModelLock, lock_of
 from ragkv.splice.table import TableCache
 
 _log = logging.getLogger(__name__)
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of rows that are captured."""
+STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
+"""Numbers of rows that are captured, of steps and of passes that choose what to recompute."""
+_LEAST_ROOM = 4096
+"""Tokens of a prompt that such a pass is captured for, and powers of two above."""
 _WARM_UPS = 2
 """Calls before a capture: they compile kernels and allocate workspaces."""
 
@@ -71,11 +75,44 @@ class CudaRecorder:
 
 
 class _Graph(NamedTuple):
-    """A captured pass: its inputs, what repeats it, and its logits ``[rows, vocab]`` float32."""
+    """A captured pass: its inputs, what repeats it, and the tensor with its result."""
 
     table: RowTable
     replay: Callable[[], object]
-    logits: torch.Tensor
+    result: torch.Tensor
+
+
+class _PassOf:
+    """Calls of a model over the rows of a table."""
+
+    def __init__(self, loaded: ReusableModel, size: int, *, several: bool) -> None:
+        of, model = loaded.architecture, loaded.model
+        self.table = RowTable(
+            size,
+            config_of(model).num_attention_heads // of.kv_heads,
+            (of.layers, of.kv_heads, of.head_dim),
+            dtype=loaded.dtype,
+            device=loaded.device,
+            several=several,
+        )
+        self._loaded = loaded
+        self._cache = TableCache(self.table, of.layers)
+
+    def __call__(self, observer: Callable[..., None] | None) -> Any:
+        """Return the model's output, of all rows; what ends the pass is the observer's."""
+        model, table, of = self._loaded.model, self.table, self._loaded.architecture
+        one = TablePass(table, of.windows, observer)
+        self._cache.written = 0
+        with subset_attention(model, one), fast_linear_layers(model):
+            out = model(
+                input_ids=table.ids[None],
+                position_ids=table.positions[None],
+                **cache_argument(model, self._cache),
+                use_cache=True,
+                ragkv_pass=one,
+            )
+        require_used(self._cache.written, of.layers, "layers written")
+        return out
 
 
 class Graphs:
@@ -84,8 +121,8 @@ class Graphs:
     def __init__(self, lock: ModelLock) -> None:
         del lock  # there is one object a lock
         self._recorder: Recorder | None = None
-        self._graphs: dict[int, _Graph] = {}
-        self._used = set[int]()
+        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        self._used = set[tuple[object, ...]]()
         self._watched: _Watched | None = None
         self._looked_over = False
         self._state: object = None
@@ -111,18 +148,61 @@ class Graphs:
             The logits after each one's last rows, ``[keep, vocab]`` float32; None where there is
             no graph: the passes are still to be computed.
         """
-        rows = sum(len(subset.rows) for subset in subsets)
-        size = next((each for each in ROWS if rows <= each), None)
+        size = _size(STEP_ROWS, sum(len(subset.rows) for subset in subsets))
         if size is None or not all(map(_is_plain, subsets)):
             return None
-        self._compare(loaded)
-        graph = self._graph_of(loaded, size, subsets)
-        if graph is None:
+
+        def drawn_from(pass_of: _PassOf) -> torch.Tensor:
+            logits: torch.Tensor = pass_of(None).logits[0].float()
+            return logits
+
+        graph = self._graph(loaded, ("steps", size), subsets, drawn_from)
+        return None if graph is None else _logits(graph.result, subsets)
+
+    def attention_of_query(
+        self, loaded: ReusableModel, subset: SubsetPass, layers: Sequence[int], count: int
+    ) -> torch.Tensor | None:
+        """Compute a pass up to the last of some layers, and what its last rows attend to there.
+
+        Parameters
+        ----------
+        count
+            How many of the last rows.
+
+        Returns
+        -------
+        torch.Tensor or None
+            ``[2, tokens]`` float32: sums of :func:`ragkv.attend.observe.attention_of_query`; None
+            where there is no graph.
+        """
+        size = _size(QUERY_ROWS, len(subset.rows))
+        if size is None or not _is_plain(subset):
             return None
-        _fill(graph.table, subsets)
-        graph.replay()
-        self.replays += 1
-        return _logits(graph.logits, subsets)
+        room = max(_LEAST_ROOM, 1 << (len(subset.ids) - 1).bit_length())
+
+        def paid(pass_of: _PassOf) -> torch.Tensor:
+            total = torch.zeros(2, room, dtype=torch.float32, device=loaded.device)
+
+            def observe(layer: int, query: torch.Tensor, lse: torch.Tensor, scaling: float) -> None:
+                if layer in layers:
+                    window = loaded.architecture.windows[layer]
+                    part = paid_rows(
+                        *(query, pass_of.table, layer, lse),
+                        room=room,
+                        window=window,
+                        scaling=scaling,
+                    )
+                    total.add_(part)
+                if layer == layers[-1]:
+                    raise StopPass
+
+            with suppress(StopPass):
+                pass_of(observe)
+            return total
+
+        key = "query", size, room, tuple(layers)
+        graph = self._graph(loaded, key, [subset], paid, observed=count)
+        return None if graph is None else graph.result[:, : len(subset.ids)].clone()
 
     def drop(self) -> None:
         """Free all graphs."""
@@ -143,59 +223,53 @@ class Graphs:
             self._watched, self._state = watched, state
             self._refuse(_obstacle(loaded, watched.hooked))
 
-    def _graph_of(
-        self, loaded: ReusableModel, size: int, subsets: Sequence[SubsetPass]
+    def _graph(
+        self,
+        loaded: ReusableModel,
+        key: tuple[object, ...],
+        subsets: Sequence[SubsetPass],
+        compute: Callable[[_PassOf], torch.Tensor],
+        observed: int = 0,
     ) -> _Graph | None:
-        """Return the graph of some rows, captured at their second use; None at the first."""
-        known = self._graphs.get(size)
-        if known is not None or self._refused:
-            return known
-        if size not in self._used:
-            self._used.add(size)
+        """Return the graph of ``key``, replayed; captured at its second use, None at the first."""
+        self._compare(loaded)
+        if self._refused:
             return None
-        try:
-            self._graphs[size] = graph = self._capture(loaded, size, subsets)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            self._refuse(f"{type(error).__name__}: {error}")
+        graph = self._graphs.get(key)
+        if graph is None and key not in self._used:
+            self._used.add(key)
             return None
+        if graph is None:
+            try:
+                graph = self._capture(loaded, key, subsets, compute, observed)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                self._refuse(f"{type(error).__name__}: {error}")
+                return None
+            self._graphs[key] = graph
+        _fill(graph.table, subsets, observed)
+        graph.replay()
+        self.replays += 1
         return graph
 
-    @torch.no_grad()
-    def _capture(self, loaded: ReusableModel, size: int, subsets: Sequence[SubsetPass]) -> _Graph:
-        of, model = loaded.architecture, loaded.model
-        table = RowTable(
-            size,
-            config_of(model).num_attention_heads // of.kv_heads,
-            (of.layers, of.kv_heads, of.head_dim),
-            dtype=loaded.dtype,
-            device=loaded.device,
-        )
-        cache = TableCache(table, of.layers)
-        one = TablePass(table, of.windows)
-
-        def compute() -> torch.Tensor:
-            cache.written = one.attended = 0
-            out = model(
-                input_ids=table.ids[None],
-                position_ids=table.positions[None],
-                **cache_argument(model, cache),
-                use_cache=True,
-                ragkv_pass=one,
-            )
-            require_used(cache.written, of.layers, "layers written")
-            require_used(one.attended, of.layers, "layers that called ragkv's attention")
-            logits: torch.Tensor = out.logits[0].float()
-            return logits
-
-        def within() -> torch.Tensor:
-            with subset_attention(model, one), fast_linear_layers(model):
-                return compute()
-
-        _fill(table, subsets)
+    def _capture(
+        self,
+        loaded: ReusableModel,
+        key: tuple[object, ...],
+        subsets: Sequence[SubsetPass],
+        compute: Callable[[_PassOf], torch.Tensor],
+        observed: int,
+    ) -> _Graph:
+        pass_of = _PassOf(loaded, int(key[1]), several=key[0] == "steps")  # type: ignore[call-overload]
+        _fill(pass_of.table, subsets, observed)
         self._recorder = self._recorder or RECORDERS[loaded.device.type](loaded.device)
-        return _Graph(table, *self._recorder.capture(within))
+
+        @torch.no_grad()
+        def work() -> torch.Tensor:
+            return compute(pass_of)
+
+        return _Graph(pass_of.table, *self._recorder.capture(work))
 
     def _refuse(self, reason: str) -> None:
         """Compute everything without graphs, unless there is no reason for it; say so once."""
@@ -226,13 +300,18 @@ def _is_plain(subset: SubsetPass) -> bool:
     return all(part is None for part in parts)
 
 
-def _fill(table: RowTable, subsets: Sequence[SubsetPass]) -> None:
+def _size(sizes: Sequence[int], rows: int) -> int | None:
+    """Return the least number of rows that is captured and has room; None where none has."""
+    return next((size for size in sizes if rows <= size), None)
+
+
+def _fill(table: RowTable, subsets: Sequence[SubsetPass], observed: int = 0) -> None:
     parts = []
     for subset in subsets:
         subset.cache.extend(len(subset.ids))
         ids, keys, values = subset.ids[subset.rows], subset.cache.keys, subset.cache.values
         parts.append(CacheRows(ids.astype("int64"), subset.rows, keys, values))
-    table.fill(parts)
+    table.fill(parts, observed)
 
 
 def _logits(logits: torch.Tensor, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
@@ -266,19 +345,23 @@ class _Watched:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        named = dict(model.named_modules())
-        self._modules = list(named.values())
+        self._names = list(dict(model.named_modules()))
+        self._modules = list(model.modules())
         self._weights = [*model.parameters(), *model.buffers()]
         replaced = [vars(module).get("forward") for module in self._modules]
         foreign = [id(function) for function in replaced if _is_foreign(function)]
         adapters = adapters_of(model)
         self.structure = [*map(id, self._modules), *foreign, *adapters, model.training]
-        self.hooked = next((name for name, module in named.items() if _has_hook(module)), None)
+
+    @property
+    def hooked(self) -> str | None:
+        """The first module with somebody else's hook; None where there is none."""
+        named = zip(self._names, self._modules, strict=True)
+        return next((name for name, module in named if _has_hook(module)), None)
 
     def state(self) -> tuple[object, ...]:
-        """Return the addresses of the weights, and whether there is a hook; takes 0.1 ms."""
-        hooked = any(map(_has_hook, self._modules))
-        return hooked, *[part.data_ptr() for part in self._weights]
+        """Return the addresses of the weights, and what is hooked; takes 0.1 ms."""
+        return self.hooked, *[part.data_ptr() for part in self._weights]
 
 
 def _has_hook(module: torch.nn.Module) -> bool:

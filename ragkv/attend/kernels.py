@@ -59,8 +59,8 @@ def attend_by_table(
     window: int | None,
     scaling: float,
     score_rule: ScoreRule | None,
-) -> torch.Tensor:
-    """Attend by ``ragkv_kernels.attend_rows``, ``[1, heads, rows, head_dim]``.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend by ``ragkv_kernels.attend_rows``; returns as :func:`attend_by_kernel` does.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def attend_by_table(
     if score_rule is not None and score_rule.softcap is not None:
         raise NotImplementedError("a cap on attention's scores")
     out, lse = ragkv_kernels.attend_rows(query[0], table, layer, window=window, scaling=scaling)
-    return _with_sinks(out, lse, score_rule)[0][None]
+    return _with_sinks(out, lse, score_rule)
 
 
 def _with_sinks(

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
+from ragkv.model.memory import on_host
 from ragkv.model.rotary import RopeKind
 from ragkv.model.samples import checksum_of
 
@@ -273,8 +274,8 @@ def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview | bytes]:
         return
     try:
         raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        for start in range(0, len(raw), _HASHED_AT_ONCE):
-            yield raw[start : start + _HASHED_AT_ONCE].cpu().numpy().data
+        for part in torch.split(raw, _HASHED_AT_ONCE):
+            yield on_host(part).numpy().data
     except (RuntimeError, NotImplementedError, TypeError) as error:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             raise

@@ -249,7 +249,7 @@ def _together(
     here = [to_device(part, device) for part in (of_rows, known, numbers)]
     positions, sources, fixed = (to_device(part, device) for part in observed)
     return Stretches(
-        _weights(here[0], here[1], here[2] >= 0),
+        _weights(here[0], here[1], here[2] >= 0).contiguous(),
         here[2],
         to_device(starts, device),
         to_device(lengths, device),

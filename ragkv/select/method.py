@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ragkv.attend.forward import SubsetPass, observed_forward
-from ragkv.attend.observe import Observer
+from ragkv.attend.graphs import graphs_for
+from ragkv.attend.observe import LayerCall, Observer, StopPass, attention_of_query
 from ragkv.attend.sparse import Sparse
 from ragkv.config import Named, ReuseConfig, check_whole
 from ragkv.config.checks import check_choice
@@ -104,6 +106,32 @@ class Scene:
         chosen = self.layout.fresh if rows == "fresh" else np.arange(len(self.layout))
         subset = SubsetPass(self.layout.ids, chosen, self.cache, observer=observer)
         observed_forward(self.loaded, subset)
+
+    def attention_of_query(self, layers: Sequence[int], count: int) -> torch.Tensor:
+        """Return what the last ``count`` tokens attend to in some layers over the unrepaired cache.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[2, tokens]`` float32 on the model's device: sums over the layers of
+            :func:`ragkv.attend.observe.attention_of_query`.
+        """
+        subset = SubsetPass(self.layout.ids, self.layout.fresh, self.cache)
+        graphs = graphs_for(self.loaded)
+        if graphs is not None:
+            found = graphs.attention_of_query(self.loaded, subset, layers, count)
+            if found is not None:
+                return found
+        paid = torch.zeros(2, len(self.layout), dtype=torch.float32, device=self.cache.device)
+
+        def observe(call: LayerCall) -> None:
+            if call.layer in layers:
+                paid.add_(attention_of_query(call, count))
+            if call.layer == layers[-1]:
+                raise StopPass
+
+        self.observe(observe)
+        return paid
 
 
 @dataclass(frozen=True, slots=True)

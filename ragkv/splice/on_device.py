@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ragkv_kernels
 import torch
 
-from ragkv.chunk.kv import CodedLayers, LayeredKV
+from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
 from ragkv.model.rotary import RopeKind, Table
 from ragkv.model.streams import side_stream
 from ragkv.store.entry.codecs import codec_of
@@ -76,9 +76,10 @@ def put_on_device(
     encoded: dict[int, tuple[CodedLayers, torch.Tensor]] = {}
     for number, entry in enumerate(moves.entries):
         coded = entry.coded(layers)
-        cached = entry.layers(layers) if coded is None else (coded.data,)
-        with copies.on_side_stream():
-            here = [part.to(device, non_blocking=not waits) for part in cached]
+        here = entry.layers(layers) if coded is None else (coded.data,)
+        if any(part.device != device for part in here):
+            with copies.on_side_stream():
+                here = tuple(part.to(device, non_blocking=not waits) for part in here)
         if coded is None:
             plain[number] = here[0], here[1]
         elif isinstance(codec_of(coded.codec), GridCodec):
@@ -110,6 +111,11 @@ def put_on_device(
                     grid=codec.grid,  # type: ignore[attr-defined]
                     **turn,
                 )
+
+
+def is_resident(entry: LayeredKV, device: torch.device) -> bool:
+    """Whether all of an entry lies on a device already."""
+    return isinstance(entry, ChunkKV) and entry.keys.device == device
 
 
 def _numbers(

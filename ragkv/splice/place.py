@@ -16,7 +16,7 @@ from ragkv.model.rotary import RopeKind, Table, rotate
 from ragkv.model.streams import side_stream, to_device
 from ragkv.splice.buffer import Shift, SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
-from ragkv.splice.on_device import Moves, put_on_device
+from ragkv.splice.on_device import Moves, is_resident, put_on_device
 
 _LAYERS_AT_ONCE = 4
 """More of them wait longer, fewer need more calls."""
@@ -96,7 +96,9 @@ def splice(
             shift.add(layers, *(now - was for now, was in zip(after, before, strict=True)))
 
     cache.shift = shift
-    cache.await_rows(place, _LAYERS_AT_ONCE)
+    # what need not be copied is placed at once: each call takes as long as its launches
+    resident = device.type != "cpu" and all(is_resident(each.entry, device) for each in pieces)
+    cache.await_rows(place, architecture.layers if resident else _LAYERS_AT_ONCE)
     return cache
 
 

@@ -54,6 +54,23 @@ def test_every_family_draws_the_same_tokens(make_engine, monkeypatch, caplog, fa
         assert replays(kv) > 4
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - EAGER.keys()))
+def test_the_same_tokens_are_recomputed(make_engine, monkeypatch, family):
+    def prefilled(kv: RagKV):
+        kv.precompute(CHUNKS)
+        return [kv.prefill(ask(CHUNKS, f"\n\n{n} What?"), recompute_ratio=0.2) for n in range(4)]
+
+    expected = prefilled(make_engine(family))
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", Recording)
+    kv = make_engine(family)
+    found = prefilled(kv)
+    assert replays(kv) == (0 if kv.loaded.architecture.position_limit else 3)
+    for one, other in zip(found, expected, strict=True):
+        assert one.report.positions == other.report.positions
+        assert one.report.recomputed_tokens > 5
+        torch.testing.assert_close(one.logits, other.logits, atol=5e-5, rtol=1e-4)
+
+
 def test_a_number_of_rows_is_captured_at_its_second_use(make_engine, recorded):
     kv = make_engine()
     answers(kv, drafts=False, recompute_ratio=0)

@@ -101,7 +101,7 @@ def kind_of(value):
 
 KERNELS = (
     (attending, ["_attend", "_join"]),
-    (row_kernels, ["_attend_rows", "_write_rows"]),
+    (row_kernels, ["_attend_rows", "_write_rows", "_paid_rows"]),
     (paying, ["_paid"]),
     (drifting, ["_shifts", "_move"]),
     (placing, ["_place"]),
@@ -175,7 +175,9 @@ def test_rows_in_a_table_compile(compiled, rows, window):
     query, keys = torch.zeros(28, rows, 128).bfloat16(), torch.zeros(4, rows, 128).bfloat16()
     row_kernels.attend_rows(query, table, 1, window=window, scaling=1.0, splits=4)
     row_kernels.write_rows(keys, keys, table, 1)
-    assert {name for name, _ in compiled} >= {"_attend_rows", "_write_rows"}
+    lse = torch.zeros(28, rows)
+    row_kernels.paid_rows(query, table, 1, lse, room=4096, window=window, scaling=1.0)
+    assert {name for name, _ in compiled} >= {"_attend_rows", "_write_rows", "_paid_rows"}
     assert all(shared <= SHARED for _, shared in compiled), compiled
 
 

@@ -120,6 +120,7 @@ def _move(
     BLOCK_P: tl.constexpr,
     POSITIONS: tl.constexpr,
     OBSERVED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Add to some positions of a stretch, in one head, what their observed rows predict."""
     stretch = tl.program_id(0).to(tl.int64)
@@ -148,8 +149,8 @@ def _move(
         mask = known[:, None] & real[None, :]
         to_a = tl.load(at + first[None, :], mask=mask, other=0.0) * part[:, None]
         to_b = tl.load(at + second[None, :], mask=mask, other=0.0) * part[:, None]
-        a = tl.dot(weight, to_a, a, input_precision="tf32x3")
-        b = tl.dot(weight, to_b, b, input_precision="tf32x3")
+        a = tl.dot(weight, to_a, a, input_precision=PRECISION)
+        b = tl.dot(weight, to_b, b, input_precision=PRECISION)
     if TURNS:
         turns = (here[:, None]) & (real & (pair < half))[None, :]
         at = position[:, None] * table_row + pair[None, :] * table_pair
@@ -229,5 +230,7 @@ def drift(
                 TURNS=index == 0,
                 POSITIONS=_POSITIONS,
                 OBSERVED=_OBSERVED,
+                # a shift is rounded to 16 bits anyway
+                PRECISION="tf32x3" if part.dtype == torch.float32 else "tf32",
                 **how,
             )

@@ -16,6 +16,53 @@ import triton.language as tl
 from ragkv_kernels.gpu.tiles import LOG2E, precision, tiles_for
 
 
+@triton.jit
+def paid_by_head(
+    query,
+    query_row,
+    query_channel,
+    lse,
+    lse_row,
+    positions,
+    first,
+    last,
+    k,
+    keys,
+    window,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return what a head's rows ``first`` to ``last`` pay the keys: its last row, and the most."""
+    channels = tl.arange(0, BLOCK_D)
+    real = channels < HEAD_DIM
+    by_last = tl.zeros([BLOCK_N], tl.float32)
+    most = tl.zeros([BLOCK_N], tl.float32)
+    for start in range(first, last, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
+        here = row < last
+        at = tl.load(positions + row, mask=here, other=-1).to(tl.int32)
+        q = tl.load(
+            query + row[:, None].to(tl.int64) * query_row + channels[None, :] * query_channel,
+            mask=here[:, None] & real[None, :],
+            other=0.0,
+        )
+        mass = tl.load(lse + row * lse_row, mask=here, other=0.0)
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        seen = (keys[None, :] <= at[:, None]) & here[:, None]
+        if WINDOWED:
+            seen &= keys[None, :] > at[:, None] - window
+        scores -= mass[:, None] * 1.4426950408889634
+        weights = tl.exp2(tl.where(seen, scores, float("-inf")))
+        most = tl.maximum(most, tl.max(weights, 0))
+        by_last += tl.sum(tl.where((row == last - 1)[:, None], weights, 0.0), 0)
+    return by_last, most
+
+
 @triton.jit(
     do_not_specialize=["lse_head", "tokens", "rows", "window"],
     do_not_specialize_on_alignment=["lse", "positions"],
@@ -59,28 +106,27 @@ def _paid(
     by_any = tl.zeros([BLOCK_N], tl.float32)
     for member in range(GROUP):
         head = kv_head * GROUP + member
-        most = tl.zeros([BLOCK_N], tl.float32)
-        for start in range(0, rows, BLOCK_M):
-            row = start + tl.arange(0, BLOCK_M)
-            here = row < rows
-            at = tl.load(positions + row, mask=here, other=-1).to(tl.int32)
-            q = tl.load(
-                query
-                + head * query_head
-                + row[:, None].to(tl.int64) * query_row
-                + channels[None, :] * query_channel,
-                mask=here[:, None] & real[None, :],
-                other=0.0,
-            )
-            mass = tl.load(lse + head * lse_head + row * lse_row, mask=here, other=0.0)
-            scores = tl.dot(q, k, input_precision=PRECISION) * scale
-            seen = (keys[None, :] <= at[:, None]) & here[:, None]
-            if WINDOWED:
-                seen &= keys[None, :] > at[:, None] - window
-            scores -= mass[:, None] * 1.4426950408889634
-            weights = tl.exp2(tl.where(seen, scores, float("-inf")))
-            most = tl.maximum(most, tl.max(weights, 0))
-            by_last += tl.sum(tl.where((row == rows - 1)[:, None], weights, 0.0), 0)
+        last_pays, most = paid_by_head(
+            query + head * query_head,
+            query_row,
+            query_channel,
+            lse + head * lse_head,
+            lse_row,
+            positions,
+            0,
+            rows,
+            k,
+            keys,
+            window,
+            scale,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_M,
+            BLOCK_N,
+            WINDOWED,
+            PRECISION,
+        )
+        by_last += last_pays
         by_any += most
     kept = keys < tokens
     tl.store(out + kv_head * tokens + keys, by_last, mask=kept)

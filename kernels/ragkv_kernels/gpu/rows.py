@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ragkv_kernels.gpu.attend import MOST_SPLITS, join, over_keys, splits_of
+from ragkv_kernels.gpu.paid import paid_by_head
 from ragkv_kernels.gpu.tiles import LOG2E, precision, stages, tiles_for
 from ragkv_kernels.row_table import RowTable
 
@@ -194,6 +195,125 @@ def _write_rows(
     )
     to = _cache_of(spare, place + rows, capacity, layer, kv_head, KV_HEADS, HEAD_DIM)
     tl.store(to + slot, value, mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "layer", "window", "room"])
+def _paid_rows(
+    query,
+    query_head,
+    query_row,
+    query_channel,
+    lse,
+    lse_head,
+    out,
+    positions,
+    spare,
+    places,
+    observed,
+    rows,
+    layer,
+    room,
+    window,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    kv_head = tl.program_id(1).to(tl.int64)
+    first = tl.load(observed).to(tl.int32)
+    last = tl.load(observed + 1).to(tl.int32)
+    tokens = tl.load(positions + last - 1).to(tl.int32) + 1
+    if tl.program_id(0) * BLOCK_N >= tokens:
+        return
+    keys = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    channels = tl.arange(0, BLOCK_D)
+    real = channels < HEAD_DIM
+    place = places + first
+    key = _cache_of(spare, place, place + 2 * rows, layer, kv_head, KV_HEADS, HEAD_DIM)
+    k = tl.load(
+        key + keys[None, :] * HEAD_DIM + channels[:, None],
+        mask=(keys < tokens)[None, :] & real[:, None],
+        other=0.0,
+    )
+    by_last = tl.zeros([BLOCK_N], tl.float32)
+    by_any = tl.zeros([BLOCK_N], tl.float32)
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        last_pays, most = paid_by_head(
+            query + head * query_head,
+            query_row,
+            query_channel,
+            lse + head * lse_head,
+            1,
+            positions,
+            first,
+            last,
+            k,
+            keys,
+            window,
+            scale,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_M,
+            BLOCK_N,
+            WINDOWED,
+            PRECISION,
+        )
+        by_last += last_pays
+        by_any += most
+    kept = keys < room
+    tl.store(out + kv_head * room + keys, by_last, mask=kept)
+    tl.store(out + (KV_HEADS + kv_head) * room + keys, by_any, mask=kept)
+
+
+def paid_rows(
+    query: torch.Tensor,
+    table: RowTable,
+    layer: int,
+    lse: torch.Tensor,
+    *,
+    room: int,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """See :func:`ragkv_kernels.paid_rows`."""
+    heads, rows, width = query.shape
+    sizes = tiles_for(query, rows)
+    out = query.new_zeros(2, table.kv_heads, room, dtype=torch.float32)
+    with torch.cuda.device_of(query):
+        _paid_rows[triton.cdiv(room, sizes.keys), table.kv_heads](
+            query,
+            *query.stride(),
+            lse,
+            lse.stride(0),
+            out,
+            table.positions,
+            table.spare,
+            table.places,
+            table.observed,
+            rows,
+            layer,
+            room,
+            window or 0,
+            scaling * LOG2E,
+            KV_HEADS=table.kv_heads,
+            GROUP=heads // table.kv_heads,
+            HEAD_DIM=width,
+            BLOCK_D=sizes.channels,
+            BLOCK_M=sizes.rows,
+            BLOCK_N=sizes.keys,
+            WINDOWED=window is not None,
+            PRECISION=precision(query),
+            num_warps=sizes.warps,
+            num_stages=2,
+            enable_fp_fusion=True,
+        )
+    return out.sum(dim=1) / heads
 
 
 def attend_rows(

@@ -4,7 +4,7 @@ from ragkv_kernels.twins.attend import attend, paid
 from ragkv_kernels.twins.drift import drift
 from ragkv_kernels.twins.encode import encode
 from ragkv_kernels.twins.restore import decode, place, restore
-from ragkv_kernels.twins.rows import attend_rows, write_rows
+from ragkv_kernels.twins.rows import attend_rows, paid_rows, write_rows
 
 __all__ = [
     "attend",
@@ -13,6 +13,7 @@ __all__ = [
     "drift",
     "encode",
     "paid",
+    "paid_rows",
     "place",
     "restore",
     "write_rows",

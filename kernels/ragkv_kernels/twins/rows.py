@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ragkv_kernels.row_table import RowTable
-from ragkv_kernels.twins.attend import attend
+from ragkv_kernels.twins.attend import attend, paid
 
 
 def attend_rows(
@@ -33,3 +33,24 @@ def write_rows(keys: torch.Tensor, values: torch.Tensor, table: RowTable, layer:
         slots = table.positions[rows]
         to_keys[layer].index_copy_(1, slots, keys[:, rows])
         to_values[layer].index_copy_(1, slots, values[:, rows])
+
+
+def paid_rows(
+    query: torch.Tensor,
+    table: RowTable,
+    layer: int,
+    lse: torch.Tensor,
+    *,
+    room: int,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """See :func:`ragkv_kernels.paid_rows`."""
+    rows = table.observed_rows
+    keys = table.parts[0][1][layer]
+    positions = table.positions[rows]
+    found = paid(query[:, rows], keys, positions, lse[:, rows], window=window, scaling=scaling)
+    out = found.new_zeros(2, room)
+    count = min(room, found.shape[1])
+    out[:, :count] = found[:, :count]
+    return out

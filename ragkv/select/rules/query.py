@@ -13,7 +13,6 @@ question. Tokens that are not recomputed move with their recomputed neighbours
 
 import torch
 
-from ragkv.attend.observe import LayerCall, StopPass, attention_of_query
 from ragkv.attend.sparse import Sparse
 from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
 
@@ -30,15 +29,7 @@ def score(scene: Scene) -> FloatArray:
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)
     observed = scene.seeing_all(range(first, last))
     count = min(len(layout) - layout.query_start, QUERY_ROWS)
-    paid = torch.zeros(2, len(layout), dtype=torch.float32, device=scene.cache.device)
-
-    def observe(call: LayerCall) -> None:
-        if call.layer in observed:
-            paid.add_(attention_of_query(call, count))
-        if call.layer == observed[-1]:
-            raise StopPass
-
-    scene.observe(observe)
+    paid = scene.attention_of_query(observed, count)
     shares = paid.cpu()[:, torch.from_numpy(layout.cached)]
     shares /= shares.sum(dim=1, keepdim=True).clamp_min(1e-30)
     scores: FloatArray = shares.mean(dim=0).numpy()

@@ -73,6 +73,28 @@ def test_rows_attend_to_their_own_caches(side, device, rows, group, positions, w
         positions, of = positions[::-1], of[::-1]
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("observed", [1, 5])
+def test_observed_rows_pay_as_they_do_alone(side, device, window, observed):
+    attend_rows, _ = side_of(side)
+    paid_rows = twins.paid_rows
+    if side == "triton":
+        from ragkv_kernels.gpu.rows import paid_rows
+    (cache,) = caches([150], 64, torch.float32, device)
+    table = table_of(32, 3, 64, torch.float32, device, several=False)
+    at = [3, 60, 61, 90, 120, 146, 147, 149]
+    table.fill([part(at, cache)], observed=observed)
+    query, where = torch.randn(KV_HEADS * 3, 32, 64).to(device), torch.tensor(at, device=device)
+    how = {"window": window, "scaling": 0.125}
+    _, lse = attend_rows(query, table, 1, **how)
+    rows = slice(len(at) - observed, len(at))
+    found = paid_rows(query, table, 1, lse, room=256, **how)
+    keys, values = (each[1] for each in cache)
+    _, mass = twins.attend(query[:, : len(at)], keys, values, where, **how)
+    want = twins.paid(query[:, rows], keys, where[rows], mass[:, rows], **how)
+    torch.testing.assert_close(found[:, :150], want[:, :150], atol=1e-5, rtol=1e-4)
+
+
 def test_rows_are_written_to_their_own_caches(side, device):
     _, write_rows = side_of(side)
     of = caches([10, 40], 64, torch.float32, device)
