@@ -76,10 +76,10 @@ def put_on_device(
     encoded: dict[int, tuple[CodedLayers, torch.Tensor]] = {}
     for number, entry in enumerate(moves.entries):
         coded = entry.coded(layers)
-        here = entry.layers(layers) if coded is None else (coded.data,)
+        here = [*entry.layers(layers)] if coded is None else [coded.data]
         if any(part.device != device for part in here):
             with copies.on_side_stream():
-                here = tuple(part.to(device, non_blocking=not waits) for part in here)
+                here = [part.to(device, non_blocking=not waits) for part in here]
         if coded is None:
             plain[number] = here[0], here[1]
         elif isinstance(codec_of(coded.codec), GridCodec):
