@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import OutOfMemoryError, UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel
@@ -147,7 +147,7 @@ def test_the_device_tier_makes_room_for_a_request(
         raise torch.OutOfMemoryError("none left")
 
     monkeypatch.setattr(Workspace, "uninitialised", never)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(OutOfMemoryError, match="kv_bytes"):
         engine.generate(PROMPT, max_new_tokens=4)
 
 

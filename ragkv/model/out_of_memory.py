@@ -1,0 +1,58 @@
+"""Memory that ran out: which errors say so, what they hold, and what can be freed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ragkv.errors import OutOfMemoryError, RagKVError
+from ragkv.model.loaded import LoadedModel
+
+_SAID = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+"""In plain RuntimeErrors: of torch's allocator for the CPU, of CUDA's libraries, of Triton."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, the host's or a device's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    plain = isinstance(error, RuntimeError) and not isinstance(error, RagKVError)
+    return plain and any(part in str(error) for part in _SAID)
+
+
+def release_frames(error: BaseException) -> None:
+    """Drop the local variables of the calls that an error ended: its traceback keeps tensors."""
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+
+
+def release_unused(loaded: LoadedModel) -> None:
+    """Free the memory that is kept for later requests."""
+    loaded.workspace.release()
+    if loaded.device.type != "cpu":
+        device: Any = torch.get_device_module(loaded.device)
+        getattr(device, "empty_cache", lambda: None)()
+
+
+@contextmanager
+def typed_memory_errors() -> Iterator[None]:
+    """Raise OutOfMemoryError where memory runs out in the block; it holds no memory itself."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        release_frames(error)
+        if isinstance(error, OutOfMemoryError):
+            raise
+        (said, *_) = str(error).splitlines() or [type(error).__name__]
+        raise OutOfMemoryError(
+            f"Memory ran out ({said}): let fewer requests run at once (max_running, kv_bytes), or "
+            "give the store's tiers less (memory_bytes, device_bytes, history_bytes)"
+        ) from error
