@@ -22,7 +22,7 @@ from ragkv.model.experts import decoding_experts
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
-from ragkv.model.out_of_memory import is_out_of_memory, release_frames
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 
 Advance = Callable[[torch.Tensor], SubsetPass | None]
 """Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
@@ -178,8 +178,8 @@ class StepBatch(Claim):
             found = _compute(answers)
         except Exception as error:  # noqa: BLE001  handed to the answer's thread
             lacks_memory = is_out_of_memory(error)
-            if lacks_memory:  # for what comes now
-                release_frames(error)
+            if lacks_memory:
+                release_calls(error)
             if len(answers) == 1 and not (lacks_memory and beside_prompt):
                 self._end(answers[0], error)
         if found is None:  # the error and what it held are gone
@@ -195,6 +195,8 @@ class StepBatch(Claim):
         try:
             subset = answer.advance(logits)
         except Exception as error:  # noqa: BLE001  handed to the answer's thread
+            if is_out_of_memory(error):
+                release_calls(error)  # they have other answers' tensors
             self._end(answer, error)
         except BaseException:
             self._end(answer, RuntimeError("interrupted by another answer's thread"))

@@ -23,7 +23,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
-from ragkv.model.out_of_memory import is_out_of_memory, release_frames
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.model.room import lack_of_memory
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import tokenize
@@ -116,9 +116,10 @@ class FullPrefill:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or not isinstance(loaded, ReusableModel):
                     raise
-                release_frames(error)  # before what is free is counted
-                others = self.requests.running - 1
-                raise lack_of_memory(loaded, turn.tokens, others=others) from error
+                calls = release_calls(error)  # before what is free is counted
+                lack = lack_of_memory(loaded, turn.tokens, others=self.requests.running - 1)
+                lack.add_note(calls)
+                raise lack from None
 
     def _tokenize(self, request: Request) -> Located:
         rendered = render(request.prompt, self.loaded.tokenizer)

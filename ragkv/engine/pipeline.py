@@ -28,7 +28,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.engine.versions import Versions
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.out_of_memory import is_out_of_memory, release_frames, release_unused
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls, release_unused
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.select import Scene
@@ -132,7 +132,7 @@ class Pipeline(FullPrefill):
                     except (MemoryError, RuntimeError) as error:
                         if made_room or turn.is_computed or not is_out_of_memory(error):
                             raise
-                        release_frames(error)
+                        release_calls(error)
                         made_room = True
                         self._make_room()
 

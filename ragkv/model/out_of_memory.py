@@ -24,12 +24,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return plain and any(part in str(error) for part in _SAID)
 
 
-def release_frames(error: BaseException) -> None:
-    """Drop the local variables of the calls that an error ended: its traceback keeps tensors."""
+def release_calls(error: BaseException) -> str:
+    """Let an error, and those before it, keep none of the calls that they ended: these have tensors.
+
+    Returns what its traceback was.
+    """
+    calls = "".join(traceback.format_tb(error.__traceback__))
     each: BaseException | None = error
     while each is not None:
         traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None  # a frame keeps its function, with what that has around it
         each = each.__cause__ or each.__context__
+    return calls
 
 
 def release_unused(loaded: LoadedModel) -> None:
@@ -48,11 +54,13 @@ def typed_memory_errors() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        release_frames(error)
         if isinstance(error, OutOfMemoryError):
+            traceback.clear_frames(error.__traceback__)
             raise
         (said, *_) = str(error).splitlines() or [type(error).__name__]
-        raise OutOfMemoryError(
+        typed = OutOfMemoryError(
             f"Memory ran out ({said}): let fewer requests run at once (max_running, kv_bytes), or "
             "give the store's tiers less (memory_bytes, device_bytes, history_bytes)"
-        ) from error
+        )
+        typed.add_note(release_calls(error))
+        raise typed from None

@@ -85,9 +85,7 @@ class _Counting(TorchDispatchMode):
 @cache
 def _allocates(func: Any) -> bool:
     """Whether an operator returns a tensor that is none of its arguments, nor a view of one."""
-    return any(
-        out.alias_info is None and "Tensor" in str(out.type) for out in func._schema.returns
-    )
+    return any(out.alias_info is None and "Tensor" in str(out.type) for out in func._schema.returns)
 
 
 @pytest.fixture
