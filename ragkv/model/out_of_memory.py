@@ -25,9 +25,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_calls(error: BaseException) -> str:
-    """Let an error, and those before it, keep none of the calls that they ended: these have tensors.
+    """Let an error, and those before it, keep none of the calls that they ended.
 
-    Returns what its traceback was.
+    Their local variables are tensors of a failed request, and of others. Returns what the
+    traceback was.
     """
     calls = "".join(traceback.format_tb(error.__traceback__))
     each: BaseException | None = error

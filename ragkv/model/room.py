@@ -11,8 +11,10 @@ from ragkv.model.architecture import config_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.memory import total_bytes
 
-_BLOCK = 1024
-"""Rows of a pass whose feed-forward, and whose attention under a mask, are computed together."""
+_TOGETHER, _TOGETHER_CPU = 8192, 1024
+"""Rows of a prompt whose feed-forward is computed together, at most."""
+_MASKED = 1024
+"""Rows of a pass that attend under one mask."""
 _OTHERS_SHARE = 2
 """Part of the host's memory that is left to other programs: one in so many."""
 
@@ -57,15 +59,16 @@ def free_bytes(device: torch.device) -> int:
 def pass_bytes(loaded: ReusableModel, tokens: int) -> int:
     """Return an estimate of what a pass over a prompt takes at most, its cache aside.
 
-    A layer's hidden states, queries and attention of all rows; the feed-forward of a block of
-    rows, and its mask; the keys and values of a layer once for each query head; the logits.
+    A layer's hidden states, queries and attention of all rows; the feed-forward of some; a mask
+    with and without padding; the layer's keys and values once for each query head; the logits.
     """
     config: Any = config_of(loaded.model)
     shape, hidden = loaded.architecture, int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", shape.kv_heads)) * shape.head_dim
     wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    rows, block = tokens * (6 * hidden + 3 * heads), min(tokens, _BLOCK)
-    values = rows + block * (3 * wide + 2 * tokens) + 2 * tokens * heads
+    together = min(tokens, _TOGETHER_CPU if loaded.device.type == "cpu" else _TOGETHER)
+    values = tokens * (6 * hidden + 3 * heads) + together * 3 * wide
+    values += 2 * min(tokens, _MASKED) * tokens + 2 * tokens * heads
     return values * loaded.dtype.itemsize + 8 * int(config.vocab_size)
 
 

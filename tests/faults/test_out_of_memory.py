@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from scarce_memory import ScarceMemory, counted_buffers, fail_at_each, outcome, state_of
+from scarce_memory import (
+    Buffers,
+    ScarceMemory,
+    allocations,
+    counted_buffers,
+    fail_at_each,
+    nothing_left,
+    outcome,
+)
+from threads import each_in_a_thread
 from tiny import ask, some_chunks
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
@@ -17,11 +23,9 @@ from ragkv.config import MEMORY
 from ragkv.decode import batch
 from ragkv.engine.background import Background
 from ragkv.errors import OutOfMemoryError
-from ragkv.splice.buffer import SplicedCache
 
 __all__ = ["counted_buffers"]
 Make = Callable[..., RagKV]
-Buffers = list[weakref.ref[SplicedCache]]
 CHUNKS = some_chunks(2, words=24)
 PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
 EVERY = [
@@ -78,3 +82,130 @@ def test_a_prompt_and_its_answer(
     ended, failed = fail_at_each(kv, way, counted_buffers, step=step, lasts=lasts)
     assert failed
     assert ended or lasts
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("step", EVERY)
+def test_encoding(make_engine: Make, counted_buffers: Buffers, step: int, *, lasts: bool) -> None:
+    kv = make_engine(layers=2)
+
+    def forget() -> None:
+        kv._reuse.corpus._sinks.clear()
+        for chunk in CHUNKS:
+            kv.forget(chunk)
+
+    def way() -> object:
+        report = kv.precompute(CHUNKS)
+        return report.new, [kv.contains(chunk) for chunk in CHUNKS]
+
+    _, failed = fail_at_each(
+        kv, way, counted_buffers, step=min(step, 7), lasts=lasts, before=forget
+    )
+    assert failed
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("step", EVERY)
+def test_keeping_rows_and_continuing_them(
+    make_engine: Make, counted_buffers: Buffers, step: int, *, lasts: bool
+) -> None:
+    """Two turns of a conversation, the second behind the rows of the first."""
+    kv = endless(make_engine(layers=2, reuse=ReuseConfig(recompute_ratio=1)))
+    kv.precompute(CHUNKS)
+    tree = kv._reuse.former._tree
+
+    def way() -> list[list[int]]:
+        first = kv.generate(PROMPT, max_new_tokens=4)
+        more = [*PROMPT, {"role": "assistant", "content": first.text}, *ask([], "Why?")]
+        return [first.token_ids, kv.generate(more, max_new_tokens=4).token_ids]
+
+    def clear() -> None:
+        assert tree.nbytes == sum(
+            each.nbytes for root in tree._roots.values() for each in below(root)
+        )
+        kv._reuse.former.clear()
+
+    ended, _ = fail_at_each(kv, way, counted_buffers, step=step, lasts=lasts, before=clear)
+    assert ended or lasts
+
+
+def below(node: Any) -> list[Any]:
+    children = list(node.children.values())
+    return [*children, *(each for child in children for each in below(child))]
+
+
+@pytest.mark.parametrize("step", EVERY)
+def test_healing(make_engine: Make, counted_buffers: Buffers, step: int) -> None:
+    kv = endless(make_engine(layers=2, reuse=ReuseConfig()))
+    kv.precompute(CHUNKS)
+    reuse = kv._reuse
+
+    def heal() -> None:
+        kv.prefetch(CHUNKS)
+
+    def clear() -> None:
+        reuse.former.clear()
+        reuse.healing.drop()
+        reuse.versions.kept.drop_unknown(lambda _: False)
+
+    clear()
+    heal()
+    kept = reuse.former._tree.nbytes
+    expected = kv.generate(PROMPT, max_new_tokens=4).token_ids
+    clear()
+    count = allocations(heal)
+    assert count > 20
+    for number in range(1, count + 1, step):
+        where = f"allocation {number} of {count}"
+        clear()
+        with nothing_left(kv, counted_buffers, where), ScarceMemory(number).in_this_thread():
+            heal()
+        heal()
+        assert reuse.former._tree.nbytes == kept, where
+        assert kv.generate(PROMPT, max_new_tokens=4).token_ids == expected, where
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("step", EVERY)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_several_at_once(
+    make_engine: Make,
+    counted_buffers: Buffers,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    step: int,
+    *,
+    lasts: bool,
+) -> None:
+    """Joint steps, and steps between the layers of others' prompts."""
+    monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
+    kv = endless(make_engine(family, store=StoreConfig(MEMORY, history_bytes=0)))
+    kv.precompute(CHUNKS)
+    settings = [{"method": "full"}, {"recompute_ratio": 0.3}, {"recompute_ratio": 1}]
+    prompts = [ask(CHUNKS[at % 2 :], f"\n\nQuestion {at}?") for at in range(3)]
+
+    def answer(at: int) -> list[int]:
+        return kv.generate(prompts[at], max_new_tokens=8, **settings[at]).token_ids
+
+    def ask_all(scarce: ScarceMemory) -> list[Any]:
+        found: dict[int, Any] = {}
+
+        def work(at: int) -> None:
+            with scarce.in_this_thread():
+                found[at] = outcome(lambda: answer(at))
+
+        each_in_a_thread(work, range(3))
+        return [found[at] for at in range(3)]
+
+    alone = [answer(at) for at in range(3)]
+    counting = ScarceMemory()
+    assert ask_all(counting) == alone
+    for number in range(1, counting.count + 1, 3 * step):
+        where = f"allocation {number} of {counting.count}"
+        with nothing_left(kv, counted_buffers, where):
+            found = ask_all(ScarceMemory(number, lasts=lasts))
+        errors = [each for each in found if isinstance(each, OutOfMemoryError)]
+        assert len(errors) <= (3 if lasts else 1), where
+        for at in range(3):
+            assert found[at] in (alone[at], *errors), where
+        assert ask_all(ScarceMemory()) == alone, where

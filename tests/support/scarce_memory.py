@@ -24,6 +24,7 @@ from ragkv.model import memory
 from ragkv.model.linear import _fast_of
 from ragkv.splice.buffer import SplicedCache
 
+Buffers = list[weakref.ref[SplicedCache]]
 KINDS: tuple[Callable[[], Exception], ...] = (
     lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
@@ -54,7 +55,8 @@ class ScarceMemory:
         if self.fails_at is not None and (
             number == self.fails_at or (self.lasts and number > self.fails_at)
         ):
-            raise KINDS[self.fails_at % len(KINDS)]()
+            make = KINDS[self.fails_at % len(KINDS)]
+            raise make()
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
@@ -89,9 +91,9 @@ def _allocates(func: Any) -> bool:
 
 
 @pytest.fixture
-def counted_buffers(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[SplicedCache]]:
+def counted_buffers(monkeypatch: pytest.MonkeyPatch) -> Buffers:
     """Count numpy's allocations of buffers, too; return the buffers that were made, weakly."""
-    made: list[weakref.ref[SplicedCache]] = []
+    made: Buffers = []
     own = SplicedCache.__init__
 
     def noted(self: SplicedCache, *args: Any, **given: Any) -> None:
@@ -133,10 +135,35 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
+def allocations(call: Callable[[], object]) -> int:
+    """Return how often a call allocates."""
+    with (counting := ScarceMemory()).in_this_thread():
+        call()
+    return counting.count
+
+
+@contextmanager
+def nothing_left(kv: RagKV, made: Buffers, where: str) -> Iterator[None]:
+    """Demand that the block changes nothing that no failed call may, and leaves no buffer.
+
+    Not even to the garbage collector: a GPU's memory is not what makes it run.
+    """
+    state = state_of(kv)
+    gc.collect()
+    made.clear()
+    gc.disable()
+    try:
+        yield
+        assert state_of(kv) == state, where
+        assert not [each for each in made if each() is not None], where
+    finally:
+        gc.enable()
+
+
 def fail_at_each(
     kv: RagKV,
-    way: Callable[[], list[int] | None],
-    made: list[weakref.ref[SplicedCache]],
+    way: Callable[[], Any],
+    made: Buffers,
     *,
     step: int,
     lasts: bool = False,
@@ -147,7 +174,7 @@ def fail_at_each(
     Parameters
     ----------
     way
-        Returns an answer's tokens, if it has one.
+        Returns what it computes, the same each time.
     before
         Called before each time.
 
@@ -156,33 +183,25 @@ def fail_at_each(
     tuple
         How often the way came to its end all the same, and how often it had an error.
     """
+    before()
     expected = way()
     before()
-    with (counting := ScarceMemory()).in_this_thread():
-        assert way() == expected
-    state, ended, failed = state_of(kv), 0, 0
-    assert counting.count > 50
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(1, counting.count + 1, step):
-            before()
-            made.clear()
+    count, ended, failed = allocations(way), 0, 0
+    assert count > 20
+    for number in range(1, count + 1, step):
+        where = f"allocation {number} of {count}"
+        before()
+        with nothing_left(kv, made, where):
             scarce = ScarceMemory(number, lasts=lasts)
             with scarce.in_this_thread():
                 found = outcome(way)
-            where = f"allocation {number} of {counting.count}"
-            assert scarce.count >= number, where
-            assert state_of(kv) == state, where
-            assert not [each for each in made if each() is not None], where
-            if isinstance(found, OutOfMemoryError):
-                failed += 1
-                assert "max_running" in str(found), where
-            else:
-                ended += 1
-                assert found == expected, where
-            before()
-            assert way() == expected, where
-    finally:
-        gc.enable()
+        assert scarce.count >= number, where
+        if isinstance(found, OutOfMemoryError):
+            failed += 1
+            assert "max_running" in str(found), where
+        else:
+            ended += 1
+            assert found == expected, where
+        before()
+        assert way() == expected, where
     return ended, failed

@@ -274,7 +274,7 @@ def _memory_may_lack() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _log.warning("an answer's rows were not kept: %s", error)
+        _log.warning("an answer's rows were not kept: %s", str(error))  # a record may be kept
 
 
 def _taken(new: ComputedPrompt, positions: Positions) -> KnownRows:

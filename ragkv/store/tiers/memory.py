@@ -133,7 +133,7 @@ class MemoryTier:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise  # but an answer never fails for want of storage
-            _log.warning("a chunk was not kept on %s: %s", self.device, error)
+            _log.warning("a chunk was not kept on %s: %s", self.device, str(error))
             self.drop(*key)
             return None
         with self._lock:
