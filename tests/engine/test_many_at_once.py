@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import agree
 from langchain_core.messages import HumanMessage
 from langchain_ragkv import ChatRagKV
 from llama_index.llms.ragkv import RagKVLLM
@@ -78,16 +79,6 @@ def all_begin_together(kv: RagKV, work: Callable[[int], None], count: int) -> No
             threading.Event().wait(0.01)
     for thread in threads:
         thread.join(120)
-
-
-def agree(found: Completion, alone: Completion) -> bool:
-    """Whether two answers are the same, or part at a near-tie of the model's scores."""
-    if found.token_ids == alone.token_ids:
-        return True
-    pairs = zip(found.token_ids, alone.token_ids, strict=False)
-    at = next(at for at, (a, b) in enumerate(pairs) if a != b)
-    a, b = found.logprobs[at], alone.logprobs[at]
-    return abs(a.logprob - dict(b.top)[a.token_id]) < 1e-4
 
 
 @pytest.mark.parametrize(

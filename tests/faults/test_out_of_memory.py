@@ -14,6 +14,7 @@ from scarce_memory import (
     fail_at_each,
     nothing_left,
     outcome,
+    spread,
 )
 from threads import each_in_a_thread
 from tiny import ask, some_chunks
@@ -28,10 +29,7 @@ __all__ = ["counted_buffers"]
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(2, words=24)
 PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
-EVERY = [
-    pytest.param(1, marks=pytest.mark.slow, id="each"),
-    pytest.param(61, id="some"),
-]
+POINTS = [pytest.param(10**6, marks=pytest.mark.slow, id="each"), pytest.param(9, id="some")]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +53,7 @@ def endless(kv: RagKV) -> RagKV:
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("step", EVERY)
+@pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -69,7 +67,7 @@ def test_a_prompt_and_its_answer(
     make_engine: Make,
     counted_buffers: Buffers,
     settings: dict[str, Any],
-    step: int,
+    points: int,
     *,
     lasts: bool,
 ) -> None:
@@ -79,14 +77,14 @@ def test_a_prompt_and_its_answer(
     def way() -> list[int]:
         return kv.generate(PROMPT, max_new_tokens=6, logprobs=2, **settings).token_ids
 
-    ended, failed = fail_at_each(kv, way, counted_buffers, step=step, lasts=lasts)
+    ended, failed = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts)
     assert failed
     assert ended or lasts
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("step", EVERY)
-def test_encoding(make_engine: Make, counted_buffers: Buffers, step: int, *, lasts: bool) -> None:
+@pytest.mark.parametrize("points", POINTS)
+def test_encoding(make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool) -> None:
     kv = make_engine(layers=2)
 
     def forget() -> None:
@@ -98,16 +96,14 @@ def test_encoding(make_engine: Make, counted_buffers: Buffers, step: int, *, las
         report = kv.precompute(CHUNKS)
         return report.new, [kv.contains(chunk) for chunk in CHUNKS]
 
-    _, failed = fail_at_each(
-        kv, way, counted_buffers, step=min(step, 7), lasts=lasts, before=forget
-    )
+    _, failed = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts, before=forget)
     assert failed
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("step", EVERY)
+@pytest.mark.parametrize("points", POINTS)
 def test_keeping_rows_and_continuing_them(
-    make_engine: Make, counted_buffers: Buffers, step: int, *, lasts: bool
+    make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool
 ) -> None:
     """Two turns of a conversation, the second behind the rows of the first."""
     kv = endless(make_engine(layers=2, reuse=ReuseConfig(recompute_ratio=1)))
@@ -125,7 +121,7 @@ def test_keeping_rows_and_continuing_them(
         )
         kv._reuse.former.clear()
 
-    ended, _ = fail_at_each(kv, way, counted_buffers, step=step, lasts=lasts, before=clear)
+    ended, _ = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts, before=clear)
     assert ended or lasts
 
 
@@ -134,8 +130,8 @@ def below(node: Any) -> list[Any]:
     return [*children, *(each for child in children for each in below(child))]
 
 
-@pytest.mark.parametrize("step", EVERY)
-def test_healing(make_engine: Make, counted_buffers: Buffers, step: int) -> None:
+@pytest.mark.parametrize("points", POINTS)
+def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> None:
     kv = endless(make_engine(layers=2, reuse=ReuseConfig()))
     kv.precompute(CHUNKS)
     reuse = kv._reuse
@@ -155,7 +151,7 @@ def test_healing(make_engine: Make, counted_buffers: Buffers, step: int) -> None
     clear()
     count = allocations(heal)
     assert count > 20
-    for number in range(1, count + 1, step):
+    for number in spread(count, points):
         where = f"allocation {number} of {count}"
         clear()
         with nothing_left(kv, counted_buffers, where), ScarceMemory(number).in_this_thread():
@@ -166,20 +162,18 @@ def test_healing(make_engine: Make, counted_buffers: Buffers, step: int) -> None
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("step", EVERY)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("points", POINTS)
 def test_several_at_once(
     make_engine: Make,
     counted_buffers: Buffers,
     monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    step: int,
+    points: int,
     *,
     lasts: bool,
 ) -> None:
     """Joint steps, and steps between the layers of others' prompts."""
     monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
-    kv = endless(make_engine(family, store=StoreConfig(MEMORY, history_bytes=0)))
+    kv = endless(make_engine(store=StoreConfig(MEMORY, history_bytes=0)))
     kv.precompute(CHUNKS)
     settings = [{"method": "full"}, {"recompute_ratio": 0.3}, {"recompute_ratio": 1}]
     prompts = [ask(CHUNKS[at % 2 :], f"\n\nQuestion {at}?") for at in range(3)]
@@ -200,7 +194,7 @@ def test_several_at_once(
     alone = [answer(at) for at in range(3)]
     counting = ScarceMemory()
     assert ask_all(counting) == alone
-    for number in range(1, counting.count + 1, 3 * step):
+    for number in spread(counting.count, min(points, 400)):
         where = f"allocation {number} of {counting.count}"
         with nothing_left(kv, counted_buffers, where):
             found = ask_all(ScarceMemory(number, lasts=lasts))

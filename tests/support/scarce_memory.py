@@ -135,6 +135,11 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
+def spread(count: int, points: int) -> range:
+    """Return so many of the numbers from 1 to ``count``, or all."""
+    return range(1, count + 1, max(1, count // points))
+
+
 def allocations(call: Callable[[], object]) -> int:
     """Return how often a call allocates."""
     with (counting := ScarceMemory()).in_this_thread():
@@ -165,16 +170,18 @@ def fail_at_each(
     way: Callable[[], Any],
     made: Buffers,
     *,
-    step: int,
+    points: int,
     lasts: bool = False,
     before: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
-    """Let memory run out at every ``step``-th allocation of a way; check what is left each time.
+    """Let memory run out at some allocations of a way, or at each; check what is left each time.
 
     Parameters
     ----------
     way
         Returns what it computes, the same each time.
+    points
+        At how many.
     before
         Called before each time.
 
@@ -188,7 +195,7 @@ def fail_at_each(
     before()
     count, ended, failed = allocations(way), 0, 0
     assert count > 20
-    for number in range(1, count + 1, step):
+    for number in spread(count, points):
         where = f"allocation {number} of {count}"
         before()
         with nothing_left(kv, made, where):
