@@ -129,7 +129,7 @@ class RagKV:
         self._named = NamedChunks()
         self._lock.join()
 
-    @typed_memory_errors()
+    @typed_memory_errors
     def precompute(
         self,
         texts: Iterable[str],
@@ -166,7 +166,7 @@ class RagKV:
             given = (chunks, setting, document, revision, expires_in)
             return self._reuse.precompute(*given, show_progress=show_progress)
 
-    @typed_memory_errors()
+    @typed_memory_errors
     def contains(self, text: str, **overrides: Unpack[ReuseOptions]) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config, _ = self._configured(overrides)
@@ -217,7 +217,7 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.background.wait()
 
-    @typed_memory_errors()
+    @typed_memory_errors
     def prefill(
         self,
         prompt: Prompt,
@@ -275,7 +275,7 @@ class RagKV:
         request = Request(asked, config, method, clock, most, texts, named, remote)
         return request, decode
 
-    @typed_memory_errors()
+    @typed_memory_errors
     def _complete(
         self,
         request: Request,

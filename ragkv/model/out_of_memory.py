@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ragkv.errors import OutOfMemoryError, RagKVError
 from ragkv.model.loaded import LoadedModel
 
+Given = ParamSpec("Given")
+Done = TypeVar("Done")
 _SAID = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """In plain RuntimeErrors: of torch's allocator for the CPU, of CUDA's libraries, of Triton."""
 
@@ -47,21 +49,26 @@ def release_unused(loaded: LoadedModel) -> None:
         getattr(device, "empty_cache", lambda: None)()
 
 
-@contextmanager
-def typed_memory_errors() -> Iterator[None]:
-    """Raise OutOfMemoryError where memory runs out in the block; it holds no memory itself."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        if isinstance(error, OutOfMemoryError):
-            traceback.clear_frames(error.__traceback__)
-            raise
-        (said, *_) = str(error).splitlines() or [type(error).__name__]
-        typed = OutOfMemoryError(
+def typed_memory_errors(call: Callable[Given, Done]) -> Callable[Given, Done]:
+    """Let a call raise OutOfMemoryError where memory runs out; the error holds no memory itself."""
+
+    @wraps(call)
+    def typed(*args: Given.args, **kwargs: Given.kwargs) -> Done:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if isinstance(error, OutOfMemoryError):
+                traceback.clear_frames(error.__traceback__)
+                raise
+            (said, *_) = str(error).splitlines() or [type(error).__name__]
+            calls = release_calls(error)
+        lack = OutOfMemoryError(
             f"Memory ran out ({said}): let fewer requests run at once (max_running, kv_bytes), or "
             "give the store's tiers less (memory_bytes, device_bytes, history_bytes)"
         )
-        typed.add_note(release_calls(error))
-        raise typed from None
+        lack.add_note(calls)
+        raise lack
+
+    return typed
