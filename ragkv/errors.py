@@ -52,6 +52,10 @@ class ModelInUseError(RagKVError, RuntimeError):
     """An ordinary call of the model cannot be computed beside one of ragkv's passes."""
 
 
+class OutOfMemoryError(RagKVError, MemoryError):
+    """Memory ran out; the message says what was needed, and which setting needs less."""
+
+
 class ClosedError(RagKVError, RuntimeError):
     """The engine was closed before the call."""
 

@@ -26,6 +26,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
+from ragkv.model.out_of_memory import is_out_of_memory
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def subset_attention(
         if one is not None:
             require_used(one.attended, len(one.windows), _ATTENDED)
     except RuntimeError as error:
-        if one is not None and not one.attended and type(error) is RuntimeError:
+        unknown = type(error) is RuntimeError and not is_out_of_memory(error)
+        if one is not None and not one.attended and unknown:
             raise UnsupportedModelError(f"{_ATTENDED}: none, but RuntimeError: {error}") from error
         raise
     finally:

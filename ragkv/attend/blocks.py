@@ -49,6 +49,7 @@ class BlockAttention:
         self._step, self._count = -1, 0
         self._everything = True
         self._moved: Rows | None = None
+        self._counted = set[int]()
 
     def begin(self, repaired: npt.NDArray[np.int64], first: int) -> None:
         """Prepare for a step over the rows from position ``first`` on, and ``repaired`` ones."""
@@ -61,6 +62,7 @@ class BlockAttention:
         self._everything = bool(blocks) or self._count < self._wanted
         self._step += 1
         self._moved = None
+        self._counted.clear()
 
     @property
     def _wanted(self) -> int:
@@ -78,8 +80,10 @@ class BlockAttention:
         score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does."""
-        self.blocks += self._count
-        self.read += self._count if self._everything else self._wanted
+        if layer not in self._counted:  # a step that failed is computed again
+            self._counted.add(layer)
+            self.blocks += self._count
+            self.read += self._count if self._everything else self._wanted
         if not self._everything:
             chosen = self._choose(self._layers[layer], query[0] * scaling, key[0])
             key, value = self._gather(key, chosen), self._gather(value, chosen)

@@ -19,6 +19,7 @@ from ragkv.attend.attention import (
     last_row_ends,
     subset_attention,
 )
+from ragkv.attend.interface import runs_pass
 from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
@@ -84,18 +85,21 @@ def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     """Compute a pass whose rows are the prompt's last ones by an ordinary call of the model.
 
-    On a GPU it launches less than a subset pass. Returns as :func:`subset_forward` does.
+    On a GPU it launches less than a subset pass. Returns as :func:`subset_forward` does, and is one
+    between the layers of this thread's pass, whose attention would take an ordinary call for its.
     """
+    if runs_pass():
+        return subset_forward(loaded, subset)
     cache, count = subset.cache, len(subset.rows)
-    # rows of a refused draft
-    cache.crop(len(subset.ids) - count - cache.get_seq_length())
-    out = loaded.model(
-        input_ids=_chosen(loaded, subset)[None],
-        use_cache=True,
-        logits_to_keep=subset.keep,
-        **cache_argument(loaded.model, cache),
-    )
-    require_used(cache.get_seq_length(), len(subset.ids), "rows in the cache")
+    with cache.unchanged_by_errors():
+        cache.truncate(len(subset.ids) - count)  # without the rows of a refused draft
+        out = loaded.model(
+            input_ids=_chosen(loaded, subset)[None],
+            use_cache=True,
+            logits_to_keep=subset.keep,
+            **cache_argument(loaded.model, cache),
+        )
+        require_used(cache.get_seq_length(), len(subset.ids), "rows in the cache")
     return torch.as_tensor(out.logits[0, -subset.keep :].float())
 
 
@@ -201,9 +205,10 @@ def _chosen(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 def _writing(subset: SubsetPass, described: Pass) -> Iterator[None]:
     """Let the pass in the block overwrite its rows in the cache."""
     cache = subset.cache
-    cache.write_at(described.rows.positions, subset.drift, length=len(subset.ids))
-    try:
-        yield
-        require_used(cache.written, len(cache.layers), "layers written")
-    finally:
-        cache.write_at(None)
+    with cache.unchanged_by_errors():
+        try:
+            cache.write_at(described.rows.positions, subset.drift, length=len(subset.ids))
+            yield
+            require_used(cache.written, len(cache.layers), "layers written")
+        finally:
+            cache.write_at(None)

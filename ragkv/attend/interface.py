@@ -76,6 +76,11 @@ def is_innermost(described: object) -> bool:
     return bool(_running.passes) and _running.passes[-1][1] is described
 
 
+def runs_pass() -> bool:
+    """Return whether this thread runs a pass, so that it would take an ordinary call for it."""
+    return bool(_running.passes)
+
+
 def running_pass(module: torch.nn.Module) -> Any:
     """Return this thread's pass over a layer; None is an ordinary call.
 

@@ -54,7 +54,7 @@ ServedName = Annotated[
 ]
 MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
 KVBytes = Annotated[
-    int | None, typer.Option(min=1, help="Of answers at once.", show_default="a quarter of memory")
+    int | None, typer.Option(min=1, help="Of answers at once.", show_default="what is left")
 ]
 MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that may wait besides.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Longest time of a request, in seconds.")]

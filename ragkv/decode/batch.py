@@ -23,6 +23,7 @@ from ragkv.model.experts import decoding_experts
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 
 Advance = Callable[[torch.Tensor], SubsetPass | None]
 """Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
@@ -149,51 +150,66 @@ class StepBatch(Claim):
 
         def run_steps() -> None:
             if self._answers and time.perf_counter() - self._last >= MAX_WAIT_S:
-                self._step_all()
+                self._step_all(beside_prompt=True)
 
         with before_layers(loaded, run_steps):
             yield
 
-    def _step_all(self) -> None:
-        """Compute the next step of every answer."""
+    def _step_all(self, *, beside_prompt: bool = False) -> None:
+        """Compute the next step of every answer.
+
+        ``beside_prompt``: between a prompt's layers. A step that finds no memory there is computed
+        when the prompt is.
+        """
         with self._mutex:
             answers = list(self._answers)
         self.computes_steps = True
         try:
             for together in _compatible(answers):
-                self._step(together)
+                self._step(together, beside_prompt=beside_prompt)
         finally:
             self.computes_steps = False
             self._last = time.perf_counter()
 
-    def _step(self, answers: Sequence[_Answer]) -> None:
-        """Compute steps in one pass; where that fails, one after another: each has its own error.
+    def _step(self, answers: Sequence[_Answer], *, beside_prompt: bool) -> None:
+        """Compute steps in one pass; where that fails, in two: each answer has its own error.
 
         An interrupted pass is computed again. An interrupt while another thread's answer is drawn
         ends that answer with an error.
         """
+        found: list[torch.Tensor] | None = None
         try:
             found = _compute(answers)
         except Exception as error:  # noqa: BLE001  handed to the answer's thread
-            if len(answers) == 1:
+            lacks_memory = is_out_of_memory(error)
+            if lacks_memory:
+                release_calls(error)
+            if len(answers) == 1 and not (lacks_memory and beside_prompt):
                 self._end(answers[0], error)
-                return
-            for answer in answers:
-                self._step([answer])
+        if found is None:  # the error and what it held are gone
+            middle = len(answers) // 2
+            for part in (answers[:middle], answers[middle:]) if middle else ():
+                self._step(part, beside_prompt=beside_prompt)
             return
         for answer, logits in zip(answers, found, strict=True):
-            try:
-                subset = answer.advance(logits)
-            except Exception as error:  # noqa: BLE001  handed to the answer's thread
-                self._end(answer, error)
-            except BaseException:
-                self._end(answer, RuntimeError("interrupted by another answer's thread"))
-                raise
+            self._draw(answer, logits)
+
+    def _draw(self, answer: _Answer, logits: torch.Tensor) -> None:
+        """Draw from a step's logits, and prepare the answer's next step."""
+        try:
+            subset = answer.advance(logits)
+        except Exception as error:  # noqa: BLE001  handed to the answer's thread
+            if is_out_of_memory(error):
+                release_calls(error)  # they have other answers' tensors
+            self._end(answer, error)
+        except BaseException:
+            self._end(answer, RuntimeError("interrupted by another answer's thread"))
+            raise
+        else:
+            if subset is None:
+                self._end(answer, None)
             else:
-                if subset is None:
-                    self._end(answer, None)
-                else:
-                    answer.subset = subset
+                answer.subset = subset
 
     def _end(self, answer: _Answer, error: Exception | None) -> None:
         """Take an answer out, and wake its thread."""

@@ -57,6 +57,10 @@ class Listener(BaseStreamer):
         self._on_token = on_token
         self.ends = ends
 
+    def begin(self) -> None:
+        """Expect the prompt: an answer that has no token yet may be begun again."""
+        self._prompt_seen = False
+
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt once, then token by token."""
         if not self._prompt_seen:

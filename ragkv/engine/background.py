@@ -14,6 +14,7 @@ from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.versions import Versions
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.model.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -134,8 +135,9 @@ class Background:
         def log_exceptions() -> None:
             try:
                 work(*args)
-            except Exception:  # noqa: BLE001  the answer was returned already
-                _log.exception("work in the background failed")
+            except Exception as error:  # noqa: BLE001  the answer was returned already
+                calls = release_calls(error) if is_out_of_memory(error) else ""
+                _log.error("work in the background failed\n%s", calls, exc_info=error)
 
         (thread or self._thread).submit(log_exceptions)
 

@@ -29,7 +29,7 @@ from ragkv.engine.remote import RemoteDecoder
 from ragkv.engine.request import Request, check_calibration, check_document, check_texts
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
-from ragkv.engine.settings import check_limits, check_settings
+from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
@@ -40,6 +40,7 @@ from ragkv.model.linear import arithmetic_of, release_packed
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.out_of_memory import typed_memory_errors
 from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, render, template_head
@@ -70,12 +71,17 @@ class RagKV:
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
     max_running, kv_bytes
-        Answers at once (16 unless set) and bytes of their keys and values (a quarter of the
-        device's memory): further requests wait. Engines over one model share them.
+        Answers at once (16 unless set) and bytes of their keys and values (what weights, tiers and
+        a pass leave of a GPU's memory, or half of it on a CPU): further requests wait. Engines over
+        one model share them.
 
     Raises
     ------
     ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError
+
+    Notes
+    -----
+    Calls for which memory runs out raise OutOfMemoryError; others go on.
     """
 
     def __init__(
@@ -109,7 +115,6 @@ class RagKV:
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
-        self._requests.configure(max_running, kv_bytes)
         self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
             self._reuse = Reuse.over(loaded, self._store, settings, costs)
@@ -119,10 +124,13 @@ class RagKV:
         except ConfigError:
             self._store.close()
             raise
+        self._tier_bytes = tier_bytes(settings, self._store.tiers, loaded.device)
+        self._requests.configure(max_running, kv_bytes, tiers=self._tier_bytes)
         self._lifecycle = Lifecycle()
         self._named = NamedChunks()
         self._lock.join()
 
+    @typed_memory_errors
     def precompute(
         self,
         texts: Iterable[str],
@@ -159,6 +167,7 @@ class RagKV:
             given = (chunks, setting, document, revision, expires_in)
             return self._reuse.precompute(*given, show_progress=show_progress)
 
+    @typed_memory_errors
     def contains(self, text: str, **overrides: Unpack[ReuseOptions]) -> bool:
         """Whether the chunk can be reused: stored for this model behind this sink."""
         config, _ = self._configured(overrides)
@@ -209,6 +218,7 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.background.wait()
 
+    @typed_memory_errors
     def prefill(
         self,
         prompt: Prompt,
@@ -266,6 +276,7 @@ class RagKV:
         request = Request(asked, config, method, clock, most, texts, named, remote)
         return request, decode
 
+    @typed_memory_errors
     def _complete(
         self,
         request: Request,
@@ -368,6 +379,7 @@ class RagKV:
         if self._lifecycle.close():
             if self._reuse is not None:
                 self._reuse.background.close()
+            self._requests.configure(tiers=-self._tier_bytes)
             with self._lock:
                 if self._lock.leave():
                     self._loaded.workspace.release()

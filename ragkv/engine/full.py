@@ -23,6 +23,8 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
+from ragkv.model.room import lack_of_memory
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
@@ -87,7 +89,13 @@ class FullPrefill:
     def _turn(
         self, request: Request, located: Located, cancelled: Callable[[], bool] | None
     ) -> Iterator[Turn]:
-        """Wait until this request may use the model; others' steps run between its layers."""
+        """Wait until this request may use the model; others' steps run between its layers.
+
+        Raises
+        ------
+        OutOfMemoryError
+            Memory ran out in the block.
+        """
         loaded, tokens = self.loaded, len(located.tokens)
         waiting = request.clock.step("wait")
         with ExitStack() as stack:
@@ -103,7 +111,15 @@ class FullPrefill:
             stack.enter_context(loaded.without_autocast())
             if isinstance(loaded, ReusableModel):
                 turn.until_prefilled(batch_of(loaded).between_layers(loaded))
-            yield turn
+            try:
+                yield turn
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or not isinstance(loaded, ReusableModel):
+                    raise
+                calls = release_calls(error)  # before what is free is counted
+                lack = lack_of_memory(loaded, turn.tokens, others=self.requests.running - 1)
+                lack.add_note(calls)
+                raise lack from None
 
     def _tokenize(self, request: Request) -> Located:
         rendered = render(request.prompt, self.loaded.tokenizer)
@@ -136,12 +152,19 @@ class FullPrefill:
     ) -> tuple[Plan, Drawn]:
         if request.remote is not None:
             self._hand_over(request, plan, request.remote)
+            turn.is_computed = True
             turn.prefilled()
             return plan, request.remote.draw(plan.ids, listener, cancelled)
         steps, loaded = None, self.loaded
         if isinstance(loaded, ReusableModel):
             cache, first = self._begun(request, plan, loaded)
-            steps = self._steps(plan, cache, first, turn, decode)
+
+            def compute() -> torch.Tensor:
+                logits = first()
+                turn.is_computed = True
+                return logits
+
+            steps = self._steps(plan, cache, compute, turn, decode)
         drawn = draw(loaded, plan.ids, steps, decode, listener=listener, cancelled=cancelled)
         if steps is not None:
             self._keep(request, plan, cache, drawn)

@@ -28,6 +28,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.engine.versions import Versions
 from ragkv.model.loaded import ReusableModel
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls, release_unused
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.select import Scene
@@ -102,7 +103,8 @@ class Pipeline(FullPrefill):
         """Plan the prompt, and return what ``recompute``, the last step, makes of the plan.
 
         Entries are verified layer by layer while the prompt is computed. When one turns out
-        to be corrupt, it counts as a miss and the prompt is run again without it.
+        to be corrupt, it counts as a miss and the prompt is run again without it. Where memory
+        runs out before the first token, the prompt is run once more.
         """
         corrupt: dict[str, str] = {}
         located = self._find_and_load(request, corrupt)
@@ -117,16 +119,22 @@ class Pipeline(FullPrefill):
                     reading.close()
                     located = self._load(request, located, corrupt)
                     ahead = self._read_ahead(located, reading)
+                made_room = False
                 while True:
                     try:
                         ahead.start()
-                        plan = self._with_room(partial(self._plan, request, located))
-                        return recompute(plan, turn)
+                        return recompute(self._plan(request, located), turn)
                     except CorruptEntryError as error:
                         reading.close()
                         corrupt |= {**dict(located.missed), error.text: error.reason}
                         located = self._find_and_load(request, corrupt)
                         ahead = self._read_ahead(located, reading)
+                    except (MemoryError, RuntimeError) as error:
+                        if made_room or turn.is_computed or not is_out_of_memory(error):
+                            raise
+                        release_calls(error)
+                        made_room = True
+                        self._make_room()
 
     def _has_more(self, request: Request, located: Located) -> bool:
         """Whether prompts have computed rows for this one while it waited for its turn."""
@@ -309,14 +317,10 @@ class Pipeline(FullPrefill):
 
     # ---- details
 
-    def _with_room(self, make: Callable[[], Result]) -> Result:
-        """Call ``make``; when the device is out of memory, again without its tier of chunks."""
-        try:
-            return make()
-        except torch.OutOfMemoryError:
-            if not self._corpus.store.make_room():
-                raise
-        return make()
+    def _make_room(self) -> None:
+        """Free what the device keeps for later requests, its tier of chunks too."""
+        self._corpus.store.make_room()
+        release_unused(self.loaded)
 
     def _head_warnings(
         self, request: Request, layout: Layout, sink_ids: IntArray

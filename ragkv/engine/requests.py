@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock
-from ragkv.model.memory import total_bytes
+from ragkv.model.room import room_for_kv
 
-_MEMORY_SHARE = 4
-"""Caches of running requests take up to one part in so many of the device's memory."""
 _MAX_OVERTAKEN = 2
 """No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""
 _POLL_S = 0.05
@@ -38,8 +36,10 @@ class Turn:
     ----------
     cached_share
         Cached over to-be-computed tokens of its prompt: the highest goes first.
-    nbytes
-        Bytes of its keys and values.
+    tokens, nbytes
+        Rows of its keys and values, and their bytes.
+    is_computed
+        Whether the prompt is: its tokens are drawn now, and it is not computed again.
     overtaken
         Requests that came later and began earlier.
     give_way
@@ -48,7 +48,9 @@ class Turn:
 
     requests: RequestQueue
     cached_share: float
+    tokens: int
     nbytes: int
+    is_computed: bool = False
     overtaken: int = 0
     give_way: Callable[[], object] | None = None
     has_model: bool = False
@@ -83,14 +85,19 @@ class RequestQueue:
         self._changed = threading.Condition()
         self.max_running = 16
         self.kv_bytes: int | None = None
+        self.tiers = 0
+        """Budgets of the engines' tiers where keys and values are, in bytes."""
         self._waiting: list[Turn] = []
         self._running = set[Turn]()
         self._prefilling: Turn | None = None
         self._quiet_since = -math.inf
 
-    def configure(self, max_running: int | None = None, kv_bytes: int | None = None) -> None:
-        """Take an engine's limits; None keeps those that hold."""
+    def configure(
+        self, max_running: int | None = None, kv_bytes: int | None = None, *, tiers: int = 0
+    ) -> None:
+        """Take an engine's limits, None keeps those that hold; ``tiers`` are added."""
         with self._changed:
+            self.tiers += tiers
             self.max_running = max_running or self.max_running
             self.kv_bytes = kv_bytes or self.kv_bytes
             self._changed.notify_all()
@@ -135,7 +142,7 @@ class RequestQueue:
         Cancelled
             ``cancelled`` returned True before the turn came.
         """
-        turn = Turn(self, cached_share, _bytes(loaded, tokens), give_way=give_way)
+        turn = Turn(self, cached_share, tokens, _bytes(loaded, tokens), give_way=give_way)
         self._enter(turn, loaded, cancelled)
         try:
             if not self.lock.acquire(cancelled):
@@ -208,9 +215,20 @@ class RequestQueue:
             return False
         if not self._running:  # alone, whatever its size
             return turn.is_request or time.perf_counter() - self._quiet_since >= _QUIET_S
-        nbytes = sum(each.nbytes for each in (*self._running, turn))
-        room = nbytes <= (self.kv_bytes or total_bytes(loaded.device) // _MEMORY_SHARE)
-        return turn.is_request and room and len(self._running) < self.max_running
+        if not turn.is_request or len(self._running) >= self.max_running:
+            return False
+        return self._running_bytes + turn.nbytes <= self._room(turn, loaded)
+
+    @property
+    def _running_bytes(self) -> int:
+        return sum(each.nbytes for each in self._running)
+
+    def _room(self, turn: Turn, loaded: LoadedModel) -> int:
+        """Return the bytes that keys and values may take while a turn's prompt is computed."""
+        if self.kv_bytes is not None or not isinstance(loaded, ReusableModel):
+            return self.kv_bytes or 0
+        held = {"running": self._running_bytes, "tiers": self.tiers}
+        return room_for_kv(loaded, turn.tokens, **held)
 
     def _first(self) -> Turn:
         """Return the next to begin: one that was overtaken too often, or the best cached."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.checks import check_number, check_text, check_whole
 from ragkv.errors import ConfigError
 from ragkv.model.load import check_device
+from ragkv.model.memory import default_history
 from ragkv.model.place import check_place
 from ragkv.select import method_of
+from ragkv.store.tiers.memory import MemoryTier
 
 
 def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
@@ -21,6 +24,14 @@ def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
         check_whole("max_running", max_running, 1, 4096)
     if kv_bytes is not None:
         check_number("kv_bytes", kv_bytes, 1, 2**60)
+
+
+def tier_bytes(settings: StoreConfig, tiers: Iterable[MemoryTier], device: torch.device) -> int:
+    """Return the budgets of what a store and its engine keep in the model's memory, in bytes."""
+    if device.type != "cpu":
+        return sum(tier.budget for tier in tiers if tier.device.type == device.type)
+    history = settings.history_bytes
+    return int(settings.memory_bytes + (default_history() if history is None else history))
 
 
 def check_settings(

@@ -23,6 +23,7 @@ from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.out_of_memory import is_out_of_memory
 from ragkv.model.quantised import INT4_ROWS
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
@@ -68,9 +69,11 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
     try:
         rows = check_model(loaded)
         wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if not r.holds)
-    except (torch.OutOfMemoryError, ModelInUseError):  # not the model's fault
+    except ModelInUseError:  # not the model's fault
         raise
-    except Exception as error:  # noqa: BLE001  an unknown model may raise anything
+    except Exception as error:  # an unknown model may raise anything
+        if is_out_of_memory(error):
+            raise
         wrong = f"{type(error).__name__}: {error}"
     if not wrong:
         return loaded

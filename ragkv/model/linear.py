@@ -58,12 +58,12 @@ class _Fast:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
             self.suited = [x for x in backbone_of(model).layers if suits_steps(x, self.layers)]
-        for layer in self.layers:
-            layer.__dict__["forward"] = partial(self._forward, layer)
         state = state_of(model), self.rounds
         if state != self.state:
-            self.state = state
             self._weigh(total_bytes(model.device))
+            self.state = state
+        for layer in self.layers:
+            layer.__dict__["forward"] = partial(self._forward, layer)
         for each in self.suited:
             each.__dict__["forward"] = self.step(each)
 

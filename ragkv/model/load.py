@@ -34,6 +34,7 @@ from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
+from ragkv.model.out_of_memory import is_out_of_memory
 from ragkv.model.place import check_place, near
 from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
@@ -131,9 +132,11 @@ def _with_probed_rope(model: PreTrainedModel, architecture: Architecture) -> Arc
     with lock_of(model), torch.autocast(model.device.type, enabled=False):
         try:
             kinds = probe_rope_kinds(model, architecture, RotaryTables(backbone_of(model)))
-        except (torch.OutOfMemoryError, ModelInUseError):
+        except ModelInUseError:
             raise
-        except Exception as error:  # noqa: BLE001  the check that follows names the cause
+        except Exception as error:  # the check that follows names the cause
+            if is_out_of_memory(error):
+                raise
             _log.info(
                 "the rotation of keys in %s cannot be probed: %r", type(model).__name__, error
             )

@@ -11,6 +11,7 @@ from ragkv.errors import (
     ClosedError,
     ConfigError,
     MissingDependencyError,
+    OutOfMemoryError,
     PromptTooLongError,
     ServerError,
     StoreError,
@@ -90,6 +91,9 @@ def refusal_of(error: BaseException) -> RefusedError:
                 code="vllm_unavailable" if down else "vllm_failed",
                 headers={"Retry-After": "1"} if down else None,
             )
+        case OutOfMemoryError():  # there may be room when other answers have ended
+            after = {"Retry-After": "1"}
+            refusal = RefusedError(503, str(error), code="out_of_memory", headers=after)
         case StoreFullError():
             refusal = RefusedError(507, "The store is full.", code="store_full")
         case StoreError():

@@ -226,9 +226,9 @@ class SplicedCache(Cache):
         if length <= capacity:
             return
         more = max(length - capacity, 256, capacity // 8)
-        with _ordinary():
-            self._keys = functional.pad(self.keys, (0, 0, 0, more))
-            self._values = functional.pad(self.values, (0, 0, 0, more))
+        with _ordinary():  # both are there before either is replaced: memory may run out
+            larger = [functional.pad(part, (0, 0, 0, more)) for part in (self.keys, self.values)]
+            self._keys, self._values = larger
             for layer, keys, values in zip(self.layers, self._keys, self._values, strict=True):
                 layer.keys, layer.values = keys[None], values[None]
 
@@ -251,6 +251,21 @@ class SplicedCache(Cache):
             layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
                 layer.length = wanted
+
+    @contextmanager
+    def unchanged_by_errors(self) -> Iterator[None]:
+        """Count the rows as before where the pass in the block fails."""
+        before = self.get_seq_length()
+        try:
+            yield
+        except BaseException:
+            self.truncate(before)
+            raise
+
+    def truncate(self, length: int) -> None:
+        """Count the first ``length`` rows alone as there, in every layer."""
+        for layer in self.layers:
+            layer.length = length
 
     @property
     def rows_to_write(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+from exact import agree
 from store_entries import FINGERPRINT, make_entry
-from tiny import some_chunks, tiny_model, tiny_tokenizer
-from transformers import PreTrainedModel
+from threads import each_in_a_thread
+from tiny import SIZE, ask, random_model, some_chunks, tiny_model, tiny_tokenizer
+from transformers import LlamaConfig, PreTrainedModel
 
-from ragkv import RagKV, StoreConfig
+from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import OutOfMemoryError, UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.memory import Workspace
+from ragkv.model.room import pass_bytes
 from ragkv.store import TieredStore
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.tiers.memory import MemoryTier
@@ -147,7 +151,7 @@ def test_the_device_tier_makes_room_for_a_request(
         raise torch.OutOfMemoryError("none left")
 
     monkeypatch.setattr(Workspace, "uninitialised", never)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(OutOfMemoryError, match="kv_bytes"):
         engine.generate(PROMPT, max_new_tokens=4)
 
 
@@ -162,3 +166,64 @@ def test_only_what_lies_on_a_device_is_let_go() -> None:
     assert not near.contains("a", FINGERPRINT)
     assert store.contains("a", FINGERPRINT)
     assert not store.make_room()
+
+
+# ---- a GPU's memory runs out
+
+LONG = [ask(CHUNKS[at % 3 :], f"\n\nQuestion {at}? " + "Why? " * 600) for at in range(6)]
+
+
+@pytest.fixture
+def scarce_gpu() -> Iterator[RagKV]:
+    """Give an engine on a GPU where two or three of the long prompts fit."""
+    size = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
+    config = LlamaConfig(**{**SIZE, **size, "num_key_value_heads": 8})
+    gc.collect()
+    torch.cuda.empty_cache()
+    with RagKV(
+        random_model(config),
+        tiny_tokenizer(),
+        device="cuda",
+        store=StoreConfig(MEMORY, history_bytes=0, device_bytes=0),
+        reuse=ReuseConfig(on_miss="skip", history=False),
+    ) as engine:
+        longest = max(len(engine.tokenize(engine.render(prompt))) for prompt in LONG)
+        row = engine.loaded.architecture.values_per_token * 4
+        room = int(2.5 * (longest + 256) * row) + pass_bytes(engine.loaded, longest)
+        limit = torch.cuda.memory_reserved() + room
+        torch.cuda.set_per_process_memory_fraction(
+            limit / torch.cuda.get_device_properties(0).total_memory, 0
+        )
+        try:
+            yield engine
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("waits", [True, False])
+def test_prompts_that_do_not_fit_together(scarce_gpu: RagKV, *, waits: bool) -> None:
+    """By default they wait for one another; with too high a limit, some have an error."""
+    engine, settings = scarce_gpu, {"max_new_tokens": 100, "ignore_eos": True, "logprobs": 2}
+    alone = [engine.generate(prompt, **settings) for prompt in LONG]
+    if not waits:
+        engine._requests.configure(kv_bytes=1 << 40)
+    found: dict[int, Any] = {}
+
+    def work(at: int) -> None:
+        try:
+            found[at] = engine.generate(LONG[at], **settings)
+        except OutOfMemoryError as error:
+            found[at] = error
+
+    each_in_a_thread(work, range(6))
+    errors = [each for each in found.values() if isinstance(each, OutOfMemoryError)]
+    assert len(found) == 6
+    assert bool(errors) != waits
+    assert len(errors) < 6
+    for at, answer in found.items():
+        assert answer in errors or agree(answer, alone[at])
+    assert (engine.status().running, engine.status().waiting) == (0, 0)
+    again = engine.generate(LONG[0], **settings)  # though the errors are kept
+    assert agree(again, alone[0])

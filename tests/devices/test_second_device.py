@@ -14,9 +14,10 @@ from torch.utils import backend_registration
 HERE = Path(__file__).parent
 
 
-def run_on(device: str) -> None:
+def run_on(device: str, which: str = "not slow") -> None:
+    where = ("-p", "no:cacheprovider", "-m", which, str(HERE / "second"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "second")],
+        [sys.executable, "-m", "pytest", "-q", *where],
         env={**os.environ, "RAGKV_SECOND_DEVICE": device},
         cwd=HERE.parents[1],
         capture_output=True,
@@ -30,8 +31,9 @@ def run_on(device: str) -> None:
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason=f"torch {torch.__version__} takes no device that is written in Python",
 )
-def test_the_engine_on_a_second_device():
-    run_on("second")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_engine_on_a_second_device(which: str):
+    run_on("second", which)
 
 
 @pytest.mark.gpu

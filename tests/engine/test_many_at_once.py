@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import agree
 from langchain_core.messages import HumanMessage
 from langchain_ragkv import ChatRagKV
 from llama_index.llms.ragkv import RagKVLLM
@@ -21,6 +22,7 @@ from transformers import LlamaConfig
 
 from ragkv import Completion, RagKV, StoreConfig
 from ragkv.attend.forward import SubsetPass
+from ragkv.attend.interface import runs_pass
 from ragkv.config import MEMORY
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
@@ -78,16 +80,6 @@ def all_begin_together(kv: RagKV, work: Callable[[int], None], count: int) -> No
             threading.Event().wait(0.01)
     for thread in threads:
         thread.join(120)
-
-
-def agree(found: Completion, alone: Completion) -> bool:
-    """Whether two answers are the same, or part at a near-tie of the model's scores."""
-    if found.token_ids == alone.token_ids:
-        return True
-    pairs = zip(found.token_ids, alone.token_ids, strict=False)
-    at = next(at for at, (a, b) in enumerate(pairs) if a != b)
-    a, b = found.logprobs[at], alone.logprobs[at]
-    return abs(a.logprob - dict(b.top)[a.token_id]) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -242,6 +234,60 @@ def test_a_failing_answer_leaves_the_others_alone(
         assert ids == alone[at]
     assert len(found) + len(errors) == 4
     assert kv.status().running == kv.status().waiting == batch_of(kv.loaded).answers == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_steps_that_do_not_fit_together_are_computed_in_parts(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, when: str, most: int
+) -> None:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    settings: dict[str, Any] = {"max_new_tokens": ANSWER, "logprobs": 5}
+    alone = [kv.generate(prompt, **settings) for prompt in PROMPTS]
+    compute, counts = module.joint_forward, list[int]()
+
+    def scarce(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+        counts.append(len(subsets))
+        fits = len(subsets) <= most
+        logits = compute(loaded, subsets) if fits or when == "after" else []
+        if not fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return logits
+
+    monkeypatch.setattr(module, "joint_forward", scarce)
+    found = all_at_once(kv, [settings] * 4)
+    assert max(counts) == 4
+    assert all(map(agree, found, alone))
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0)
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    settings: dict[str, Any] = {"max_new_tokens": 60, "drafts": False, "logprobs": 5}
+    alone = [kv.generate(PROMPTS[at], **settings) for at in range(answers)]
+    expected = kv.prefill(PROMPTS[3]).logits
+    compute, refused = module.joint_forward, list[int]()
+
+    def scarce(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+        if runs_pass():
+            refused.append(len(subsets))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(loaded, subsets)
+
+    monkeypatch.setattr(module, "joint_forward", scarce)
+    streams = [kv.stream(PROMPTS[at], **settings) for at in range(answers)]
+    for stream in streams:
+        next(stream)
+    assert torch.equal(kv.prefill(PROMPTS[3]).logits, expected)
+    for stream, before in zip(streams, alone, strict=True):
+        list(stream)
+        assert agree(stream.completion, before)
+    assert 1 in refused
 
 
 def test_an_interrupted_leader_leaves_the_others_alone(

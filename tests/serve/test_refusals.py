@@ -7,12 +7,14 @@ import time
 from typing import get_type_hints
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
 from served import CHAT, TEXT, chat, refused
 
 from ragkv.errors import StoreError, StoreFullError
+from ragkv.model.memory import Workspace
 from ragkv.serve.app import make_app
 from ragkv.serve.chunks import ChunkFields
 from ragkv.serve.config import ServeConfig
@@ -233,3 +235,20 @@ def test_a_failure_tells_nothing_of_the_machine(kv, monkeypatch, error, status, 
             assert "secret" not in refused(response, status)
             assert "Traceback" not in response.text
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_want_of_memory_says_what_to_set_and_the_server_goes_on(kv, monkeypatch, stream):
+    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+        body = chat(stream=stream, max_tokens=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Workspace, "uninitialised", fails)
+            response = client.post(CHAT, json=body)
+        message = refused(response, 503, code="out_of_memory")
+        assert "kv_bytes" in message
+        assert response.headers["retry-after"]
+        assert client.post(CHAT, json=body).status_code == 200
+
+
+def fails(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory.")

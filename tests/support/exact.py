@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny import ask, some_chunks
 
-from ragkv import RagKV
+from ragkv import Completion, RagKV
 
 
 def reference(engine: RagKV, ids: list[int]) -> torch.Tensor:
@@ -38,3 +38,13 @@ def assert_exact(engine: RagKV, *, in_deviations: float | None = None) -> None:
             for method in ("query", "full")
         )
         assert ours.token_ids == plain.token_ids
+
+
+def agree(found: Completion, alone: Completion) -> bool:
+    """Whether two answers are the same, or part at a near-tie of the model's scores."""
+    if found.token_ids == alone.token_ids:
+        return True
+    pairs = zip(found.token_ids, alone.token_ids, strict=False)
+    at = next(at for at, (a, b) in enumerate(pairs) if a != b)
+    a, b = found.logprobs[at], alone.logprobs[at]
+    return abs(a.logprob - dict(b.top)[a.token_id]) < 1e-4

@@ -268,5 +268,7 @@ class ReadAhead:
             for entry in self._entries:
                 if self._stopped:
                     return
-                with suppress(CorruptEntryError):  # raised again for whoever requests the layer
+                with suppress(
+                    CorruptEntryError, MemoryError
+                ):  # raised again for whoever requests the layer
                     entry.load(layer, decoded=self._decoded)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import uninitialised
+from ragkv.model.out_of_memory import is_out_of_memory
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import (
     ABSENT,
@@ -148,7 +149,7 @@ class PrefixTree:
                     if at > node.start:
                         node.known = node.known.between(node.start, at)
                         path = np.concatenate([each.ids for each in node.path()[::-1]])
-                        with suppress(MemoryError):
+                        with _memory_may_lack():
                             self._split(node, at, path)
                     self._drop(node)
 
@@ -167,11 +168,8 @@ class PrefixTree:
         while self._pending:
             computed = self._pending.popleft()
             if computed.model == model:
-                try:
-                    with torch.no_grad():
-                        self._insert(computed)
-                except MemoryError as error:  # a request never fails for want of memory here
-                    _log.warning("an answer's rows were not kept: %s", error)
+                with _memory_may_lack(), torch.no_grad():
+                    self._insert(computed)
 
     def _clear(self) -> None:
         self._policy = PGDSF()
@@ -266,6 +264,17 @@ class PrefixTree:
             gone += each.children.values()
             self._policy.remove(each)
             each.known = NOTHING  # the policy may name it still
+
+
+@contextmanager
+def _memory_may_lack() -> Iterator[None]:
+    """Keep less where memory lacks in the block: no request fails for want of it here."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _log.warning("an answer's rows were not kept: %s", str(error))  # a record may be kept
 
 
 def _taken(new: ComputedPrompt, positions: Positions) -> KnownRows:

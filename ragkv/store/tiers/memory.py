@@ -14,6 +14,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import pinned, pinned_bytes
+from ragkv.model.out_of_memory import is_out_of_memory
 from ragkv.store.base import TierUse, has_expired, later
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.pgdsf import PGDSF
@@ -129,8 +130,10 @@ class MemoryTier:
                 return None
         try:
             entry = (_pinned(entry) if self._pin else None) or _owned(entry, self.device)
-        except torch.OutOfMemoryError as error:  # an answer never fails for want of storage
-            _log.warning("a chunk was not kept on %s: %s", self.device, error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise  # but an answer never fails for want of storage
+            _log.warning("a chunk was not kept on %s: %s", self.device, str(error))
             self.drop(*key)
             return None
         with self._lock:

@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
 from children import Child, Say
+from scarce_memory import ScarceMemory, allocations
 from store_servers import RedisServer, installed
 
 from campaign.case import ALL, Case, acknowledged
 from campaign.replicas import cut_off, restarted, slow
-from campaign.world import TEXTS, engine, precompute, sink_of
+from campaign.world import TEXTS, ask, draw_questions, engine, precompute, sink_of, wrong
 from ragkv.config import StoreConfig
-from ragkv.errors import StoreError
+from ragkv.errors import OutOfMemoryError, StoreError
 from ragkv.store import open_chunk_store
 from ragkv.store.base import Terms
 
@@ -198,6 +200,24 @@ def clock_back(case: Case) -> None:
                 case.check_acknowledged(kv)
 
 
+def out_of_memory(case: Case) -> None:
+    """Let memory run out at an allocation of an answer, once or from then on."""
+    with engine(case.config) as kv:
+        for question in draw_questions(case.draw, 3):
+            count = allocations(partial(ask, kv, question))
+            scarce = ScarceMemory(case.draw.randint(1, count), lasts=case.draw.random() < 0.5)
+            case.outcome.answers += 2
+            try:
+                with scarce.in_this_thread():
+                    answer = ask(kv, question)
+            except OutOfMemoryError:
+                case.outcome.struck = 1
+            else:
+                case.outcome.wrong += filter(None, [wrong(question, answer)])
+            case.ask(kv)
+            case.check_acknowledged(kv)
+
+
 FAULTS: dict[str, Callable[[Case], None]] = {
     "killed in precompute": kill_precompute,
     "killed in eviction": kill_eviction,
@@ -209,6 +229,7 @@ FAULTS: dict[str, Callable[[Case], None]] = {
     "backend gone": gone,
     "two writers": two_writers,
     "clock set back": clock_back,
+    "memory runs out": out_of_memory,
     "replica cut off": cut_off,
     "store slow": slow,
     "store restarted": restarted,

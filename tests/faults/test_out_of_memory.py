@@ -1,0 +1,205 @@
+"""Memory that runs out anywhere on a request's way costs that request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scarce_memory import (
+    Buffers,
+    ScarceMemory,
+    allocations,
+    counted_buffers,
+    fail_at_each,
+    nothing_left,
+    outcome,
+    spread,
+)
+from threads import each_in_a_thread
+from tiny import ask, some_chunks
+
+from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.config import MEMORY
+from ragkv.decode import batch
+from ragkv.engine.background import Background
+from ragkv.errors import OutOfMemoryError
+
+__all__ = ["counted_buffers"]
+Make = Callable[..., RagKV]
+CHUNKS = some_chunks(2, words=24)
+PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
+POINTS = [pytest.param(10**6, marks=pytest.mark.slow, id="each"), pytest.param(9, id="some")]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the background's work where memory is scarce."""
+    submit = Background._submit
+
+    def run(self: Background, work: Any, *args: Any, thread: Any = None) -> None:
+        class Here:
+            def submit(self, work: Callable[[], object]) -> None:
+                work()
+
+        submit(self, work, *args, thread=Here())
+
+    monkeypatch.setattr(Background, "_submit", run)
+
+
+def endless(kv: RagKV) -> RagKV:
+    kv.model.generation_config.eos_token_id = None
+    return kv
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"recompute_ratio": 0.3},
+        {"method": "full"},
+        {"method": "cachecraft", "recompute_ratio": 0.3, "temperature": 0.7, "seed": 3},
+    ],
+    ids=["query", "full", "cachecraft"],
+)
+def test_a_prompt_and_its_answer(
+    make_engine: Make,
+    counted_buffers: Buffers,
+    settings: dict[str, Any],
+    points: int,
+    *,
+    lasts: bool,
+) -> None:
+    kv = endless(make_engine(layers=2))
+    kv.precompute(CHUNKS)
+
+    def way() -> list[int]:
+        return kv.generate(PROMPT, max_new_tokens=6, logprobs=2, **settings).token_ids
+
+    ended, failed = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts)
+    assert failed
+    assert ended or lasts
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("points", POINTS)
+def test_encoding(make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool) -> None:
+    kv = make_engine(layers=2)
+
+    def forget() -> None:
+        kv._reuse.corpus._sinks.clear()
+        for chunk in CHUNKS:
+            kv.forget(chunk)
+
+    def way() -> object:
+        report = kv.precompute(CHUNKS)
+        return report.new, [kv.contains(chunk) for chunk in CHUNKS]
+
+    _, failed = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts, before=forget)
+    assert failed
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("points", POINTS)
+def test_keeping_rows_and_continuing_them(
+    make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool
+) -> None:
+    """Two turns of a conversation, the second behind the rows of the first."""
+    kv = endless(make_engine(layers=2, reuse=ReuseConfig(recompute_ratio=1)))
+    kv.precompute(CHUNKS)
+    tree = kv._reuse.former._tree
+
+    def way() -> list[list[int]]:
+        first = kv.generate(PROMPT, max_new_tokens=4)
+        more = [*PROMPT, {"role": "assistant", "content": first.text}, *ask([], "Why?")]
+        return [first.token_ids, kv.generate(more, max_new_tokens=4).token_ids]
+
+    def clear() -> None:
+        assert tree.nbytes == sum(
+            each.nbytes for root in tree._roots.values() for each in below(root)
+        )
+        kv._reuse.former.clear()
+
+    ended, _ = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts, before=clear)
+    assert ended or lasts
+
+
+def below(node: Any) -> list[Any]:
+    children = list(node.children.values())
+    return [*children, *(each for child in children for each in below(child))]
+
+
+@pytest.mark.parametrize("points", POINTS)
+def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> None:
+    kv = endless(make_engine(layers=2, reuse=ReuseConfig()))
+    kv.precompute(CHUNKS)
+    reuse = kv._reuse
+
+    def heal() -> None:
+        kv.prefetch(CHUNKS)
+
+    def clear() -> None:
+        reuse.former.clear()
+        reuse.healing.drop()
+        reuse.versions.kept.drop_unknown(lambda _: False)
+
+    clear()
+    heal()
+    kept = reuse.former._tree.nbytes
+    expected = kv.generate(PROMPT, max_new_tokens=4).token_ids
+    clear()
+    count = allocations(heal)
+    assert count > 20
+    for number in spread(count, points):
+        where = f"allocation {number} of {count}"
+        clear()
+        with nothing_left(kv, counted_buffers, where), ScarceMemory(number).in_this_thread():
+            heal()
+        heal()
+        assert reuse.former._tree.nbytes == kept, where
+        assert kv.generate(PROMPT, max_new_tokens=4).token_ids == expected, where
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("points", POINTS)
+def test_several_at_once(
+    make_engine: Make,
+    counted_buffers: Buffers,
+    monkeypatch: pytest.MonkeyPatch,
+    points: int,
+    *,
+    lasts: bool,
+) -> None:
+    """Joint steps, and steps between the layers of others' prompts."""
+    monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
+    kv = endless(make_engine(store=StoreConfig(MEMORY, history_bytes=0)))
+    kv.precompute(CHUNKS)
+    settings = [{"method": "full"}, {"recompute_ratio": 0.3}, {"recompute_ratio": 1}]
+    prompts = [ask(CHUNKS[at % 2 :], f"\n\nQuestion {at}?") for at in range(3)]
+
+    def answer(at: int) -> list[int]:
+        return kv.generate(prompts[at], max_new_tokens=8, **settings[at]).token_ids
+
+    def ask_all(scarce: ScarceMemory) -> list[Any]:
+        found: dict[int, Any] = {}
+
+        def work(at: int) -> None:
+            with scarce.in_this_thread():
+                found[at] = outcome(lambda: answer(at))
+
+        each_in_a_thread(work, range(3))
+        return [found[at] for at in range(3)]
+
+    alone = [answer(at) for at in range(3)]
+    counting = ScarceMemory()
+    assert ask_all(counting) == alone
+    for number in spread(counting.count, min(points, 400)):
+        where = f"allocation {number} of {counting.count}"
+        with nothing_left(kv, counted_buffers, where):
+            found = ask_all(ScarceMemory(number, lasts=lasts))
+        errors = [each for each in found if isinstance(each, OutOfMemoryError)]
+        assert len(errors) <= (3 if lasts else 1), where
+        for at in range(3):
+            assert found[at] in (alone[at], *errors), where
+        assert ask_all(ScarceMemory()) == alone, where
