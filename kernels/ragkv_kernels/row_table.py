@@ -140,6 +140,10 @@ class RowTable:
         is_cuda = self._numbers.is_cuda
         self._numbers.copy_(flat.pin_memory() if is_cuda else flat, non_blocking=is_cuda)
 
+    def release(self) -> None:
+        """Let go of the caches: they are freed with their owners."""
+        self.parts = []
+
     @property
     def ids(self) -> torch.Tensor:
         """``[rows]`` int64."""

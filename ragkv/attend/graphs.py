@@ -250,6 +250,7 @@ class Graphs:
             self._graphs[key] = graph
         _fill(graph.table, subsets, observed)
         graph.replay()
+        graph.table.release()
         self.replays += 1
         return graph
 
@@ -269,7 +270,9 @@ class Graphs:
         def work() -> torch.Tensor:
             return compute(pass_of)
 
-        return _Graph(pass_of.table, *self._recorder.capture(work))
+        graph = _Graph(pass_of.table, *self._recorder.capture(work))
+        _log.info("captured a pass of %s rows (%s)", key[1], key[0])
+        return graph
 
     def _refuse(self, reason: str) -> None:
         """Compute everything without graphs, unless there is no reason for it; say so once."""

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model.memory import total_bytes
+from ragkv.model.room import free_bytes
 from ragkv.store.backends import open_backend
 from ragkv.store.backends.base import Backend
 from ragkv.store.backends.memory import MemoryBackend
@@ -31,8 +31,8 @@ __all__ = [
     "open_store",
 ]
 
-_DEVICE_SHARE, _DEVICE_BYTES = 16, 1 << 30
-"""The device tier's default: one part in so many of a GPU's memory; bytes on another device."""
+_DEVICE_SHARE, _DEVICE_BYTES = 8, 1 << 30
+"""The device tier's default: one part in so many of a GPU's free memory; bytes elsewhere."""
 
 _CPU = torch.device("cpu")
 
@@ -99,5 +99,5 @@ def _device_bytes(config: StoreConfig, device: torch.device) -> int:
     if config.device_bytes is not None:
         return int(config.device_bytes)
     if device.type == "cuda":
-        return total_bytes(device) // _DEVICE_SHARE
+        return free_bytes(device) // _DEVICE_SHARE
     return 0 if device.type == "cpu" else _DEVICE_BYTES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -102,6 +104,20 @@ def test_a_buffer_that_grows_is_found_again(make_engine, recorded, monkeypatch):
     before = answers(kv, max_new_tokens=40)
     graphs_for(plain.loaded)._refused = True
     assert before == answers(plain, max_new_tokens=40)
+
+
+def test_a_graph_holds_no_prompts_memory(make_engine, recorded):
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    for _ in range(3):
+        out = kv.prefill(PROMPTS[0], recompute_ratio=0.2)
+    assert replays(kv)
+    held = weakref.ref(out.cache)
+    memory = weakref.ref(out.cache.keys)
+    del out
+    gc.collect()
+    assert held() is None
+    assert memory() is None
 
 
 def other_weights(kv: RagKV) -> None:

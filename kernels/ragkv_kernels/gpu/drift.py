@@ -123,20 +123,20 @@ def _move(
     PRECISION: tl.constexpr,
 ):
     """Add to some positions of a stretch, in one head, what their observed rows predict."""
-    stretch = tl.program_id(0).to(tl.int64)
+    stretch = tl.program_id(0)
     place = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
-    head = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(2)
     pair = tl.arange(0, BLOCK_P)
     real = pair < HEAD_DIM // 2
     first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
     here = place < tl.load(lengths + stretch)
-    position = tl.load(starts + stretch) + place
+    position = tl.load(starts + stretch).to(tl.int32) + place
     here &= tl.load(fixed + position, mask=here, other=1) == 0
     a = tl.zeros([POSITIONS, BLOCK_P], tl.float32)
     b = tl.zeros([POSITIONS, BLOCK_P], tl.float32)
     for start in range(0, most, OBSERVED):
         index = start + tl.arange(0, OBSERVED)
-        row = tl.load(observed + stretch * most + index, mask=index < most, other=-1)
+        row = tl.load(observed + stretch * most + index, mask=index < most, other=-1).to(tl.int32)
         known = row >= 0
         row = tl.where(known, row, 0)
         weight = tl.load(
@@ -159,7 +159,7 @@ def _move(
         turned = a * c - b * s
         b = b * c + a * s
         a = turned
-    target = rows + head * rows_head + position[:, None] * rows_row
+    target = rows + head.to(tl.int64) * rows_head + position[:, None].to(tl.int64) * rows_row
     mask = here[:, None] & real[None, :]
     to_a, to_b = target + first[None, :], target + second[None, :]
     a += tl.load(to_a, mask=mask, other=0.0).to(tl.float32)
@@ -232,5 +232,6 @@ def drift(
                 OBSERVED=_OBSERVED,
                 # a shift is rounded to 16 bits anyway
                 PRECISION="tf32x3" if part.dtype == torch.float32 else "tf32",
+                num_warps=8,
                 **how,
             )

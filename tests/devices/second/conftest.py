@@ -15,8 +15,12 @@ DEVICE = os.environ.get("RAGKV_SECOND_DEVICE")
 
 if DEVICE == "second":
     import second_device
+    from recording import Recording
+
+    from ragkv.attend.graphs import RECORDERS
 
     _kept = second_device.install()
+    RECORDERS["second"] = Recording
 elif DEVICE:
     collect_ignore_glob = ["test_streams.py"]
 else:
