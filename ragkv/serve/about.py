@@ -137,7 +137,7 @@ async def detokenize(request: Request, engine: Engine) -> Response:
     service = service_of(request)
     body = parse(DetokenizeFields, await read_json(request, service.settings))
     service.require_model(body.model)
-    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens, "tokens")})
+    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens)})
 
 
 @router.post("/v1/sink")

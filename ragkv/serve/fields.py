@@ -20,7 +20,7 @@ from pydantic import (
 
 from ragkv.config import checked_variables
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat
+from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.messages import check_results, plain_message, without_nulls
 from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
@@ -346,13 +346,13 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
         raise _refused(first["loc"], first["type"], first["msg"]) from None
 
 
-def prompts_in(prompt: object) -> list[str | list[int]]:
+def prompts_in(prompt: object) -> list[str | TokenIds]:
     """Return the prompts of a text completion: texts, or token ids.
 
     Raises
     ------
-    RefusedError
-        400: it is neither.
+    RefusedError, ConfigError
+        It is neither.
     """
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if prompts and all(type(each) is int for each in prompts):
@@ -360,13 +360,11 @@ def prompts_in(prompt: object) -> list[str | list[int]]:
     if not prompts or not all(map(_is_prompt, prompts)):
         message = "prompt: give a text or token ids, or a list of such."
         raise RefusedError(400, message, param="prompt", code="invalid_value")
-    return prompts
+    return [each if isinstance(each, str) else TokenIds(each) for each in prompts]
 
 
 def _is_prompt(prompt: object) -> bool:
-    if isinstance(prompt, list):
-        return bool(prompt) and all(type(each) is int and each >= 0 for each in prompt)
-    return isinstance(prompt, str)
+    return isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt))
 
 
 def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:
