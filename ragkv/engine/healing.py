@@ -150,6 +150,7 @@ class Healing:
         chunks = tuple(_chunk(tokens, each, start) for each, start in spans)
         limit = self._corpus.loaded.positions
         fits = limit is None or len(tokens) < limit
+        fits = fits and not len(self._corpus.loaded.without_embedding(tokens.ids))
         if not fits or self._former.is_beyond(tokens) or not all(map(self._corpus.knows, texts)):
             return False
         run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
