@@ -56,6 +56,10 @@ _INSTEAD = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """A million wrong texts are one error."""
 
+Text = Annotated[str, Tag("a text")]
+Stops = Annotated[list[str], Field(fail_fast=True, max_length=16), Tag("a list")]
+TEXT_OR_LIST = Discriminator(lambda given: "a list" if isinstance(given, list) else "a text")
+
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 
 Variables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
@@ -102,7 +106,7 @@ class AnswerFields(Fields):
 
     model: str = "default"
     n: Annotated[int, Field(ge=1)] = 1
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] = []
+    stop: Annotated[Text | Stops, TEXT_OR_LIST] = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -110,9 +114,7 @@ class AnswerFields(Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    stop_token_ids: Annotated[
-        list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)
-    ] = []
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] = []
     ignore_eos: bool = False
     sparse: Literal["off", "auto"] = "off"
     stream: bool = False
