@@ -291,8 +291,8 @@ class RagKV:
         self._follow_up(request, plan)
         calls, invalid = answer.tool_calls, answer.invalid_tool_calls
         told = (report, drawn.finish_reason, drawn.logprobs)
-        spelled = AnswerSpelling(self.tokenizer)
-        by_text = tuple(map(spelled.item, drawn.logprobs))
+        spelled = AnswerSpelling(self.tokenizer) if drawn.logprobs else None
+        by_text = () if spelled is None else tuple(map(spelled.item, drawn.logprobs))
         return Completion(answer.text, drawn.token_ids, *told, calls, invalid, by_text)
 
     def _report(
