@@ -63,8 +63,9 @@ class NotStored:
                 loaded.require_embedded(tokens.ids, f"the chunk {text[:40]!r}")
                 known.append((text, tokens))
             except ConfigError as error:
+                if self._reasons.get(text) != "unknown_token":  # said once
+                    _log.warning("a chunk was left out: %s", error)
                 self.note([text], "unknown_token")
-                _log.warning("a chunk was left out: %s", error)
         for text, tokens in known:
             if behind + len(tokens) < (loaded.positions or sys.maxsize):
                 fitting.append((text, tokens))

@@ -48,8 +48,10 @@ def test_the_other_texts_are_stored(kv, caplog):
     for text in odd:
         assert text[:30] in caplog.text
     assert "'<tool>' with the id 601" in caplog.text
+    caplog.clear()
     again = kv.precompute(texts, document="d")
     assert (again.new, again.existing, again.unknown_token, again.removed) == (0, 4, 3, 0)
+    assert "left out" not in caplog.text, "said once"
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
