@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,21 +24,6 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-    def in_openais_form(self, text_of: Callable[[int], str]) -> dict[str, Any]:
-        """Return an item of OpenAI's ``logprobs``; ``text_of`` returns a token's text."""
-
-        def one(token: int, logprob: float) -> dict[str, Any]:
-            text = text_of(token)
-            whole = "\ufffd" not in text  # a part of a character has no text of its own
-            return {
-                "token": text,
-                "logprob": max(logprob, LEAST_LOGPROB),
-                "bytes": list(text.encode()) if whole else None,
-            }
-
-        top = [one(*each) for each in self.top]
-        return {**one(self.token_id, self.logprob), "top_logprobs": top}
 
 
 @dataclass(frozen=True, slots=True)

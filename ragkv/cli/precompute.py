@@ -113,7 +113,8 @@ def precompute(
     else:
         out.print(
             f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
-            f"{report.too_long} too long for the model, {report.removed} removed; "
+            f"{report.too_long} too long for the model, {report.unknown_token} with tokens unknown "
+            f"to it, {report.removed} removed; "
             f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
             highlight=False,
         )

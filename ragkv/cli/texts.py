@@ -53,7 +53,7 @@ def read_system_prompt(path: Path | None) -> str | None:
         return None
     if not path.is_file():
         raise ConfigError(f"--sink-from: there is no file {path}")
-    text = _read(path).removeprefix("\ufeff").strip()
+    text = _read(path).strip()
     if not text:
         raise ConfigError(f"--sink-from: {path} has no text")
     return text
@@ -104,7 +104,7 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     except OSError as error:

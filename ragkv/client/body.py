@@ -9,15 +9,15 @@ from typing import Any
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat
+from ragkv.prompt.chat import Chat, TokenIds
 
-Prompt = str | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[Mapping[str, Any]] | TokenIds
 GENERATION_FIELDS = ("repetition_penalty", "min_p")
 _WHERE_GIVEN = ("top_k", "stop_token_ids", "ignore_eos")
 
 
 def body_of(
-    prompt: str | Chat, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
+    prompt: str | Chat | TokenIds, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
 ) -> dict[str, Any]:
     """Return the body of a request for an answer in events.
 
@@ -35,8 +35,9 @@ def body_of(
         raise ConfigError("drafts cannot be switched off for an answer of a server: omit it")
     if not isinstance(decode.sparse, str):
         raise ConfigError("an answer of a server takes sparse='off' or 'auto', no SparseDecoding")
-    if isinstance(prompt, str):
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": decode.max_new_tokens}
+    if not isinstance(prompt, Chat):
+        asked = prompt if isinstance(prompt, str) else list(prompt.ids)
+        body: dict[str, Any] = {"prompt": asked, "max_tokens": decode.max_new_tokens}
         if decode.logprobs is not None:
             raise ConfigError("logprobs of a server are for chat messages alone: omit it")
     else:
@@ -95,16 +96,12 @@ def _choice(chat: Chat) -> object:
     return {"type": "allowed_tools", "allowed_tools": {"mode": word, "tools": tools}}
 
 
-def contains(prompt: Prompt, text: str) -> bool:
-    """Return whether a prompt has a chunk verbatim."""
-    if isinstance(prompt, str):
-        return text in prompt
-    contents = (message.get("content") or "" for message in prompt)
-    return any(
-        text in (part if isinstance(part, str) else str(part.get("text")))
-        for content in contents
-        for part in ([content] if isinstance(content, str) else content)
-    )
+def contains(prompt: str | Chat | TokenIds, text: str) -> bool:
+    """Return whether a prompt has a chunk verbatim; what token ids say is not known here."""
+    if isinstance(prompt, TokenIds):
+        return False
+    texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+    return any(text in each for each in texts)
 
 
 def reuse_fields(own: ReuseConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ragkv.client.events import Events
 from ragkv.client.stream import RemoteStream
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, MissingDependencyError, ServerError, install_command
-from ragkv.prompt.chat import prompt_of
+from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.retrieve.named import NamedChunks
 from ragkv.retrieve.route import HEADER, route_of
@@ -248,7 +248,7 @@ class RemoteRagKV:
         named = self._named.claim(self._named.take(), partial(contains, asked))
         if texts := list(dict.fromkeys((*retrieved, *named))):
             body["ragkv"]["retrieved"] = texts
-        path = "/v1/completions" if isinstance(asked, str) else "/v1/chat/completions"
+        path = "/v1/chat/completions" if isinstance(asked, Chat) else "/v1/completions"
 
         async def answer(on_text: Callable[[str], None]) -> Completion:
             collected, headers = Events(), await self._route_in_loop(texts)

@@ -103,7 +103,7 @@ class ReuseConfig(Settings):
             The file cannot be read, is not such a profile, or an override is wrong.
         """
         try:
-            config = cls(**_profile_fields(json.loads(Path(path).read_text(encoding="utf-8"))))
+            config = cls(**_profile_fields(json.loads(Path(path).read_text("utf-8-sig"))))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
         except ConfigError as error:

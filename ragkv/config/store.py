@@ -41,8 +41,8 @@ class StoreConfig(Settings):
         Budget of each namespace's folder, in bytes. When it is used up, chunks that cost least to
         compute anew, and are seldom asked for, are evicted for new ones. ``None`` means no limit.
     device_bytes
-        Budget of the tier on the model's device, in bytes. ``None`` is 1/8 of a GPU's free memory, and
-        no such tier for a model on the CPU.
+        Budget of the tier on the model's device, in bytes. ``None`` is 1/8 of a GPU's free memory,
+        and no such tier for a model on the CPU.
     read_only
         Serve from the store without writing to it.
     codec

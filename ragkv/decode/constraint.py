@@ -77,7 +77,7 @@ class SchemaConstraint(LogitsProcessor):
             bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             self._check()
             allowed = np.unpackbits(bits, bitorder="little", count=scores.shape[-1])
-        allowed[self._openings.tokens()] = 1
+        allowed[[token for token in self._openings.tokens() if token < len(allowed)]] = 1
         hidden = torch.from_numpy(allowed == 0).to(scores.device)
         return scores.masked_fill(hidden, float("-inf"))
 

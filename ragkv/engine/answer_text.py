@@ -69,7 +69,6 @@ class AnswerText:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt: Prompt
     ) -> None:
-        self._tokenizer = tokenizer
         self._calls: CallReader | None = None
         self._one_call = isinstance(prompt, Chat) and not prompt.parallel_tool_calls
         self._may_call = prompt.may_call if isinstance(prompt, Chat) else bool
@@ -114,10 +113,6 @@ class AnswerText:
     def _is_call(self, call: AnyCall, *, cut_off: bool) -> bool:
         is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
         return bool(call.name) and not is_missing and self._may_call(call.name)
-
-    def text_of(self, token: int) -> str:
-        """Return a token's text, which may be a part of a character."""
-        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     @property
     def is_complete(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -104,6 +103,7 @@ class Corpus:
         if sink is None:
             rendered = render_sink(text, self.loaded.tokenizer)
             tokens = sink_tokens(rendered, self.loaded.tokenizer)
+            self.loaded.require_embedded(tokens.ids, f"the sink {text[:40]!r}")
             with self._lock:
                 rows = encode_sink(text, tokens, self.loaded) if len(tokens) else None
             fingerprint = bare.with_codec(self._codec).with_sink(tokens.ids.tolist())
@@ -232,10 +232,10 @@ class Corpus:
         found = self.get(text, sink)
         entry = found.entry
         if entry is None:
+            chunk = self._tokenized(text, sink)
+            self.loaded.require_embedded(chunk[1].ids, f"the chunk {text[:40]!r}")
             with self._lock:
-                (entry,) = next(
-                    encode_chunks([self._tokenized(text, sink)], sink.rows, self.loaded)
-                )
+                (entry,) = next(encode_chunks([chunk], sink.rows, self.loaded))
             if keep and found.reason != "expired":
                 try:
                     self.store.put(entry, sink.fingerprint, Terms(expires_at=Terms.KEEP))
@@ -301,7 +301,9 @@ class Corpus:
         missing = [text for text in wanted if not there(text, sink.fingerprint)]
         chunks = [self._tokenized(text, sink) for text in missing]
         chunks = [(text, tokens) for text, tokens in chunks if len(tokens)]  # invisible characters
-        found, chunks = len(chunks), self._fitting(chunks, sink)
+        chunks, unknown, long = self.not_stored.without_unfit(
+            chunks, self.loaded, behind=len(sink.ids)
+        )
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         size = IngestionSize(self.loaded, self._codec, [len(each[1]) for each in chunks])
         with self.not_stored.noting_full(chunks):
@@ -349,28 +351,14 @@ class Corpus:
         return PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),
-            skipped=len(unique) - len(wanted) + len(missing) - found,
-            too_long=found - len(chunks),
+            skipped=len(unique) - len(wanted) + len(missing) - len(chunks) - unknown - long,
+            too_long=long,
+            unknown_token=unknown,
             tokens=tokens,
             bytes=written,
             seconds=time.perf_counter() - started,
             removed=removed,
         )
-
-    def _fitting(self, chunks: list[tuple[str, Tokens]], sink: Sink) -> list[tuple[str, Tokens]]:
-        """Leave out chunks that no prompt can hold: longer than the model's positions."""
-        positions = self.loaded.positions or sys.maxsize
-        kept = [each for each in chunks if len(sink.ids) + len(each[1]) < positions]
-        if len(kept) < len(chunks):
-            self.not_stored.note(
-                {text for text, _ in chunks} - {text for text, _ in kept}, "too_long"
-            )
-            _log.warning(
-                "%d chunks are longer than the model's %d positions and were left out: split them",
-                len(chunks) - len(kept),
-                positions,
-            )
-        return kept
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
         """Tokenise a chunk, up to the position where the rotary table changes."""

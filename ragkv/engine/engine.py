@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
+from ragkv.answer.spelling import AnswerSpelling
 from ragkv.attend.graphs import release_graphs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
@@ -237,7 +238,9 @@ class RagKV:
         return Prefilled(logits, plan.ids.tolist(), cache, report, plan.repair.copies)
 
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
-        """Answer a prompt: a string (completed verbatim) or a list of chat messages.
+        """Answer a prompt: a string (completed verbatim), or a list of chat messages.
+
+        :class:`ragkv.prompt.chat.TokenIds` is a prompt of exactly these tokens.
 
         Parameters
         ----------
@@ -300,7 +303,8 @@ class RagKV:
         self._follow_up(request, plan)
         calls, invalid = answer.tool_calls, answer.invalid_tool_calls
         told = (report, drawn.finish_reason, drawn.logprobs)
-        by_text = tuple(each.in_openais_form(answer.text_of) for each in drawn.logprobs)
+        spelled = AnswerSpelling(self.tokenizer) if drawn.logprobs else None
+        by_text = () if spelled is None else tuple(map(spelled.item, drawn.logprobs))
         return Completion(answer.text, drawn.token_ids, *told, calls, invalid, by_text)
 
     def _report(

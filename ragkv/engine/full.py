@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
@@ -25,8 +26,10 @@ from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.model.room import lack_of_memory
+from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
-from ragkv.prompt.tokens import tokenize
+from ragkv.prompt.token_bytes import read_ids
+from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
 
 Result = TypeVar("Result")
@@ -122,17 +125,25 @@ class FullPrefill:
                 raise lack from None
 
     def _tokenize(self, request: Request) -> Located:
-        rendered = render(request.prompt, self.loaded.tokenizer)
-        tokens = tokenize(rendered, self.loaded.tokenizer)
-        if not len(tokens):
+        prompt, tokenizer = request.prompt, self.loaded.tokenizer
+        if isinstance(prompt, TokenIds):
+            self._check(np.asarray(prompt.ids, dtype=np.int32))
+            return Located(*read_ids(prompt.ids, tokenizer))
+        rendered = render(prompt, tokenizer)
+        tokens = tokenize(rendered, tokenizer)
+        self._check(tokens.ids)
+        return Located(rendered, tokens)
+
+    def _check(self, ids: IntArray) -> None:
+        if not len(ids):
             raise ConfigError("the prompt is empty")
         limit = self.loaded.positions
-        if limit is not None and len(tokens) > limit:
+        if limit is not None and len(ids) > limit:
             raise PromptTooLongError(
-                f"a prompt of {len(tokens)} tokens exceeds the model's {limit} positions: "
+                f"a prompt of {len(ids)} tokens exceeds the model's {limit} positions: "
                 "retrieve fewer or shorter chunks"
             )
-        return Located(rendered, tokens)
+        self.loaded.require_embedded(ids, "the prompt")
 
     def _prefill(self, request: Request, plan: Plan) -> tuple[Plan, torch.Tensor, Cache]:
         del request

@@ -33,6 +33,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.engine.versions import Versions
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
@@ -125,7 +126,11 @@ class Healing:
         chunks = tuple(chunks_of(located))
         if not chunks or not self._budget:
             return False
-        chain = _chain(located, sink, chunks)
+        usual = not isinstance(request.prompt, TokenIds) or np.array_equal(
+            tokenize(located.rendered, self._corpus.loaded.tokenizer).ids, tokens.ids
+        )
+        # versions are for others' prompts, which the tokenizer writes
+        chain = _chain(located, sink, chunks) if usual else 0
         if chain == len(chunks):
             first, *others = located.known or ()
             gap = located.text[first.end : others[0].start] if others else _GAP
@@ -150,6 +155,7 @@ class Healing:
         chunks = tuple(_chunk(tokens, each, start) for each, start in spans)
         limit = self._corpus.loaded.positions
         fits = limit is None or len(tokens) < limit
+        fits = fits and not len(self._corpus.loaded.without_embedding(tokens.ids))
         if not fits or self._former.is_beyond(tokens) or not all(map(self._corpus.knows, texts)):
             return False
         run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)

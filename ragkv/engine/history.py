@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.prompt.chat import Chat
 from ragkv.prompt.find import is_registrable
 
 _HEAD_CHANGED = (
@@ -18,7 +19,7 @@ def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     Answers that are too short to be chunks are left aside.
     """
     located, prompt = plan.located, request.prompt
-    if isinstance(prompt, str) or not request.uses_history:
+    if not isinstance(prompt, Chat) or not request.uses_history:
         return ()
     contents = [each["content"] for each in prompt if each["role"] == "assistant"]
     answers = [text.strip() for text in contents if isinstance(text, str)]

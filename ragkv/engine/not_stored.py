@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from ragkv.errors import StoreFullError
+from ragkv.errors import ConfigError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.loaded import LoadedModel
+from ragkv.prompt.tokens import Tokens
 from ragkv.store.chunk_store import ChunkStore
 
+_log = logging.getLogger(__name__)
+Chunks = list[tuple[str, Tokens]]
 MOST_NOTED = 4096
 """Texts whose reason is remembered: the last."""
 
@@ -40,6 +46,38 @@ class NotStored:
                 self._reasons[text] = reason
             while len(self._reasons) > MOST_NOTED:
                 del self._reasons[next(iter(self._reasons))]
+
+    def without_unfit(
+        self, chunks: Chunks, loaded: LoadedModel, *, behind: int
+    ) -> tuple[Chunks, int, int]:
+        """Leave out, and note, chunks that no prompt can hold ``behind`` so many tokens.
+
+        Returns
+        -------
+        tuple
+            The others, and how many have a token without an embedding, or are too long.
+        """
+        known, fitting = Chunks(), Chunks()
+        for text, tokens in chunks:
+            try:
+                loaded.require_embedded(tokens.ids, f"the chunk {text[:40]!r}")
+                known.append((text, tokens))
+            except ConfigError as error:
+                if self._reasons.get(text) != "unknown_token":  # said once
+                    _log.warning("a chunk was left out: %s", error)
+                self.note([text], "unknown_token")
+        for text, tokens in known:
+            if behind + len(tokens) < (loaded.positions or sys.maxsize):
+                fitting.append((text, tokens))
+            else:
+                self.note([text], "too_long")
+        if len(fitting) < len(known):
+            _log.warning(
+                "%d chunks are longer than the model's %d positions and were left out: split them",
+                len(known) - len(fitting),
+                loaded.positions,
+            )
+        return fitting, len(chunks) - len(known), len(known) - len(fitting)
 
     @contextmanager
     def noting_full(self, chunks: Iterable[tuple[str, object]]) -> Iterator[None]:

@@ -35,7 +35,8 @@ _BY_ITSELF = frozenset({"cut", "shortened"})
 """Reasons that tell nothing of a chunk that nobody named: it may be like another one."""
 
 _DAMAGED = frozenset({"tokens", "checksum", "format", "unreadable"})
-_NOT_STORED_NEXT = frozenset({"budget", "codec", "expired", "slower", "too_short", "too_long"})
+_UNFIT = frozenset({"too_long", "unknown_token"})
+_NOT_STORED_NEXT = frozenset({"budget", "codec", "expired", "slower", "too_short"}) | _UNFIT
 
 
 def miss_of(text: str, reason: str, detail: str = "", *, stored_next: bool = False) -> Miss:
@@ -118,8 +119,8 @@ class Unused:
         if span is None and text not in self._prompt:
             closely = self._looks_closely or self._rewritten.may_have(text)
             reason = (self._rewritten.reason_of(text) if closely else None) or "left_out"
-            is_too_long = self._corpus.not_stored.reason_of(text) == "too_long"
-            return "too_long" if is_too_long and reason != "left_out" else reason
+            known = self._corpus.not_stored.reason_of(text)
+            return known if known in _UNFIT and reason != "left_out" else reason
         start = self._prompt.find(text) if span is None else span.start
         origins = self._origins(start, start + len(text))
         fresh, recomputed = (origins == Origin.FRESH).sum(), (origins == Origin.RECOMPUTED).sum()

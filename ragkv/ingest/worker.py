@@ -14,7 +14,7 @@ from ragkv.report.account import PrecomputeReport
 
 Row = dict[str, Any]
 """What became of a document: ``digest`` of its texts in the store, ``document``, ``status``
-(``stored``; ``existing``: all of it; ``skipped``: all too short or too long for an entry;
+(``stored``; ``existing``: all of it; ``skipped``: all too short, too long or with unknown tokens;
 ``failed``), its ``reason``. A batch's first row has the fields of its PrecomputeReport."""
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.architecture import Architecture, config_of, known_positions
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import Workspace
@@ -51,6 +53,31 @@ class LoadedModel:
     def positions(self) -> int | None:
         """Positions that the configuration covers; None if it does not say."""
         return known_positions(config_of(self.model))
+
+    def without_embedding(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the tokens, of those in ``ids``, that the model has no embedding for."""
+        embedding = self.model.get_input_embeddings()
+        known = int(getattr(embedding, "num_embeddings", config_of(self.model).vocab_size))
+        return ids[(ids < 0) | (ids >= known)]
+
+    def require_embedded(self, ids: npt.NDArray[np.int32], what: str) -> None:
+        """Refuse tokens that the model has no embedding for; ``what`` has them.
+
+        Raises
+        ------
+        ConfigError
+            There is one; the message names the first.
+        """
+        unknown = self.without_embedding(ids)
+        if not len(unknown):
+            return
+        token = int(unknown[0])
+        named = 0 <= token < len(self.tokenizer)
+        name = f" {self.tokenizer.convert_ids_to_tokens(token)!r}" if named else ""
+        raise ConfigError(
+            f"{what} has the token{name} with the id {token}, and the model has no embedding for "
+            "it: omit the token, or use the tokenizer that the model came with"
+        )
 
     def wait(self) -> None:
         """Wait until the device has finished the current stream's work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 from ragkv.config.checks import check_bool
@@ -122,6 +123,26 @@ class Chat(Sequence[Message]):
         return self._messages[index]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt of exactly these tokens: nothing is added, and nothing is tokenised.
+
+    Raises
+    ------
+    ConfigError
+        One of them is no number that an int32 has, or is negative.
+    """
+
+    ids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not all(type(token) is int and 0 <= token < 2**31 for token in self.ids):
+            raise ConfigError("a prompt's token ids must be integers from 0 to 2147483647")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 def _word_of(tool_choice: object) -> str:
     """Return one of ``CHOICES``, or a tool's name."""
     match tool_choice:
@@ -195,14 +216,15 @@ def _checked(tool: object) -> Mapping[str, Any]:
 
 
 def prompt_of(
-    prompt: str | Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
-) -> str | Chat:
+    prompt: str | Sequence[Message] | TokenIds,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str | Chat | TokenIds:
     """Return a text as it is, and messages as a chat with these variables of its template, too.
 
     Raises
     ------
     ConfigError
-        A message or a variable is wrong, or a text has variables.
+        A message or a variable is wrong, or a text or token ids have variables.
     """
     if isinstance(prompt, Chat):
         if not chat_template_kwargs:
@@ -211,8 +233,9 @@ def prompt_of(
         given = checked_variables(chat_template_kwargs)
         chat.chat_template_kwargs = {**prompt.chat_template_kwargs, **given}
         return chat
-    if not isinstance(prompt, str):
+    if not isinstance(prompt, str | TokenIds):
         return Chat(prompt, chat_template_kwargs=chat_template_kwargs)
     if chat_template_kwargs:
-        raise ConfigError("chat_template_kwargs are for chat messages, and the prompt is a text")
+        kind = "a text" if isinstance(prompt, str) else "token ids, no text"
+        raise ConfigError(f"chat_template_kwargs are for chat messages, and the prompt is {kind}")
     return prompt

@@ -10,13 +10,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat, prompt_of
+from ragkv.prompt.chat import Chat, TokenIds, prompt_of
 from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted
 from ragkv.prompt.messages import Message
 from ragkv.prompt.tools.describe import shown, with_definitions
 from ragkv.prompt.tools.reader import writes_tools
 
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[Message] | TokenIds
+"""A text, chat messages, or token ids."""
 _MARK = "\ue000ragkv\ue000"
 _MARKED = Chat([{"role": "user", "content": _MARK}])
 _OPENING = 8
@@ -50,6 +51,9 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     asked = prompt_of(prompt)
     if isinstance(asked, str):
         return Rendered(asked, not _starts_with_bos(asked, tokenizer))
+    if isinstance(asked, TokenIds):
+        text = tokenizer.decode(list(asked.ids), clean_up_tokenization_spaces=False)
+        return Rendered(str(text), add_special_tokens=False)
     if not asked:
         raise ConfigError("the prompt has no message")
     return Rendered(_apply_template(asked, tokenizer), add_special_tokens=False)

@@ -239,6 +239,8 @@ class PrecomputeReport:
     too_long
         Chunks that no prompt can hold, since they are longer than the model's positions: not
         encoded.
+    unknown_token
+        Chunks with a token that the model has no embedding for: not encoded.
     """
 
     new: int = 0
@@ -249,6 +251,7 @@ class PrecomputeReport:
     seconds: float = 0.0
     removed: int = 0
     too_long: int = 0
+    unknown_token: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""

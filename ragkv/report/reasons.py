@@ -74,6 +74,10 @@ REASONS: dict[str, Reason] = {
     "too_long": Reason(
         "is longer than the model's positions", "Split documents into smaller chunks."
     ),
+    "unknown_token": Reason(
+        "has a token that the model has no embedding for",
+        "Remove the token's name from the text, or use the tokenizer that the model came with.",
+    ),
     # stored, and unreadable
     "tokens": Reason("has another text's entry in its place", _AGAIN),
     "checksum": Reason("is corrupt: its bytes are not those that were written", _AGAIN),

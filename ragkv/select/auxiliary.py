@@ -60,6 +60,7 @@ class Auxiliary:
         """
         rendered = Rendered(query, add_special_tokens=False)
         ids = tokenize(rendered, self._loaded.tokenizer).ids
+        self._loaded.require_embedded(ids, "the question")
         layouts = [_sink_chunk_query(self._sink, self._entry_of(text), ids) for text in texts]
         seen: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self._batches(layouts):

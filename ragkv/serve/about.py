@@ -7,13 +7,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, Tag
 from starlette.responses import Response
 
 from ragkv.engine.engine import RagKV
 from ragkv.serve.body import Json, read_json
 from ragkv.serve.engine_calls import text_of_ids, token_ids
-from ragkv.serve.fields import Fields, TokenId, Variables, parse, plain_messages
+from ragkv.serve.fields import TEXT_OR_LIST, Fields, Text, TokenId, Variables, parse, plain_messages
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, Service, service_of
@@ -45,7 +45,10 @@ class DetokenizeFields(Fields):
 class SinkFields(Fields):
     """The body of ``/v1/sink``."""
 
-    template: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+    template: Annotated[
+        Text | Annotated[list[dict[str, Any]], Field(fail_fast=True), Tag("a list")],
+        TEXT_OR_LIST,
+    ]
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
     chat_template_kwargs: Variables = Field(default_factory=dict)
 
@@ -137,7 +140,7 @@ async def detokenize(request: Request, engine: Engine) -> Response:
     service = service_of(request)
     body = parse(DetokenizeFields, await read_json(request, service.settings))
     service.require_model(body.model)
-    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens, "tokens")})
+    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens)})
 
 
 @router.post("/v1/sink")

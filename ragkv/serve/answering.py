@@ -14,12 +14,12 @@ from starlette.responses import Response
 from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
-from ragkv.prompt.render import Prompt
+from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.retrieve.route import HEADER, route_of
 from ragkv.serve import limits
 from ragkv.serve.answers import Answers
 from ragkv.serve.body import Json, read_json
-from ragkv.serve.engine_calls import overrides_of, text_of_ids
+from ragkv.serve.engine_calls import overrides_of
 from ragkv.serve.events import EventStream
 from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse, prompts_in
 from ragkv.serve.forms import ChatForm, Form, TextForm
@@ -42,7 +42,7 @@ class Asked:
     """What a request asks for, whichever form it has."""
 
     fields: AnswerFields
-    prompts: Sequence[Prompt]
+    prompts: Sequence[str | Chat | TokenIds]
     most_tokens: int
     logprobs: int | None
     form: Form
@@ -80,13 +80,8 @@ async def completions(request: Request, engine: Engine) -> Response:
     body = parse(CompletionFields, await read_json(request, service.settings))
     prompts = await service.in_thread(prompts_in, body.prompt)
     service.check_answers(body.n * len(prompts))
-    texts = await service.in_thread(_texts, prompts, engine)
     most = body.max_tokens or COMPLETION_TOKENS
-    return await _answer(request, engine, Asked(body, texts, most, body.logprobs, TextForm()))
-
-
-def _texts(prompts: Sequence[str | list[int]], engine: RagKV) -> list[str]:
-    return [each if isinstance(each, str) else text_of_ids(engine, each) for each in prompts]
+    return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
 
 
 async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:

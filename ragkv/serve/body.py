@@ -36,12 +36,14 @@ async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
     Raises
     ------
     RefusedError
-        413 for a longer body, 415 for another content type, 408 for one that does not come, 400
-        for anything but a JSON object.
+        413 for a longer body, 415 for another content type or a compressed one, 408 for one that
+        does not come, 400 for anything but a JSON object.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # pages in browsers may send others to any address
         raise RefusedError(415, "Send the header Content-Type: application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise RefusedError(415, "Send the body uncompressed, without Content-Encoding.")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limits.BODY_BYTES:
         raise _too_long()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
+from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import Prompt, Rendered, render
 from ragkv.prompt.tokens import tokenize
 from ragkv.report.account import ReuseReport
@@ -52,13 +53,8 @@ def overrides_of(engine: RagKV, fields: ReuseFields) -> dict[str, Any]:
     return given
 
 
-def text_of_ids(engine: RagKV, ids: Sequence[int], param: str = "prompt") -> str:
-    """Return the text of token ids, special tokens included: the engine reads text alone.
-
-    Parameters
-    ----------
-    param
-        The field that has them.
+def text_of_ids(engine: RagKV, ids: Sequence[int]) -> str:
+    """Return the text of token ids, special tokens included.
 
     Raises
     ------
@@ -69,23 +65,14 @@ def text_of_ids(engine: RagKV, ids: Sequence[int], param: str = "prompt") -> str
     if positions is not None and len(ids) > positions:
         raise RefusedError(
             *(400, f"A prompt of {len(ids)} tokens exceeds the model's {positions} positions."),
-            param=param,
+            param="tokens",
             code="context_length_exceeded",
         )
     if any(token >= known for token in ids):
         raise RefusedError(
-            400, f"Token ids must be less than {known}.", param=param, code="invalid_value"
+            400, f"Token ids must be less than {known}.", param="tokens", code="invalid_value"
         )
-    return text_of(engine, ids)
-
-
-def text_of(engine: RagKV, ids: Sequence[int]) -> str:
-    """Decode tokens, one or several."""
-    return str(
-        engine.tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-    )
+    return render(TokenIds(ids), engine.tokenizer).text
 
 
 def token_ids(

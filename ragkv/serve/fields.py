@@ -20,7 +20,7 @@ from pydantic import (
 
 from ragkv.config import checked_variables
 from ragkv.errors import ConfigError
-from ragkv.prompt.chat import Chat
+from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.messages import check_results, plain_message, without_nulls
 from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
@@ -55,6 +55,10 @@ _INSTEAD = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """A million wrong texts are one error."""
+
+Text = Annotated[str, Tag("a text")]
+Stops = Annotated[list[str], Field(fail_fast=True, max_length=16), Tag("a list")]
+TEXT_OR_LIST = Discriminator(lambda given: "a list" if isinstance(given, list) else "a text")
 
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -102,7 +106,7 @@ class AnswerFields(Fields):
 
     model: str = "default"
     n: Annotated[int, Field(ge=1)] = 1
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] = []
+    stop: Annotated[Text | Stops, TEXT_OR_LIST] = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -110,9 +114,7 @@ class AnswerFields(Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    stop_token_ids: Annotated[
-        list[Annotated[int, Field(ge=0, le=2**31)]], Field(fail_fast=True)
-    ] = []
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] = []
     ignore_eos: bool = False
     sparse: Literal["off", "auto"] = "off"
     stream: bool = False
@@ -346,13 +348,13 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
         raise _refused(first["loc"], first["type"], first["msg"]) from None
 
 
-def prompts_in(prompt: object) -> list[str | list[int]]:
+def prompts_in(prompt: object) -> list[str | TokenIds]:
     """Return the prompts of a text completion: texts, or token ids.
 
     Raises
     ------
-    RefusedError
-        400: it is neither.
+    RefusedError, ConfigError
+        It is neither.
     """
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if prompts and all(type(each) is int for each in prompts):
@@ -360,13 +362,11 @@ def prompts_in(prompt: object) -> list[str | list[int]]:
     if not prompts or not all(map(_is_prompt, prompts)):
         message = "prompt: give a text or token ids, or a list of such."
         raise RefusedError(400, message, param="prompt", code="invalid_value")
-    return prompts
+    return [each if isinstance(each, str) else TokenIds(each) for each in prompts]
 
 
 def _is_prompt(prompt: object) -> bool:
-    if isinstance(prompt, list):
-        return bool(prompt) and all(type(each) is int and each >= 0 for each in prompt)
-    return isinstance(prompt, str)
+    return isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt))
 
 
 def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:

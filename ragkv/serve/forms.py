@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ragkv.answer.completion import LEAST_LOGPROB, Completion, TokenLogprobs
+from ragkv.answer.spelling import AnswerSpelling
 from ragkv.report.account import ReuseReport
 from ragkv.serve.engine_calls import cached_tokens
-
-TextOf = Callable[[int], str]
 
 
 class Form(Protocol):
@@ -32,8 +31,8 @@ class Form(Protocol):
         """Return a part of a choice's answer; ``ended`` is all of it, with the last part."""
         ...
 
-    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
-        """Return log-probabilities; ``start`` is the first token's offset in the answer."""
+    def logprobs(self, tokens: Sequence[TokenLogprobs], spelling: AnswerSpelling) -> Any:
+        """Return log-probabilities of the answer's next tokens."""
         ...
 
 
@@ -65,11 +64,9 @@ class ChatForm:
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         return {"delta": delta, "logprobs": logprobs}
 
-    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
+    def logprobs(self, tokens: Sequence[TokenLogprobs], spelling: AnswerSpelling) -> Any:
         """Return ``{"content": [...]}``, one object for each token."""
-        del start
-        content = [token.in_openais_form(text_of) for token in tokens]
-        return {"content": content, "refusal": None}
+        return {"content": list(map(spelling.item, tokens)), "refusal": None}
 
 
 class TextForm:
@@ -89,20 +86,24 @@ class TextForm:
         del first, ended
         return {"text": text, "logprobs": logprobs}
 
-    def logprobs(self, tokens: Sequence[TokenLogprobs], text_of: TextOf, start: int) -> Any:
+    def logprobs(self, tokens: Sequence[TokenLogprobs], spelling: AnswerSpelling) -> Any:
         """Return one list for each kind of figure."""
-        texts = [text_of(token.token_id) for token in tokens]
+        texts, tops, offsets = [], [], []
+        for each in tokens:
+            top = dict[str, float]()
+            # the drawn token is always among them, and has its text
+            for token, logprob in {each.token_id: each.logprob, **dict(each.top)}.items():
+                text, _ = spelling.spell(token)
+                name = f"token_id:{token}" if text in top else text  # as vLLM names tokens
+                top[name] = max(logprob, LEAST_LOGPROB)
+            texts.append(next(iter(top)))
+            tops.append(top)
+            offsets.append(spelling.take(each.token_id))
         return {
             "tokens": texts,
-            "token_logprobs": [max(token.logprob, LEAST_LOGPROB) for token in tokens],
-            "top_logprobs": [
-                {  # the drawn token is always among them
-                    text_of(each): max(logprob, LEAST_LOGPROB)
-                    for each, logprob in ((token.token_id, token.logprob), *token.top)
-                }
-                for token in tokens
-            ],
-            "text_offset": [start + sum(map(len, texts[:at])) for at in range(len(texts))],
+            "token_logprobs": [max(each.logprob, LEAST_LOGPROB) for each in tokens],
+            "top_logprobs": tops,
+            "text_offset": offsets,
         }
 
 

@@ -26,16 +26,20 @@ def read_keys(path: Path) -> dict[str, str]:
         there is none. No message contains a key.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the keys in {path} cannot be read: {error}") from error
+        raise ConfigError(f"the keys in {path} cannot be read as UTF-8 text: {error}") from error
     keys: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         namespace, _, key = (part.strip() for part in line.partition("="))
-        if not namespace or not key or not key.isascii() or any(map(str.isspace, key)):
-            raise ConfigError(f"line {number} of {path} must be NAMESPACE=KEY, in ASCII letters")
+        visible = (namespace + key).isprintable() and not any(map(str.isspace, key))
+        if not namespace or not key or not key.isascii() or not visible:
+            raise ConfigError(
+                f"line {number} of {path} must be NAMESPACE=KEY, without invisible characters and "
+                "the key in ASCII letters: save the file as UTF-8"
+            )
         if keys.setdefault(key, namespace) != namespace:
             raise ConfigError(f"line {number} of {path}: another namespace has this key")
     if not keys:

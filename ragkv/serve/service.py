@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError, ServerError
-from ragkv.prompt.render import Prompt
+from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.serve import limits
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.engine_calls import most_characters, public_name, warm_up
@@ -53,6 +53,7 @@ class Service:
         first = next(iter(self.engines.values()))
         self.model_name = settings.model_name or public_name(first)
         self.fingerprint = first.info.fingerprint
+        self._most_tokens = first.loaded.positions
         self._most_characters = most_characters(first)
         self.metrics = ServerMetrics(
             lambda: first.status().running,
@@ -127,10 +128,13 @@ class Service:
         if count > limits.ANSWERS:
             raise _too_large(f"At most {limits.ANSWERS} answers at once.", "n")
 
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Refuse a prompt that is too long by far, before it is tokenised."""
-        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
-        if self._most_characters is not None and sum(map(len, texts)) > self._most_characters:
+    def check_prompt(self, prompt: str | Chat | TokenIds) -> None:
+        """Refuse a prompt that is too long: token ids, or by far, before it is tokenised."""
+        size, most = len(prompt), self._most_tokens
+        if isinstance(prompt, str | Chat):
+            texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+            size, most = sum(map(len, texts)), self._most_characters
+        if most is not None and size > most:
             raise RefusedError(
                 *(400, "The prompt exceeds the model's positions: retrieve fewer chunks."),
                 code="context_length_exceeded",

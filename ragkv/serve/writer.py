@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ragkv.answer.completion import Completion, TokenLogprobs
+from ragkv.answer.spelling import AnswerSpelling
 from ragkv.engine.engine import RagKV
 from ragkv.serve.answers import AnswerPart
-from ragkv.serve.engine_calls import text_of
 from ragkv.serve.fields import AnswerFields
-from ragkv.serve.forms import Form, TextOf, counted, envelope, usage
+from ragkv.serve.forms import Form, counted, envelope, usage
 from ragkv.serve.service import Service
 
 
@@ -36,11 +37,11 @@ class AnswerWriter:
         self._fields = fields
         self._metrics = service.metrics
         self._head = envelope(form, service.model_name, service.fingerprint)
-        self._text_of: TextOf = lambda token: text_of(engine, [token])
         self._count = count
         self._ended: dict[int, Completion] = {}
         self._begun: set[int] = set()
-        self._offsets: defaultdict[int, int] = defaultdict(int)
+        new = partial(AnswerSpelling, engine.tokenizer)
+        self._spelled: defaultdict[int, AnswerSpelling] = defaultdict(new)
 
     @property
     def unfinished(self) -> int:
@@ -99,9 +100,7 @@ class AnswerWriter:
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> Any:
         if not tokens:
             return None
-        out = self._form.logprobs(tokens, self._text_of, self._offsets[index])
-        self._offsets[index] += sum(len(self._text_of(each.token_id)) for each in tokens)
-        return out
+        return self._form.logprobs(tokens, self._spelled[index])
 
     def _usage(self) -> dict[str, Any]:
         reports = {index: each.report for index, each in self._ended.items()}

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.cli.texts import read_texts, split_text
+from ragkv.cli.texts import read_system_prompt, read_texts, split_text
 from ragkv.errors import ConfigError
 from ragkv.report.quality import Quality
 
@@ -266,6 +266,13 @@ def test_a_file_that_is_no_text_is_refused_by_name_and_left_out_of_a_folder(text
     wrong.rename(texts / "only" / "wrong.md")
     with pytest.raises(ConfigError, match="no text found"):
         read_texts([texts / "only"])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(texts):
+    file = texts / "marked.md"
+    file.write_bytes("The first words.\r\nMore.".encode("utf-8-sig"))
+    assert read_texts([file])[file.resolve()] == "The first words.\nMore."
+    assert read_system_prompt(file) == "The first words.\nMore."
 
 
 @pytest.mark.parametrize("command", ["precompute", "ask"])

@@ -20,6 +20,7 @@ from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.healing import Healing
 from ragkv.engine.idle import IdleWork
+from ragkv.prompt.chat import TokenIds
 from ragkv.select import Scene
 
 make_engine = runs.make_engine
@@ -61,6 +62,23 @@ def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine: Make) -> No
     engine.prefetch([B, A, C])
     engine.wait()
     runs.assert_exact(engine, engine.prefill(prompt([B, A, C])))
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_versions_have_the_tokenizer_s_own_tokens(make_engine: Make, usual: bool) -> None:
+    """A client may send a chunk in other tokens: exact rows for itself, no version for others."""
+    engine = runs.ingested(make_engine())
+    ids = engine.tokenize(engine.render(ask([A, B])))
+    at = engine.tokenize(engine.render(ask([A])).partition(A)[0] + A)
+    if not usual:  # a token of the second chunk in letters
+        assert engine.tokenizer.decode(ids[len(at) + 3]) == "ar"
+        ids[len(at) + 3 : len(at) + 4] = engine.tokenizer.convert_tokens_to_ids(["a", "r"])
+    for end in (5, 6, 7):
+        engine.prefill(TokenIds([*ids, end]))
+        engine.wait()
+    report = engine.prefill(TokenIds([*ids, 8])).report
+    assert report.former_exact_tokens > len(at)
+    assert runs.contexts(engine) == ({(A, B)} if usual else set())
 
 
 def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,36 @@ def test_reading_keys(tmp_path):
     assert namespace_of("Bearer sk", keys) is None
 
 
+@pytest.mark.parametrize("first", ["", "# ours\r\n", "\r\n", "\u6587=sk-c\r\n"])
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, first):
+    path = tmp_path / "keys"
+    path.write_bytes(f"{first}alpha=sk-a\r\nbeta=sk-b\r\n".encode("utf-8-sig"))
+    keys = read_keys(path)
+    assert list(keys.items())[-2:] == [("sk-a", "alpha"), ("sk-b", "beta")]
+    assert set(keys.values()) <= {"alpha", "beta", "\u6587"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "alpha=sk-secret".encode("utf-16"),
+        "alpha=sk-secret".encode("utf-16-le"),
+        "alpha=sk-secret".encode("utf-16-be"),
+        "alpha=sk-secret".encode("utf-32"),
+        "a=b\n\ufeffalpha=sk-secret".encode(),  # two files, joined
+        "al\u200bpha=sk-secret".encode(),
+        b"alpha=sk-secret\x00",
+        "\u00e4=sk-secret".encode("latin-1"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, content):
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="UTF-8") as caught:
+        read_keys(path)
+    assert "sk-secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "# nothing\n", "alpha\n", "=sk-secret\n", "a=\n", "a=sk-secret\nb=sk-secret\n", "a=x y\n"],

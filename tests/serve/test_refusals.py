@@ -91,6 +91,7 @@ def test_unknown_fields_are_refused_by_name(client, fields, param):
         ({"max_tokens": True}, "max_tokens"),
         ({"stop": 5}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x", 5]}, "stop.1"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
@@ -191,6 +192,29 @@ def test_another_model(client, kv):
 def test_bodies_that_are_no_json_object(client, body):
     headers = {"Content-Type": "application/json"}
     refused(client.post(CHAT, content=body, headers=headers), 400, code="invalid_json")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "BR"])
+def test_compressed_bodies(client, encoding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    said = refused(client.post(CHAT, content=b"\x1f\x8b", headers=headers), 415)
+    assert "Content-Encoding" in said
+    headers["Content-Encoding"] = "identity"
+    body = json.dumps(chat())
+    assert client.post(CHAT, content=body, headers=headers).status_code == 200
+
+
+def test_messages_name_what_is_wrong(client):
+    stops = refused(client.post(CHAT, json=chat(stop=["x"] * 20)), 400, param="stop")
+    assert "at most 16" in stops
+    for wrong in ([5], [["a"]], ["a"]):
+        said = refused(client.post("/v1/sink", json={"template": wrong}), 400, param="template.0")
+        assert "dict" in said
+    for wrong, word in (("a", "required"), (True, "required"), ({}, "required"), ([], "format")):
+        parameters = {"type": "object", "properties": {"a": {word: wrong}}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        body = chat(tools=[tool], tool_choice="required")
+        assert f"{word} must be" in refused(client.post(CHAT, json=body), 400, param="tools")
 
 
 def test_other_content_types(client):

@@ -11,6 +11,7 @@ from tiny import ask, tiny_model
 from ragkv import ReuseConfig
 from ragkv.engine import pipeline
 from ragkv.errors import ConfigError
+from ragkv.prompt.chat import TokenIds
 from ragkv.select.rules.query import METHOD
 
 PROMPT = ask([CHUNKS[2], CHUNKS[0], CHUNKS[1]])
@@ -36,6 +37,19 @@ def test_tokens_are_the_engine_s(make_engine, connect, vllm, family, ratio):
     assert answer.report.cached_tokens == alone.report.cached_tokens
     assert ratio != 1 or answer.token_ids == full.token_ids
     assert [path.name for path in vllm.folder.iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize("end", ["if", "\U0001f600"])
+def test_token_ids_are_sent_on(kv, connect, vllm, end):
+    """Also those that the tokenizer would join, and a part of a character."""
+    letters = [token for each in end for token in kv.tokenize(each)]
+    ids = [*kv.tokenize(kv.render(PROMPT)), *letters[: max(2, len(letters) - 1)]]
+    alone = kv.generate(TokenIds(ids), drafts=False, max_new_tokens=8, recompute_ratio=1)
+    connect(kv)
+    answer = kv.generate(TokenIds(ids), max_new_tokens=8, recompute_ratio=1)
+    assert vllm.streamed[-1]["prompt"] == ids
+    assert answer.token_ids == alone.token_ids
+    assert answer.report.handed_over_tokens > 100
 
 
 @pytest.mark.parametrize("method", ["cachecraft", "cacheblend", "epic", "reuse", "prefix"])

@@ -119,7 +119,7 @@ def _workload(
 def _read(path: Path) -> Found:
     """Return what the command wrote; ConfigError for anything else."""
     try:
-        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        found: Found = json.loads(path.read_text(encoding="utf-8-sig"))
         if not found["rows"][0]["turns"]:
             raise KeyError("turns")
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -111,7 +111,7 @@ def default_haystack() -> str:
 def read_haystack(path: str | Path | None) -> str:
     """Read a UTF-8 text file, None the default, to hide needles in; ConfigError if that fails."""
     try:
-        return default_haystack() if path is None else Path(path).read_text(encoding="utf-8")
+        return default_haystack() if path is None else Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"haystack {path} cannot be read as UTF-8 text: {error}") from error
 

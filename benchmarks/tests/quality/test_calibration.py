@@ -234,6 +234,11 @@ def test_bad_profiles_are_named(make_engine, tmp_path):
         path.write_text(text, errors="surrogateescape")
         with pytest.raises(ConfigError, match=r"p\.json is not a profile"):
             ReuseConfig.from_profile(path)
+    path.write_bytes(json.dumps(good).encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"p\.json is not a profile"):
+        ReuseConfig.from_profile(path)
+    path.write_bytes(json.dumps(good).encode("utf-8-sig"))  # by an editor on Windows
+    assert ReuseConfig.from_profile(path).recompute_ratio == good["recompute_ratio"]
     with pytest.raises(ConfigError, match="cannot be written"):
         _calibration(make_engine()).save(tmp_path / "no" / "p.json")
 

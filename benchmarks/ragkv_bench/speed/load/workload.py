@@ -108,7 +108,7 @@ class Workload:
     def load(cls, path: str | Path) -> Workload:
         """Read what :meth:`save` wrote; ConfigError for anything else."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
             documents = (row["document"] for row in rows if "document" in row)
             dialogues = (row["dialogue"] for row in rows if "document" not in row)

@@ -1,0 +1,59 @@
+"""The texts and bytes of an answer's tokens."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ragkv.answer.completion import LEAST_LOGPROB, TokenLogprobs
+from ragkv.prompt.token_bytes import TokenBytes
+
+
+class AnswerSpelling:
+    """Spells an answer's tokens in their order: joined, their bytes are the answer's.
+
+    So are their texts, but those of parts of a character. A special token, which answers leave
+    out, has its name as text, and no bytes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._bytes = TokenBytes(tokenizer)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {token: each.content for token, each in added if each.special}
+        self._before: int | None = None
+        self._reader = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """Return the text and the bytes of a token that may come next."""
+        if token in self._special:
+            return self._special[token], b""
+        data = self._bytes.of(token, self._before)
+        return data.decode(errors="replace"), data
+
+    def take(self, token: int) -> int:
+        """Go on behind a token; return the answer's characters before it.
+
+        A token that continues a character stands where the character begins.
+        """
+        _, data = self.spell(token)
+        is_begun = bool(self._reader.getstate()[0])
+        is_broken = is_begun and bool(data) and not 0x80 <= data[0] < 0xC0
+        offset = self._characters + is_broken
+        self._characters += len(self._reader.decode(data))
+        if token not in self._special:
+            self._before = token
+        return offset
+
+    def item(self, record: TokenLogprobs) -> dict[str, Any]:
+        """Return a token's item of OpenAI's ``logprobs``, and go on behind it."""
+        top = [self._item(*each) for each in record.top]
+        found = {**self._item(record.token_id, record.logprob), "top_logprobs": top}
+        self.take(record.token_id)
+        return found
+
+    def _item(self, token: int, logprob: float) -> dict[str, Any]:
+        text, data = self.spell(token)
+        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
