@@ -43,6 +43,7 @@ class _Fast:
     def __init__(self, *, rounds: bool = True) -> None:
         self.rounds = rounds
         self.threads: set[int] = set()
+        self.blocks = 0
         self.layers: list[nn.Linear] = []
         self.suited: list[nn.Module] = []
         self.step: Forward = step_forward
@@ -54,7 +55,7 @@ class _Fast:
         """Replace the layers' ``forward``, unless it is; drop what was packed of other weights."""
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return
-        if not self.threads:
+        if not self.blocks:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
             self.suited = [x for x in backbone_of(model).layers if suits_steps(x, self.layers)]
@@ -139,13 +140,15 @@ def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Ite
         yield
         return
     fast.replace(model)
+    fast.blocks += 1
     if not ordinary or fast.quantised:
         fast.threads.add(thread)
     try:
         yield
     finally:
         fast.threads.discard(thread)
-        if not fast.threads:
+        fast.blocks -= 1
+        if not fast.blocks:
             fast.restore()
 
 

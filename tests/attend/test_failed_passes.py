@@ -123,3 +123,13 @@ def test_layers_keep_their_forward_where_weights_cannot_be_looked_at(
     with fast_linear_layers(model):
         assert "forward" in vars(model.model.layers[0].mlp.up_proj)
     assert not [each for each in model.modules() if "forward" in vars(each)]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_pass_within_an_ordinary_call_gives_the_layers_back(*, inner: bool) -> None:
+    model = tiny_model()
+    with fast_linear_layers(model, ordinary=True):
+        with fast_linear_layers(model, ordinary=inner):
+            assert "forward" in vars(model.model.layers[0].mlp.up_proj)
+        assert "forward" in vars(model.model.layers[0].mlp.up_proj)
+    assert not [each for each in model.modules() if "forward" in vars(each)]
