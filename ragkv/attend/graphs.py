@@ -29,6 +29,7 @@ from ragkv.model.fingerprint import adapters_of
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
+from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.splice.table import TableCache
 
 _log = logging.getLogger(__name__)
@@ -242,10 +243,12 @@ class Graphs:
         if graph is None:
             try:
                 graph = self._capture(loaded, key, subsets, compute, observed)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                self._refuse(f"{type(error).__name__}: {error}")
+            except (MemoryError, RuntimeError, NotImplementedError, ValueError) as error:
+                if is_out_of_memory(error):  # perhaps the pass itself fits
+                    release_calls(error)
+                    self._used.discard(key)
+                else:
+                    self._refuse(f"{type(error).__name__}: {error}")
                 return None
             self._graphs[key] = graph
         _fill(graph.table, subsets, observed)

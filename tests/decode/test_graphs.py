@@ -193,3 +193,23 @@ def test_graphs_are_freed_with_the_last_engine(make_engine, recorded):
     assert found._graphs
     kv.close()
     assert not found._graphs
+
+
+def test_memory_that_runs_out_in_a_capture_leaves_the_pass_to_be_computed(
+    make_engine, recorded, monkeypatch, caplog
+):
+    captures = []
+
+    def lacks(self, compute):
+        captures.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    expected = answers(make_engine())
+    with monkeypatch.context() as short:
+        short.setattr(Recording, "capture", lacks)
+        kv = make_engine()
+        assert answers(kv) == expected
+    assert len(captures) > 1  # tried again
+    assert answers(kv) == expected
+    assert replays(kv)
+    assert "not captured" not in caplog.text
