@@ -30,6 +30,7 @@ from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
 from ragkv.report.account import PrecomputeReport
+from ragkv.report.plural import count
 from ragkv.store.base import Found, Terms, has_expired
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
@@ -361,14 +362,12 @@ class Corpus:
         """Leave out chunks that no prompt can hold: longer than the model's positions."""
         positions = self.loaded.positions or sys.maxsize
         kept = [each for each in chunks if len(sink.ids) + len(each[1]) < positions]
-        if len(kept) < len(chunks):
-            self.not_stored.note(
-                {text for text, _ in chunks} - {text for text, _ in kept}, "too_long"
-            )
+        if too_long := {text for text, _ in chunks} - {text for text, _ in kept}:
+            self.not_stored.note(too_long, "too_long")
             _log.warning(
-                "%d chunks are longer than the model's %d positions and were left out: split them",
-                len(chunks) - len(kept),
+                "left out, longer than the model's %d positions: %s. Split into smaller chunks.",
                 positions,
+                count(len(too_long), "chunk"),
             )
         return kept
 
