@@ -342,8 +342,16 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+        first = max(same, key=_closeness)
         raise _refused(first["loc"], first["type"], first["msg"]) from None
+
+
+def _closeness(error: Mapping[str, Any]) -> tuple[int, bool]:
+    """Rank a union's errors: the member that a value is nearest to says what is wrong with it."""
+    depth = sum(isinstance(part, int) for part in error["loc"])
+    return depth, not error["type"].endswith(("_type", "literal_error"))
 
 
 def prompts_in(prompt: object) -> list[str | list[int]]:
