@@ -52,6 +52,22 @@ class ModelInUseError(RagKVError, RuntimeError):
     """An ordinary call of the model cannot be computed beside one of ragkv's passes."""
 
 
+class CutOffError(RagKVError, ValueError):
+    """An answer reached its longest length within JSON or a tool call.
+
+    Parameters
+    ----------
+    tokens
+        Its tokens.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"the answer was cut off at max_new_tokens (max_tokens), in the middle of JSON or a "
+            f"tool call: raise that limit beyond {tokens}"
+        )
+
+
 class ClosedError(RagKVError, RuntimeError):
     """The engine was closed before the call."""
 

@@ -117,8 +117,8 @@ REASONS: dict[str, Reason] = {
     ),
     "enlarged": Reason(
         "stands in the prompt within a longer text (a sentence window, a merged parent)",
-        "Precompute the longer text; in LlamaIndex put `RagKVPostprocessor` behind what inserts "
-        "it.",
+        'Precompute the longer text: `metadata_key="window"` in LlamaIndex, or '
+        "`RagKVPostprocessor` behind what inserts it.",
     ),
     "pieces": Reason(
         "stands in the prompt in pieces, with other text between them",

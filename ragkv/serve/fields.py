@@ -23,7 +23,7 @@ from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.messages import check_results, plain_message, without_nulls
-from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
+from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported, wrong_field
 
 IGNORED = frozenset(
     {
@@ -74,12 +74,14 @@ class ReuseFields(Fields):
     recompute_ratio: float | Literal["auto"] | None = None
     method: str | None = None
     sink: str | None = None
+    history: bool = True
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of ReuseConfig that are given."""
-        return self.model_dump(
+        """Return the fields of ReuseConfig that are given; a server without history stays so."""
+        given = self.model_dump(
             include={"recompute_ratio", "method", "sink"}, exclude_none=True, mode="python"
         )
+        return given if self.history else {**given, "history": False}
 
 
 class AnswerReuse(ReuseFields):
@@ -342,16 +344,7 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
-        first = max(same, key=_closeness)
-        raise _refused(first["loc"], first["type"], first["msg"]) from None
-
-
-def _closeness(error: Mapping[str, Any]) -> tuple[int, bool]:
-    """Rank a union's errors: the member that a value is nearest to says what is wrong with it."""
-    depth = sum(isinstance(part, int) for part in error["loc"])
-    return depth, not error["type"].endswith(("_type", "literal_error"))
+        raise wrong_field(error) from None
 
 
 def prompts_in(prompt: object) -> list[str | list[int]]:
@@ -375,21 +368,6 @@ def _is_prompt(prompt: object) -> bool:
     if isinstance(prompt, list):
         return bool(prompt) and all(type(each) is int and each >= 0 for each in prompt)
     return isinstance(prompt, str)
-
-
-def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:
-    # a union's own names for its members are no part of the place
-    parts = [str(part) for part in place if isinstance(part, int) or part.isidentifier()]
-    if len(parts) > 1 and parts[-1] in {"str", "float"}:
-        del parts[-1]
-    where = ".".join(parts)
-    if kind == "extra_forbidden":
-        return RefusedError(
-            400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
-        )
-    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
-    message = message.removeprefix("Value error, ")
-    return RefusedError(400, f"{where}: {message}.", param=where, code=code)
 
 
 def plain_messages(

@@ -173,7 +173,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
 
 
 def _result(call: Call, completion: Completion) -> ChatResult:
-    valid, invalid = calls(completion)
+    valid, invalid = calls(completion, has_tools=bool(call.keywords.tools))
     message = AIMessage(
         content=completion.text,
         tool_calls=valid,
@@ -188,7 +188,7 @@ def _last_chunk(call: Call, completion: Completion) -> ChatGenerationChunk:
     message = AIMessageChunk(
         content="",
         chunk_position="last",
-        tool_call_chunks=call_chunks(completion),
+        tool_call_chunks=call_chunks(completion, has_tools=bool(call.keywords.tools)),
         **_account(call, completion),
     )
     return ChatGenerationChunk(message=message)
