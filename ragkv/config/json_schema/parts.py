@@ -110,10 +110,7 @@ class SchemaParts:
 def _check(schema: Schema) -> None:
     required, form = schema.get("required", []), schema.get("format", "")
     if not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
-        raise ConfigError(
-            f"required must be a list of properties' names, in the object that has them, not "
-            f"{required!r}"
-        )
+        raise ConfigError(f"required must be a list of names beside properties, not {required!r}")
     if not isinstance(form, str):
         raise ConfigError(f"format must be a name, not {form!r}")
 
