@@ -160,6 +160,18 @@ def test_langchains_agents(chat, kv, make_say):
     assert CUT in " ".join(last.response_metadata["ragkv"]["warnings"])
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_langchains_agents_with_structured_output(chat, kv, make_say, length):
+    """Without tools such an agent asks until it has its object."""
+    make_say(kv, FORCED.replace("order", "Order"))
+    agent = create_agent(chat(length), [], response_format=Order)
+    with pytest.raises(CutOffError, match=CUT):
+        agent.invoke({"messages": [("user", "x")]})
+    agent = create_agent(chat(length), [tool(order)], response_format=Order)
+    *_, last = agent.invoke({"messages": [("user", "x")]})["messages"]
+    assert CUT in last.invalid_tool_calls[0]["error"]
+
+
 # ---- LlamaIndex
 
 

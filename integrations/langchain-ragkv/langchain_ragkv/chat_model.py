@@ -17,7 +17,7 @@ from langchain_ragkv.call import Call
 from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.structured import structured
-from langchain_ragkv.tools import call_chunks, calls, definitions
+from langchain_ragkv.tools import call_chunks, calls, definitions, repeated_cut_off
 from ragkv import Chat, Completion
 from ragkv.answer.stream import TextStream
 
@@ -117,6 +117,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             keywords.tool_choice,
             parallel_tool_calls=keywords.parallel_tool_calls,
         )
+        if prompt.has_to_call and (error := repeated_cut_off(messages)):
+            raise error
         return call, call.start(prompt)
 
     def _generate(

@@ -18,7 +18,7 @@ from typing import (
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
@@ -31,7 +31,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict, is_typeddict
 
-from ragkv.errors import ConfigError, CutOffError
+from langchain_ragkv.tools import cut_off
+from ragkv.errors import ConfigError
 
 
 class WholeJson(JsonOutputParser):
@@ -39,12 +40,12 @@ class WholeJson(JsonOutputParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return the object; of a stream's parts, as much as is there."""
-        why, text = _cut_off(getattr(result[0], "message", None)), result[0].text
+        why, text = cut_off(getattr(result[0], "message", None)), result[0].text
         if why or not partial:
             try:
                 json.loads(text)
             except ValueError as error:
-                said = why or f"the answer is no JSON ({error})"
+                said = str(why or f"the answer is no JSON ({error})")
                 raise OutputParserException(said, llm_output=text) from error
         return super().parse_result(result, partial=partial)
 
@@ -151,13 +152,6 @@ def structured(
 def _with_call(message: AIMessage) -> AIMessage:
     if not message.tool_calls:
         text = "".join(call["args"] or "" for call in message.invalid_tool_calls)
-        said = _cut_off(message) or "the answer is no call of the tool"
+        said = str(cut_off(message) or "the answer is no call of the tool")
         raise OutputParserException(said, llm_output=text)
     return message
-
-
-def _cut_off(message: BaseMessage | None) -> str:
-    """Return why an answer has no end; empty where it has one, or has not come to it."""
-    if message is None or message.response_metadata.get("finish_reason") != "length":
-        return ""
-    return str(CutOffError(message.response_metadata["ragkv"]["completion_tokens"]))

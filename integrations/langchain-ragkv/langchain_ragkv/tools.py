@@ -6,7 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    InvalidToolCall,
+    ToolCall,
+    ToolCallChunk,
+)
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -74,6 +80,24 @@ def calls(
         error = str(CutOffError(completion.report.completion_tokens))
         invalid.append(invalid_tool_call(name=None, args="", id=None, error=error))
     return valid, invalid
+
+
+def cut_off(message: BaseMessage | None) -> CutOffError | None:
+    """Return the error of an answer that reached its longest length without a call."""
+    if not isinstance(message, AIMessage) or message.tool_calls:
+        return None
+    if message.response_metadata.get("finish_reason") != "length":
+        return None
+    return CutOffError(message.usage_metadata["output_tokens"] if message.usage_metadata else 0)
+
+
+def repeated_cut_off(messages: Sequence[BaseMessage]) -> CutOffError | None:
+    """Return the error of a call that an agent repeats without end.
+
+    It was cut off, and nothing was said of it since, or it was cut off twice.
+    """
+    before, last = [None, None, *(each for each in messages if isinstance(each, AIMessage))][-2:]
+    return cut_off(last) if messages[-1] is last or cut_off(before) else None
 
 
 def call_chunks(completion: Completion, *, has_tools: bool) -> list[ToolCallChunk]:
