@@ -56,6 +56,22 @@ class OutOfMemoryError(RagKVError, MemoryError):
     """Memory ran out; the message says what was needed, and which setting needs less."""
 
 
+class CutOffError(RagKVError, ValueError):
+    """An answer reached its longest length within JSON or a tool call.
+
+    Parameters
+    ----------
+    tokens
+        Its tokens.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"the answer was cut off at max_new_tokens (max_tokens), in the middle of JSON or a "
+            f"tool call: raise that limit beyond {tokens}"
+        )
+
+
 class ClosedError(RagKVError, RuntimeError):
     """The engine was closed before the call."""
 

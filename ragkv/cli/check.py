@@ -14,6 +14,7 @@ from ragkv.cli.options import AsJson, Device, DType, ModelName, Ratio
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,10 @@ def _show(name: str, found: Sequence[Quality]) -> None:
         shares = f"{each.copies}/{each.examples}", kept, f"{each.agreement:.0%}"
         table.add_row(f"{each.ratio}", _YES_OR_NO[each.holds], *shares)
     out.print(table)
-    out.print(f"{first.examples} prompts; full attention copies {first.full_copies} records.")
+    out.print(
+        f"{count(first.examples, 'prompt')}; full attention copies "
+        f"{count(first.full_copies, 'record')}."
+    )
     if first.kept is None:
         out.print("These are too few to judge by: agreement alone decides.")
     needs = f"a ratio of {last.ratio}" if last.holds else 'full prefill (method="full")'

@@ -15,6 +15,7 @@ from rich.table import Table
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, ModelName
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +99,8 @@ def plan_command(
         )
     out.print(table)
     out.print(
-        f"{name} in {corpus['dtype']}: {chunks:,} chunks of {tokens} tokens are ingested in "
-        f"{chunks * compute / 60:,.1f} minutes. Load and compute are for one chunk, at "
+        f"{name} in {corpus['dtype']}: {count(chunks, 'chunk')} of {count(tokens, 'token')}, "
+        f"ingested in {chunks * compute / 60:,.1f} minutes. Load and compute are for one chunk, at "
         f"{disk_gbps:g} GB/s.",
         highlight=False,
         markup=False,

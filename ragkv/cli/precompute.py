@@ -25,6 +25,7 @@ from ragkv.cli.options import (
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY, ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError, StoreError
+from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -90,7 +91,10 @@ def precompute(
         with open_engine(model, store=where, **engine) as kv:
             parts = [cut(kv, each) for each in files]
             chunks = sum(len(each.texts) for each in parts)
-            err.print(f"{chunks} chunks of at most {chunk_tokens} tokens.", highlight=False)
+            err.print(
+                f"{count(chunks, 'chunk')} of at most {count(chunk_tokens, 'token')}.",
+                highlight=False,
+            )
             report = precompute_documents(kv.precompute, grouped(parts))
     else:
         opened = partial(open_engine, model, store=for_workers(where), quiet=True, **engine)
@@ -115,12 +119,13 @@ def precompute(
             f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
             f"{report.too_long} too long for the model, {report.unknown_token} with tokens unknown "
             f"to it, {report.removed} removed; "
-            f"{report.tokens} tokens, {report.bytes / 1e6:.1f} MB in {report.seconds:.1f} s.",
+            f"{count(report.tokens, 'token')}, {report.bytes / 1e6:.1f} MB "
+            f"in {report.seconds:.1f} s.",
             highlight=False,
         )
     if failed:
         raise StoreError(
-            f"{len(failed)} of {len(files)} files were not stored, such as "
+            f"not stored: {len(failed)} of {count(len(files), 'file')}, such as "
             f"{failed[0]['document']}: {failed[0]['reason']}"
         )
 

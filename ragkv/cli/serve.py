@@ -79,6 +79,14 @@ VllmBytes = Annotated[
         min=1, help="Of what vLLM has not loaded yet.", show_default="half of what is free there"
     ),
 ]
+CorsOrigins = Annotated[
+    list[str],
+    typer.Option(
+        "--cors-origin",
+        help="Origin whose pages may send requests from a browser, or *; may be repeated.",
+        show_default="none",
+    ),
+]
 Reports = Annotated[bool, typer.Option(help="Whether clients may have an answer's whole report.")]
 
 
@@ -110,6 +118,7 @@ def serve(
     device: Device = None,
     dtype: DType = None,
     reports: Reports = True,
+    cors_origin: CorsOrigins = [],  # noqa: B006  typer's default of a list
     memory_bytes: Annotated[
         int, typer.Option(min=0, help="Of chunks in the host's memory.")
     ] = StoreConfig().memory_bytes,
@@ -158,6 +167,7 @@ def serve(
         max_running=max_running,
         max_waiting=max_waiting,
         reports=reports,
+        cors_origins=tuple(cors_origin),
     )
     first, *others = sorted(settings.namespaces)
     reuse = reuse_config(method, recompute_ratio).override(

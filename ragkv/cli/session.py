@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ragkv.cli.console import err
+from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     from ragkv import RagKV, ReuseConfig, StoreConfig
@@ -126,7 +127,7 @@ def retrieve(
 
     files = split_texts(texts, kv.tokenizer, chunk_tokens)
     chunks = [chunk for found in files.values() for chunk in found]
-    with err.status(f"Looking through {len(chunks)} chunks …"):
+    with err.status(f"Looking through {count(len(chunks), 'chunk')} …"):
         return Embedder(kept_embeddings()).top(question, chunks, top_k)
 
 

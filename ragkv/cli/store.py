@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, Namespace, StorePath
+from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore
@@ -44,8 +45,8 @@ def stats(
         )
     out.print(table)
     _say(
-        f"{found.texts} chunks of {found.documents} documents: {found.entries} entries, "
-        f"{_megabytes(found.nbytes)} MB; {found.expired} of them have expired."
+        f"{count(found.texts, 'chunk')} of {count(found.documents, 'document')}: "
+        f"{count(found.entries, 'entry')}, {_megabytes(found.nbytes)} MB; {found.expired} expired."
     )
 
 
@@ -72,10 +73,10 @@ def verify(
             table.add_row(problem.kind, problem.key, escape(problem.detail))
         if found.problems:
             out.print(table)
-        counts = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())
+        counts = ", ".join(f"{number} {kind}" for kind, number in found.counts.items())
         _say(
-            f"{found.values} values, {_megabytes(found.nbytes)} MB read: {counts or 'all intact'}; "
-            f"{found.healed} removed."
+            f"{count(found.values, 'value')}, {_megabytes(found.nbytes)} MB read: "
+            f"{counts or 'all intact'}; {found.healed} removed."
         )
     if not found.sound:
         raise typer.Exit(1)
@@ -90,7 +91,7 @@ def gc(
     """Delete expired chunks and the remains of interrupted writers."""
     with closing(_open(store, namespace)) as opened:
         removed = opened.gc()
-    _report({"removed": removed}, f"{removed} chunks removed.", as_json)
+    _report({"removed": removed}, f"{count(removed, 'chunk')} removed.", as_json)
 
 
 @store_app.command("copy")
@@ -110,8 +111,8 @@ def copy_command(
         done = copy_store(opened, other)
     _report(
         asdict(done),
-        f"{done.entries} entries, {_megabytes(done.nbytes)} MB; {done.existing} were there "
-        f"already, {done.damaged} damaged and {done.expired} expired ones skipped.",
+        f"{count(done.entries, 'entry')}, {_megabytes(done.nbytes)} MB; {done.existing} there "
+        f"already; skipped: {done.damaged} damaged, {done.expired} expired.",
         as_json,
     )
 

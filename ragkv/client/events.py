@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragkv.answer.completion import Completion
-from ragkv.errors import ServerError
-from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall, named_call
+from ragkv.errors import CutOffError, ServerError
+from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall, last_with, named_call
 from ragkv.report.account import ReuseReport
 
 
@@ -53,12 +53,15 @@ class Events:
             )
         report = ReuseReport.from_dict(self._report)
         calls = [named_call(**call) for call in self._calls]
+        invalid = tuple(call for call in calls if isinstance(call, InvalidToolCall))
+        if self._finish_reason == "length":
+            invalid = last_with(invalid, str(CutOffError(report.completion_tokens)))
         return Completion(
             "".join(self._text),
             self._token_ids,
             report,
             finish_reason="stop" if self._finish_reason == "tool_calls" else self._finish_reason,
             tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)),
-            invalid_tool_calls=tuple(call for call in calls if isinstance(call, InvalidToolCall)),
+            invalid_tool_calls=invalid,
             text_logprobs=tuple(self._logprobs),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -10,11 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from ragkv.config import DecodeConfig
 from ragkv.config.schema import DOCUMENT
 from ragkv.decode.text import TextPieces
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, CutOffError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt
-from ragkv.prompt.tools.calls import MISSING, AnyCall, InvalidToolCall, ToolCall
+from ragkv.prompt.tools.calls import MISSING, AnyCall, InvalidToolCall, ToolCall, last_with
 from ragkv.prompt.tools.reader import CallReader, format_of
+from ragkv.report.account import ReuseReport
+
+_log = logging.getLogger(__name__)
+_told: list[str] = []
+"""What was logged once."""
 
 
 def with_calls(
@@ -44,6 +50,17 @@ def with_calls(
     if decode.json_schema is not None:
         raise ConfigError("tool_choice asks for a call, and json_schema for an answer: omit one")
     return replace(decode, json_schema=schema)
+
+
+def with_cut_off(
+    report: ReuseReport, calls: tuple[InvalidToolCall, ...]
+) -> tuple[ReuseReport, tuple[InvalidToolCall, ...]]:
+    """Say in a report, and in the last call, that the answer was cut off; log it once."""
+    error = str(CutOffError(report.completion_tokens))
+    if not _told:
+        _told.append(error)
+        _log.warning("%s", error)
+    return replace(report, warnings=(*report.warnings, error)), last_with(calls, error)
 
 
 def _written(call: AnyCall) -> str:
@@ -82,6 +99,7 @@ class AnswerText:
         self.text = ""
         self.tool_calls: tuple[ToolCall, ...] = ()
         self.invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
+        self._unread: list[AnyCall] = []
 
     def feed(self, token: int) -> str:
         """Return the new text that is certain now."""
@@ -101,10 +119,11 @@ class AnswerText:
             return rest
         self.text, found = self._calls.finish()
         cut_off = cut_off or self._calls.format is None or self._pieces.is_stopped
-        unread = [call for call in found if not self._is_call(call, cut_off=cut_off)]
-        calls = [call for call in found if call not in unread][: 1 if self._one_call else None]
+        self._unread = [call for call in found if not self._is_call(call, cut_off=cut_off)]
+        calls = [call for call in found if call not in self._unread]
+        calls = calls[: 1 if self._one_call else None]
         if self._calls.format is not None:
-            self.text = "\n".join(filter(None, [self.text, *map(_written, unread)]))
+            self.text = "\n".join(filter(None, [self.text, *map(_written, self._unread)]))
         self.tool_calls = tuple(call for call in calls if isinstance(call, ToolCall))
         invalid = (call for call in calls if isinstance(call, InvalidToolCall))
         self.invalid_tool_calls = tuple(invalid)
@@ -113,6 +132,16 @@ class AnswerText:
     def _is_call(self, call: AnyCall, *, cut_off: bool) -> bool:
         is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
         return bool(call.name) and not is_missing and self._may_call(call.name)
+
+    def is_whole(self, *, by_schema: bool) -> bool:
+        """Whether every call of the finished answer has its end, and so has JSON ``by_schema``."""
+        if self.invalid_tool_calls or self._unread:
+            return False
+        try:
+            json.loads(self.text if by_schema and not self.tool_calls else "0")
+        except ValueError:
+            return False
+        return True
 
     @property
     def is_complete(self) -> bool:

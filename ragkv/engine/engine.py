@@ -21,7 +21,7 @@ from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
-from ragkv.engine.answer_text import AnswerText, with_calls
+from ragkv.engine.answer_text import AnswerText, with_calls, with_cut_off
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
@@ -302,6 +302,9 @@ class RagKV:
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
         calls, invalid = answer.tool_calls, answer.invalid_tool_calls
+        by_schema = decode.json_schema is not None
+        if drawn.finish_reason == "length" and not answer.is_whole(by_schema=by_schema):
+            report, invalid = with_cut_off(report, invalid)
         told = (report, drawn.finish_reason, drawn.logprobs)
         spelled = AnswerSpelling(self.tokenizer) if drawn.logprobs else None
         by_text = () if spelled is None else tuple(map(spelled.item, drawn.logprobs))

@@ -11,6 +11,11 @@ _HEAD_CHANGED = (
     "the prompt begins with no former prompt (other documents before the conversation, or in "
     "another order?); keep its beginning and put new documents after the conversation"
 )
+_CHANGED_AT = (
+    "former prompts and answers agree with this one only up to {text!r}; send earlier messages as "
+    "they were (has an agent rewritten an answer?)"
+)
+_SHOWN_CHARS = 60
 
 
 def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
@@ -35,4 +40,7 @@ def history_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     ]
     if not anew:
         return ()
-    return (f"{len(anew)} of {len(answers)} earlier answers were computed anew: {_HEAD_CHANGED}",)
+    verb = "was" if len(anew) == 1 else "were"
+    shown = located.text[end : end + _SHOWN_CHARS]
+    why = _CHANGED_AT.format(text=shown) if known else _HEAD_CHANGED
+    return (f"{len(anew)} of {len(answers)} earlier answers {verb} computed anew: {why}",)

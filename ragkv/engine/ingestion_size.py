@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from ragkv.errors import StoreFullError
 from ragkv.model.loaded import ReusableModel
+from ragkv.report.plural import count
 from ragkv.store.base import Room
 from ragkv.store.entry.codecs import codec_of
 
@@ -66,7 +67,7 @@ class IngestionSize:
     def _to_line(self, room: Room | None) -> str:
         tokens, dtype = sum(self.lengths), str(self.loaded.dtype).removeprefix("torch.")
         line = (
-            f"ragkv: encoding {len(self.lengths):,} chunks of {tokens:,} tokens at "
+            f"ragkv: encoding {count(len(self.lengths), 'chunk')} of {count(tokens, 'token')} at "
             f"{self.nbytes() / tokens:,.0f} bytes a token ({self.loaded.name}, {dtype}, "
             f"codec {self.codec}): {_readable(self.nbytes())}"
         )

@@ -13,6 +13,7 @@ from ragkv.errors import ConfigError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.tokens import Tokens
+from ragkv.report.plural import count
 from ragkv.store.chunk_store import ChunkStore
 
 _log = logging.getLogger(__name__)
@@ -73,9 +74,9 @@ class NotStored:
                 self.note([text], "too_long")
         if len(fitting) < len(known):
             _log.warning(
-                "%d chunks are longer than the model's %d positions and were left out: split them",
-                len(known) - len(fitting),
+                "left out, longer than the model's %d positions: %s. Split into smaller chunks.",
                 loaded.positions,
+                count(len(known) - len(fitting), "chunk"),
             )
         return fitting, len(chunks) - len(known), len(known) - len(fitting)
 

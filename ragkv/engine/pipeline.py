@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.attend.forward import subset_forward
-from ragkv.chunk.kv import LayeredKV
+from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
 from ragkv.engine.corpus import Corpus
@@ -50,12 +50,9 @@ _MOST_PRELOADED = 4
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
-    "tokens agree): answers are closer to full prefill if {mend}."
-)
-_GIVE_SINK = "sink= (or sink_from=) is given the prompt template's head"
-_OTHER_SINK = (
-    "the sink that was given is this prompt's head. Behind what agrees, the sink has {sink!r} and "
-    "the prompt {prompt!r}"
+    "tokens agree; behind them the sink has {sink!r} and the prompt {prompt!r}): answers are "
+    "closer to full prefill if sink= (or sink_from=) is given this prompt template's head, here "
+    "and where chunks are precomputed."
 )
 Result = TypeVar("Result")
 
@@ -244,9 +241,7 @@ class Pipeline(FullPrefill):
                 spare_rows(request.answer_tokens),
                 step=partial(request.clock.step, "splice"),
             )
-            return Spliced(
-                located, layout, cache, missed, self._head_warnings(request, layout, head)
-            )
+            return Spliced(located, layout, cache, missed, self._head_warnings(layout, head))
 
     def _select(self, request: Request, spliced: Spliced) -> Plan:
         """Choose the tokens to recompute."""
@@ -322,17 +317,18 @@ class Pipeline(FullPrefill):
         self._corpus.store.make_room()
         release_unused(self.loaded)
 
-    def _head_warnings(
-        self, request: Request, layout: Layout, sink_ids: IntArray
-    ) -> tuple[str, ...]:
-        """Return a warning where the prompt's head is not the sink; log it once."""
-        if layout.sink == len(sink_ids):
+    def _head_warnings(self, layout: Layout, sink_ids: IntArray) -> tuple[str, ...]:
+        """Return a warning where the prompt's head is not its chunks' sink; log it once."""
+        encoded = any(not isinstance(piece.entry, KnownChunk) for piece in layout.placed)
+        if layout.sink == len(sink_ids) or not encoded:
             return ()
         at = slice(layout.sink, layout.sink + _SHOWN_TOKENS)
-        decode, mend = self.loaded.tokenizer.decode, _GIVE_SINK
-        if request.config.sink != "auto":
-            mend = _OTHER_SINK.format(sink=decode(sink_ids[at]), prompt=decode(layout.ids[at]))
-        message = _HEAD_DIFFERS.format(matched=layout.sink, wanted=len(sink_ids), mend=mend)
+        shown = {"sink": sink_ids[at], "prompt": layout.ids[at]}
+        message = _HEAD_DIFFERS.format(
+            matched=layout.sink,
+            wanted=len(sink_ids),
+            **{name: self.loaded.tokenizer.decode(ids) for name, ids in shown.items()},
+        )
         if not self._warned:
             self._warned = True
             _log.warning(message)

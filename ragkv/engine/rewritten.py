@@ -28,8 +28,10 @@ _SLICE, _EDGE = 96, 8
 """Characters that a window of letters is taken from, and those that are left aside."""
 
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_HEAD_LINES = re.compile(r"(?:[^\n:]{1,40}: [^\n]*\n)+\n*(?=.{40})", re.DOTALL)
-"""Metadata before a text, as frameworks write it."""
+_HEAD_LINES = re.compile(
+    r"(?:[^\n:]{1,40}: [^\n]*\n|[^\n:()]{1,60}:\n|<[^\n]{1,80}>\n)+\n*(?=.{16})", re.DOTALL
+)
+"""Metadata before a text, as frameworks write it: ``key: value``, a label, a tag."""
 
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _VALUE = re.compile(r":\s*\\*\"$")
@@ -94,10 +96,13 @@ class Rewritten:
     ----------
     prompt
         Its text, or the parts of it that are no chunks.
+    whole
+        All of its text; None is ``prompt``.
     """
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, whole: str | None = None) -> None:
         self.prompt = prompt
+        self._whole = prompt if whole is None else whole
         self._form = cache(lambda form: form(prompt))
 
     @cached_property
@@ -138,6 +143,10 @@ class Rewritten:
         return bool(self.has(head_hashes(windows, WINDOW)).any())
 
     def _reason_of_part(self, text: str, letters: str) -> str | None:
+        head = _HEAD_LINES.match(text)
+        body = bare(text[head.end() :]) if head else ""
+        if head and len(body) >= WINDOW // 2 and body in self._form(bare):
+            return "enlarged" if self._has_between(bare(head[0]), body) else "metadata"
         hashes = window_hashes(code_points(letters), WINDOW)
         there = self.has(hashes)
         runs = self._with_short_ones(letters, list(_runs(there)))
@@ -151,18 +160,25 @@ class Rewritten:
 
     def _kind_of_part(self, text: str, letters: str, runs: Sequence[tuple[int, int]]) -> str:
         """Say what was done to a chunk of which some runs of letters are there."""
-        head = _HEAD_LINES.match(text)
-        if head and bare(text[head.end() :]) in self._form(bare):
-            return "metadata"
         start, end = runs[-1]
         if (start, end) == (0, len(letters)):
             return "pieces"  # all of its windows are there, and it is not
-        body = _behind_lines(text, start, end)
-        if body is not None:
+        head, body = _HEAD_LINES.match(text), _behind_lines(text, start, end)
+        if body is not None and head and text.index(body) <= head.end():
             return "metadata" if bare(body) in self._form(bare) else "pieces"
         if len(runs) > 1 or (_may_end(letters, start) and _may_end(letters, end)):
             return "shortened"
         return "cut"
+
+    def _has_between(self, head: str, body: str) -> bool:
+        """Whether other text than a label stands between the letters of a head and a body."""
+        before, _, _ = self._letters_of_whole.partition(body)
+        _, found, between = before.rpartition(head)
+        return bool(found and between) and not between.endswith(":")
+
+    @cached_property
+    def _letters_of_whole(self) -> str:
+        return bare(self._whole)
 
     def _with_short_ones(self, letters: str, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Add stretches between runs that are there, and too short for a window."""

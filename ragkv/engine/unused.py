@@ -31,7 +31,7 @@ _MANY = 200
 _EDGES = 2
 """Tokens at a text's ends that it may share with other text."""
 
-_BY_ITSELF = frozenset({"cut", "shortened"})
+_OF_A_PART = frozenset({"cut", "shortened"})
 """Reasons that tell nothing of a chunk that nobody named: it may be like another one."""
 
 _DAMAGED = frozenset({"tokens", "checksum", "format", "unreadable"})
@@ -83,6 +83,8 @@ class Unused:
             reason = None if text in missed else self._reason_of(text)
             if reason is not None:
                 found.append((text, self._missed(text, reason)))
+        found += self._half_used({*missed, *texts})
+        missed |= {text for text, _ in found}
         looks = located.known is not None and not texts
         if looks and len(self._rewritten.prompt) >= _LEAST_UNEXPLAINED:
             found += self._not_named(missed)
@@ -106,10 +108,16 @@ class Unused:
         for span in sorted(self._whole.values(), key=lambda span: span.start):
             parts.append(self._prompt[at : span.start])
             at = span.end
-        return Rewritten("\0".join([*parts, self._prompt[at:]]))
+        return Rewritten("\0".join([*parts, self._prompt[at:]]), self._prompt)
+
+    @cached_property
+    def _other_forms(self) -> Rewritten:
+        """The chunks that the prompt has whole."""
+        return Rewritten("\0".join(self._whole))
 
     def _is_in_prompt(self, text: str) -> bool:
-        return text in self._whole or text in self._prompt or self._rewritten.may_have(text)
+        verbatim = text in self._whole or text in self._prompt
+        return verbatim or self._rewritten.may_have(text) or self._other_forms.may_have(text)
 
     def _reason_of(self, text: str) -> str | None:
         """Return why a named chunk was not reused, or not whole; None where it was."""
@@ -117,19 +125,33 @@ class Unused:
             return "method"
         span = self._whole.get(text)
         if span is None and text not in self._prompt:
-            closely = self._looks_closely or self._rewritten.may_have(text)
-            reason = (self._rewritten.reason_of(text) if closely else None) or "left_out"
-            known = self._corpus.not_stored.reason_of(text)
-            return known if known in _UNFIT and reason != "left_out" else reason
+            return self._reason_of_absent(text)
         start = self._prompt.find(text) if span is None else span.start
         origins = self._origins(start, start + len(text))
         fresh, recomputed = (origins == Origin.FRESH).sum(), (origins == Origin.RECOMPUTED).sum()
         if fresh < len(origins) if span is not None else fresh <= _EDGES:
-            everything = recomputed and not (self._plan.origin == Origin.CACHED).any()
-            return "ratio" if everything else None
+            return "ratio" if recomputed and self._all_recomputed else None
         if span is not None:
             return "method" if not self._request.method.uses_chunks else "unaligned"
         return self._reason_of_unknown(text, start)
+
+    @property
+    def _all_recomputed(self) -> bool:
+        origin = self._plan.origin
+        return bool((origin == Origin.RECOMPUTED).any() and not (origin == Origin.CACHED).any())
+
+    def _reason_of_absent(self, text: str) -> str | None:
+        """Return the reason of a chunk that the prompt does not have verbatim."""
+        if reason := self._changed_in(self._rewritten, text):
+            known = self._corpus.not_stored.reason_of(text)
+            return known if known in _UNFIT else reason
+        if self._changed_in(self._other_forms, text) in {None, *_OF_A_PART}:
+            return "left_out"
+        return "ratio" if self._all_recomputed else None
+
+    def _changed_in(self, prompt: Rewritten, text: str) -> str | None:
+        """Return what was done to a chunk; one of many is looked for only where it may be."""
+        return prompt.reason_of(text) if self._looks_closely or prompt.may_have(text) else None
 
     def _reason_of_unknown(self, text: str, start: int) -> str:
         if not is_registrable(text):
@@ -145,13 +167,23 @@ class Unused:
         """Return where the tokens of some characters came from."""
         return self._plan.origin[self._plan.located.tokens.touching(start, end)]
 
+    def _half_used(self, but: set[str]) -> Iterator[tuple[str, Miss]]:
+        """Yield known chunks of which the prompt has half or more, but not all."""
+        for span in self._plan.located.known or ():
+            is_half = len(span.text) <= 2 * (span.end - span.start)
+            if not is_half or span.text in but or span.text in self._whole:
+                continue
+            but.add(span.text)
+            if reason := self._reason_of(span.text):
+                yield span.text, self._missed(span.text, reason)
+
     def _not_named(self, but: set[str]) -> Iterator[tuple[str, Miss]]:
         """Yield stored chunks that stand in the prompt in another way."""
         for text in self._corpus.landmarks.find(self._rewritten):
             if text in but or text in self._prompt:
                 continue
             reason = self._rewritten.reason_of(text)
-            if reason is not None and reason not in _BY_ITSELF:
+            if reason is not None and reason not in _OF_A_PART:
                 yield text, self._missed(text, reason)
 
     def _found_and_missed(self, text: str, reason: str) -> Miss:
@@ -182,9 +214,8 @@ class Teller:
         """Log one line on a prompt's misses; return the warnings among its sentences."""
         if not missed:
             return ()
-        all_named = {text for text, _ in missed} <= set(named)
-        count = f"{len(named)} " if len(named) > 1 else ""
-        of = f"Of the {count}chunks that were named, " if all_named else ""
+        all_named = len(named) > 1 and {text for text, _ in missed} <= set(named)
+        of = f"Of the {len(named):,} retrieved chunks, " if all_named else ""
         misses = [miss for _, miss in missed]
         with self._lock:
             new = {miss.reason for miss in misses} - self._said

@@ -173,8 +173,12 @@ class ReuseReport:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed, by whatever kind of reuse."""
-        kept = self.former_exact_tokens + self.former_repaired_tokens
-        return self.sink_tokens + kept + self.reused_tokens + self.version_tokens
+        return self.sink_tokens + self.history_tokens + self.reused_tokens
+
+    @property
+    def history_tokens(self) -> int:
+        """Prompt tokens whose rows earlier prompts left; none with ``history=False``."""
+        return self.former_exact_tokens + self.former_repaired_tokens + self.version_tokens
 
     @property
     def hits(self) -> dict[Source, int]:
@@ -191,6 +195,7 @@ class ReuseReport:
         out = asdict(replace(self, trace=None))
         del out["trace"]
         out["total_s"] = self.total_s
+        out["history_tokens"] = self.history_tokens
         out["positions"] = "".join(map(str, self.positions))
         out["misses"] = tuple({**asdict(miss), "mend": miss.mend} for miss in self.misses)
         return out

@@ -119,6 +119,11 @@ REASONS: dict[str, Reason] = {
         "LlamaIndex (`MetadataMode.NONE` for CitationQueryEngine); leave out metadata that "
         "changes (`excluded_llm_metadata_keys`).",
     ),
+    "enlarged": Reason(
+        "stands in the prompt within a longer text (a sentence window, a merged parent)",
+        'Precompute the longer text: `metadata_key="window"` in LlamaIndex, or '
+        "`RagKVPostprocessor` behind what inserts it.",
+    ),
     "pieces": Reason(
         "stands in the prompt in pieces, with other text between them",
         "Split into chunks that the prompt keeps whole, at most CitationQueryEngine's "

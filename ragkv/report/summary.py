@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ragkv.report.plural import count
 from ragkv.report.reasons import REASONS
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ def summary(report: ReuseReport) -> str:
     asked = report.recompute_ratio
     asked = asked if isinstance(asked, str) else f"{asked:.0%}"
     lines = [
-        f"Prompt: {report.prompt_tokens:,} tokens: {tokens}",
+        f"Prompt: {count(report.prompt_tokens, 'token')}: {tokens}",
         f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or not whole",
         f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
         f"First token after {report.ttft_s:.3f} s ({steps})",
     ]
     if report.completion_tokens > 1:
         lines.append(
-            f"Answer: {report.completion_tokens} tokens after {report.total_s:.3f} s, "
+            f"Answer: {count(report.completion_tokens, 'token')} after {report.total_s:.3f} s, "
             f"{report.ms_per_token:.0f} ms each"
         )
     notes = list(sentences(report.misses))
@@ -50,7 +51,7 @@ def summary(report: ReuseReport) -> str:
     ]
     room = MOST_LINES - len(lines)
     if len(notes) > room:
-        notes[room - 1 :] = [f"… and {len(notes) - room + 1} more notes, in to_dict()"]
+        notes[room - 1 :] = [f"… and {count(len(notes) - room + 1, 'more note')}, in to_dict()"]
     return "\n".join(lines + notes)
 
 
@@ -62,21 +63,21 @@ def sentences(misses: Iterable[Miss], of: str = "") -> Iterator[str]:
     of
         Of how many chunks, such as ``"Of 3 chunks, "``; it begins the sentence.
     """
-    for (reason, detail, _), count, mend in _grouped(misses):
+    for (reason, detail, _), number, mend in _grouped(misses):
         known = REASONS.get(reason)
         meaning = "cannot be used" if known is None else known.meaning
-        chunks = "" if of else " chunk" if count == 1 else " chunks"
-        verb, subject = ("was", "it") if count == 1 else ("were", "each")
+        chunks = f"{number:,}" if of else count(number, "chunk")
+        verb, subject = ("was", "it") if number == 1 else ("were", "each")
         about = f" ({detail})" if detail else ""
         yield (
-            f"{of}{count}{chunks} {verb} not reused ({reason}): {subject} {meaning}{about}. {mend}"
+            f"{of}{chunks} {verb} not reused ({reason}): {subject} {meaning}{about}. {mend}"
         ).rstrip()
 
 
 def short(misses: Iterable[Miss]) -> str:
     """Return the misses by reason, such as ``2 list, 1 absent``."""
     counts = Counter(miss.reason for miss in misses)
-    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    return ", ".join(f"{number} {reason}" for reason, number in counts.items())
 
 
 def _grouped(misses: Iterable[Miss]) -> Iterator[tuple[tuple[str, str, bool], int, str]]:

@@ -20,6 +20,8 @@ from ragkv.serve.service import Engine, Service, service_of
 
 router = APIRouter()
 _STARTED = int(time.time())
+_READ = ["GET", "HEAD"]
+"""Methods of what probes look at."""
 
 
 class TokenizeFields(Fields):
@@ -53,7 +55,13 @@ class SinkFields(Fields):
     chat_template_kwargs: Variables = Field(default_factory=dict)
 
 
-@router.get("/health")
+@router.api_route("/", methods=_READ)
+async def root() -> Response:
+    """Say what this is: probes of hosting platforms ask here."""
+    return Json({"server": "ragkv"})
+
+
+@router.api_route("/health", methods=_READ)
 async def health(request: Request) -> Response:
     """Say whether answers come at once: 503 until the default sink is encoded."""
     service = service_of(request)
@@ -85,7 +93,7 @@ async def about_version(request: Request, engine: Engine) -> Response:
     )
 
 
-@router.get("/v1/models")
+@router.api_route("/v1/models", methods=_READ)
 async def models(request: Request, engine: Engine) -> Response:
     """List the one model, by both of its names."""
     service = service_of(request)
@@ -93,7 +101,7 @@ async def models(request: Request, engine: Engine) -> Response:
     return Json({"object": "list", "data": [_model(name, service, engine) for name in names]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.api_route("/v1/models/{name:path}", methods=_READ)
 async def model(request: Request, engine: Engine, name: str) -> Response:
     """Describe a model."""
     service = service_of(request)

@@ -18,16 +18,18 @@ from ragkv.errors import RagKVError
 from ragkv.serve import about, answering, chunks
 from ragkv.serve.body import Json
 from ragkv.serve.config import ServeConfig
+from ragkv.serve.origins import Origins
 from ragkv.serve.refusal import RefusedError, refusal_of
 from ragkv.serve.request_id import RequestIds
 from ragkv.serve.service import Service, service_of
 
 
 class _App(FastAPI):
-    """Puts ids around everything: errors of the server's own are answered outside of middleware."""
+    """Puts ids and origins around everything, also around errors of the server's own."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestIds(super().build_middleware_stack())
+        inner, service = super().build_middleware_stack(), self.state.service
+        return RequestIds(Origins(inner, service.settings.cors_origins))
 
 
 def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:

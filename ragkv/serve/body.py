@@ -42,8 +42,10 @@ async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # pages in browsers may send others to any address
         raise RefusedError(415, "Send the header Content-Type: application/json.")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise RefusedError(415, "Send the body uncompressed, without Content-Encoding.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = f"The body is compressed (Content-Encoding: {encoding:.40}): send it as it is."
+        raise RefusedError(415, message, code="unsupported_content_encoding")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limits.BODY_BYTES:
         raise _too_long()

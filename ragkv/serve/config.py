@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,11 +40,15 @@ class ServeConfig:
         Answers that may wait besides; a request beyond both is refused with 503.
     reports
         Whether clients may have the whole report of an answer.
+    cors_origins
+        Origins whose pages may send requests from a browser, such as ``http://localhost:5173``;
+        ``*`` is any.
 
     Raises
     ------
     ConfigError
-        A number is not positive, or the address is open to others and there are no keys.
+        A number is not positive, an origin has another form, or the address is open to others
+        and there are no keys.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +62,7 @@ class ServeConfig:
     max_running: int = 16
     max_waiting: int = 64
     reports: bool = True
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -66,6 +72,12 @@ class ServeConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"a CORS origin is * or as a browser sends it, http://localhost:5173 (no path, "
+                    f"no slash at its end), not {origin!r}"
+                )
         if not (self.keys or self.allow_anonymous or _is_loopback(self.host)):
             raise ConfigError(
                 f"host {self.host} lets other machines in, and nobody needs a key: give "
@@ -78,6 +90,7 @@ class ServeConfig:
         return frozenset(self.keys.values()) or frozenset({self.namespace})
 
 
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 _POSITIVE = ("timeout", "drain_timeout", "max_running")
 
 

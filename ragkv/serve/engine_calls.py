@@ -22,6 +22,11 @@ def cached_tokens(report: ReuseReport) -> int:
     return 0 if report.not_loaded else report.cached_tokens
 
 
+def history_tokens(report: ReuseReport) -> int:
+    """Return how many of them earlier prompts left."""
+    return 0 if report.not_loaded else report.history_tokens
+
+
 def tokens_by_source(report: ReuseReport) -> dict[str, int]:
     """Return how many prompt tokens came from where."""
     return {

@@ -23,7 +23,7 @@ from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.prompt.messages import arguments_of, text_of
 from ragkv.serve.messages import check_results, plain_message, without_nulls
-from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
+from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported, wrong_field
 
 IGNORED = frozenset(
     {
@@ -78,12 +78,14 @@ class ReuseFields(Fields):
     recompute_ratio: float | Literal["auto"] | None = None
     method: str | None = None
     sink: str | None = None
+    history: bool = True
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of ReuseConfig that are given."""
-        return self.model_dump(
+        """Return the fields of ReuseConfig that are given; a server without history stays so."""
+        given = self.model_dump(
             include={"recompute_ratio", "method", "sink"}, exclude_none=True, mode="python"
         )
+        return given if self.history else {**given, "history": False}
 
 
 class AnswerReuse(ReuseFields):
@@ -344,8 +346,7 @@ def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise _refused(first["loc"], first["type"], first["msg"]) from None
+        raise wrong_field(error) from None
 
 
 def prompts_in(prompt: object) -> list[str | TokenIds]:
@@ -367,21 +368,6 @@ def prompts_in(prompt: object) -> list[str | TokenIds]:
 
 def _is_prompt(prompt: object) -> bool:
     return isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt))
-
-
-def _refused(place: tuple[int | str, ...], kind: str, message: str) -> RefusedError:
-    # a union's own names for its members are no part of the place
-    parts = [str(part) for part in place if isinstance(part, int) or part.isidentifier()]
-    if len(parts) > 1 and parts[-1] in {"str", "float"}:
-        del parts[-1]
-    where = ".".join(parts)
-    if kind == "extra_forbidden":
-        return RefusedError(
-            400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
-        )
-    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
-    message = message.removeprefix("Value error, ")
-    return RefusedError(400, f"{where}: {message}.", param=where, code=code)
 
 
 def plain_messages(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ragkv.answer.completion import LEAST_LOGPROB, Completion, TokenLogprobs
 from ragkv.answer.spelling import AnswerSpelling
 from ragkv.report.account import ReuseReport
-from ragkv.serve.engine_calls import cached_tokens
+from ragkv.serve.engine_calls import cached_tokens, history_tokens
 
 
 class Form(Protocol):
@@ -141,8 +141,11 @@ def usage(prompts: Iterable[ReuseReport], answers: Iterable[ReuseReport]) -> dic
     prompts = list(prompts)
     read = sum(report.prompt_tokens for report in prompts)
     written = sum(report.completion_tokens for report in answers)
-    cached = sum(map(cached_tokens, prompts))
-    return {**counted(read, written), "prompt_tokens_details": {"cached_tokens": cached}}
+    details = {
+        "cached_tokens": sum(map(cached_tokens, prompts)),
+        "history_tokens": sum(map(history_tokens, prompts)),
+    }
+    return {**counted(read, written), "prompt_tokens_details": details}
 
 
 def counted(read: int, written: int) -> dict[str, Any]:

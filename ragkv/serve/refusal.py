@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from ragkv.errors import (
     ClosedError,
     ConfigError,
@@ -120,3 +123,30 @@ def unsupported(param: str, what: str) -> RefusedError:
     """Return the refusal of what this server does not do."""
     message = f"This server does not support {what}."
     return RefusedError(400, message, param=param, code="unsupported_parameter")
+
+
+def wrong_field(error: ValidationError) -> RefusedError:
+    """Return the refusal of a body by what pydantic found, the first field that is wrong.
+
+    Of a union's errors those of the member that the value is nearest to say what is wrong.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+    first = max(same, key=_closeness)
+    # a union's own names for its members are no part of the place
+    parts = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    if len(parts) > 1 and parts[-1] in {"str", "float"}:
+        del parts[-1]
+    where = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        return RefusedError(
+            400, f"Unknown field: {where!r}.", param=where, code="unknown_parameter"
+        )
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    message = first["msg"].removeprefix("Value error, ")
+    return RefusedError(400, f"{where}: {message}.", param=where, code=code)
+
+
+def _closeness(error: ErrorDetails) -> tuple[int, bool]:
+    depth = sum(isinstance(part, int) for part in error["loc"])
+    return depth, not error["type"].endswith(("_type", "literal_error"))

@@ -11,6 +11,8 @@ from fastapi import FastAPI
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.service import Service
 
+_IDLE_S = 75
+"""Idle connections stay open longer than those of usual proxies, which keep them for 60 s."""
 _LAST_WORDS_S = 5
 """For responses to be sent when their answers have been ended."""
 
@@ -38,6 +40,7 @@ class DrainingServer(uvicorn.Server):
             port=settings.port,
             log_level=log_level,
             timeout_graceful_shutdown=_LAST_WORDS_S,
+            timeout_keep_alive=_IDLE_S,
             server_header=False,
             ws="none",
         )

@@ -26,6 +26,8 @@ from ragkv.serve.refusal import RefusedError
 _log = logging.getLogger(__name__)
 _THREADS = 16
 _PAUSE_S = 2.0
+_ANY_MODEL = ("default", "tgi", "dummy")
+"""Names for the one model; the latter two come from Hugging Face's clients."""
 Given = ParamSpec("Given")
 Done = TypeVar("Done")
 
@@ -116,7 +118,7 @@ class Service:
 
     def require_model(self, name: str) -> None:
         """Refuse other models' names, with 404."""
-        if name not in {"default", self.model_name}:
+        if name not in {self.model_name, *_ANY_MODEL}:
             raise RefusedError(
                 *(404, f"There is no model {name!r}: the one here is {self.model_name!r}."),
                 param="model",

@@ -49,7 +49,7 @@ def test_stats(folder):
     found = run_json("stats", "--store", folder)
     assert (found["texts"], found["documents"], found["expired"]) == (4, 1, 1)
     assert found["kinds"][0]["codec"] == "raw"
-    assert "4 chunks of 1 documents" in run("stats", "--store", folder).stdout
+    assert "4 chunks of 1 document:" in run("stats", "--store", folder).stdout
 
 
 def test_verify_fails_until_it_has_healed(folder):
@@ -122,7 +122,7 @@ def test_copy(folder, tmp_path):
     assert run_json("verify", "--store", tmp_path / "other")["sound"]
     assert run_json("stats", "--store", tmp_path / "other")["nbytes"] == done["nbytes"]
     shown = run("copy", folder, tmp_path / "other")
-    assert "0 entries, 0.0 MB; 3 were there already" in shown.stdout
+    assert "0 entries, 0.0 MB; 3 there already" in shown.stdout
     refused = run("copy", tmp_path / "nowhere", tmp_path / "made")
     assert (refused.exit_code, "no store at" in refused.stderr) == (2, True)
     assert not (tmp_path / "made").exists()

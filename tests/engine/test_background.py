@@ -73,10 +73,10 @@ def test_chunks_that_a_pipeline_rewrites_are_noticed(
         engine.prefetch(chunks)
         report = engine.generate(prompt, max_new_tokens=1).report
         assert report.reused_tokens == 0
-        assert "were named, " in report.warnings[0]
+        assert "retrieved chunks, " in report.warnings[0]
         engine.prefetch(chunks)
         assert engine.generate(prompt + "!", max_new_tokens=1).report.misses == report.misses
-    assert caplog.text.count("were named, ") == 2  # once for each of the two reasons
+    assert caplog.text.count("Of the 3 retrieved chunks, ") == 2  # once for each of the two reasons
 
 
 def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(
@@ -105,7 +105,7 @@ def test_a_chunk_that_was_cut_or_not_looked_for_warns_of_nothing(
     engine.prefetch([chunk])
     report = engine.generate(chunk[:-80], max_new_tokens=1, method=method).report
     assert bool(report.reused_tokens) == (method == "query")
-    assert not any("were named" in said for said in report.warnings)
+    assert not any("1 chunk was not reused" in said for said in report.warnings)
     engine.prefetch([chunk])
     report = engine.generate(repr(chunk), max_new_tokens=1, method=method).report
-    assert any("were named" in said for said in report.warnings) == (method != "full")
+    assert any("1 chunk was not reused" in said for said in report.warnings) == (method != "full")

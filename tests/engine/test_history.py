@@ -31,6 +31,23 @@ def test_answers_behind_another_head(make_engine):
     assert "put new documents after the conversation" in found
 
 
+@pytest.mark.parametrize(
+    "change", [str.upper, lambda t: f"Thought: so.\n{t}", lambda t: t[:30] + t[20:]]
+)
+def test_an_answer_that_was_rewritten(make_engine, change):
+    engine = make_engine(reuse=ReuseConfig())
+    engine.precompute(CHUNKS)
+    engine.generate(prompt := chat(CHUNKS[0]), max_new_tokens=2)
+    prompt[1:] = [*prompt[1:4], {**prompt[4], "content": change(SAID[1])}, prompt[5]]
+    report = engine.generate(prompt, max_new_tokens=2).report
+    *_, said = report.warnings
+    assert report.former_exact_tokens + report.former_repaired_tokens
+    assert said.startswith("1 of 2 earlier answers was computed anew")
+    assert "begins with no former prompt" not in said
+    assert change(SAID[1])[-10:] in said
+    assert "as they were" in said
+
+
 def test_a_conversation_that_goes_on_warns_of_nothing(make_engine):
     engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)

@@ -126,6 +126,13 @@ def test_a_chunk_that_is_rewritten_while_others_are_reused(make_engine, reason, 
         ("metadata", HEADED[0], HEADED[0].replace("12:00", "12:30")),
         ("metadata", HEADED[0], f"Source 1:\n{LINES[0]}\n"),
         ("metadata", f"page: 3\n{PLAIN[0]}\nfoot: 3", PLAIN[0]),
+        ("metadata", f"<source id='1'>\n{PLAIN[0]}\n</source>", PLAIN[0]),
+        ("metadata", f"From 3.md of the manual:\n\n{LINES[0]}", LINES[0]),
+        ("enlarged", HEADED[0], f"{HEADED[0][:29]}{PLAIN[2]} {LINES[0]} {PLAIN[3]}"),
+        ("enlarged", HEADED[0], f"{HEADED[0][:29]}{PLAIN[2]}\n\n{LINES[0]}"),
+        ("enlarged", f"From a manual:\n{PLAIN[0]}", f"From a manual:\n{PLAIN[2]} {PLAIN[0]}"),
+        ("shortened", f"{PLAIN[2][:40]}.\n\n{LINES[0]}", f"{LINES[0]} {PLAIN[3]}"),
+        ("cut", f"def path():\n{LINES[0]}", LINES[0]),
         ("pieces", HEADED[0], "Source 1:\n{}\nSource 2:\n{}".format(*halves(LINES[0]))),
         ("shortened", SENTENCES[0], ". ".join(SENTENCES[0].split(". ")[1:3]) + "."),
         ("shortened", SENTENCES[0], ". ".join(SENTENCES[0].split(". ")[:2]) + "."),
@@ -283,6 +290,65 @@ def test_a_chunk_that_another_one_overlaps(make_engine):
     assert reasons(answer(kv, [first, inner], ask([first]))) == []
 
 
+@pytest.mark.parametrize(
+    ("named", "stored"),
+    [
+        (HEADED[0], [LINES[0]]),
+        (LINES[0].replace("\n", "\r\n"), [LINES[0]]),
+        (" ".join(LINES[0].split()), [HEADED[0]]),
+        (f"{PLAIN[0]}\n\n{PLAIN[1]}", PLAIN[:2]),
+        (HEADED[0], [f"{HEADED[0][:29]}{PLAIN[1]} {LINES[0]}"]),
+    ],
+)
+@pytest.mark.parametrize("many", [0, 300])
+def test_a_chunk_that_is_reused_in_its_other_form_is_no_miss(make_engine, named, stored, many):
+    kv = make_engine()
+    kv.precompute([named, *stored])
+    others = [f"{at}: a text that no prompt has, and that is long enough." for at in range(many)]
+    prompt = ask(["Some words first.", *(f"{text}\n---" for text in stored)])
+    found = answer(kv, [named, *others], prompt, on_miss="skip")
+    assert reasons(found) == ["left_out"] * many
+    assert [use.text for use in found.chunks] == stored
+    assert reasons(answer(kv, [named], prompt, recompute_ratio=1.0)) == ["ratio"]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
+@pytest.mark.parametrize("others", [[], [LINES[1]]])
+def test_a_chunk_that_is_half_used_is_a_miss_without_a_name(make_engine, share, others):
+    kv = make_engine()
+    kv.precompute(LINES[:3])
+    half = LINES[0][: int(share * len(LINES[0])) + 1]
+    report = answer(kv, others, ask([half, LINES[1]]))
+    assert [(miss.chunk, miss.reason) for miss in report.misses] == [(LINES[0][:80], "cut")]
+    assert LINES[0] in [use.text for use in report.chunks]
+
+
+def test_little_of_a_chunk_or_the_rest_elsewhere_is_no_miss(make_engine):
+    kv = make_engine()
+    kv.precompute([*LINES[:2], f"{PLAIN[3]} {PLAIN[4]}", f"{PLAIN[4]} {PLAIN[5]}"])
+    for prompt in (
+        ask([LINES[0][:60], LINES[1]]),  # a head that other chunks may have
+        ask([LINES[0], LINES[1], LINES[0][:-20]]),  # there whole, too
+        ask([f"{PLAIN[3]} {PLAIN[4]} {PLAIN[5]}"]),  # whose end another chunk has
+    ):
+        report = answer(kv, [], prompt)
+        assert report.chunks
+        assert set(reasons(report)) <= {"overlap"}
+
+
+@pytest.mark.parametrize("line_ends", ["\n", "\n\n", " "])
+@pytest.mark.parametrize("later", [1, 2])
+def test_another_splitters_chunk_that_starts_later_is_no_miss(make_engine, line_ends, later):
+    kv = make_engine()
+    lines = textwrap.wrap(" ".join(PLAIN), 60)
+    chunks = [line_ends.join(lines[at : at + 6]) for at in (0, 6)]
+    kv.precompute(chunks)
+    for others in ([lines[later:8]], [lines[later:3], lines[3:6]], [lines[later:6]]):
+        prompt = ask([f"\n---\n{line_ends.join(each)}" for each in others])
+        assert reasons(answer(kv, [], prompt)) == []
+        assert reasons(answer(kv, chunks[:1], prompt)) == ["cut"]
+
+
 def test_very_many_named_chunks(make_engine):
     kv = make_engine()
     names = [f"{at}: a text that no prompt has, and that is long enough." for at in range(300)]
@@ -351,10 +417,10 @@ def test_many_new_chunks_are_looked_for_after_the_first_answer(make_engine, monk
     monkeypatch.setattr("ragkv.engine.landmarks.MOST_AT_ONCE", 3)
     kv = make_engine()
     kv.precompute(LINES)
-    prompt = ask([str([LINES[1]])])
+    prompt = ask([LINES[1].replace(" ", "  ")])
     assert not kv.generate(prompt, max_new_tokens=1).report.misses
     kv.wait()
-    assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list"]
+    assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["whitespace"]
     kv.forget(LINES[1])
     assert not kv.generate(prompt, max_new_tokens=1).report.misses
 
@@ -395,10 +461,38 @@ def test_a_summary_has_ten_lines_at_most(make_engine):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_foreign_head_is_told_by_what_was_given(make_engine, given):
+def test_a_foreign_head_is_told_with_its_mend(make_engine, given):
     kv = make_engine()
     settings = {"sink": kv.sink_from("Read this first.\n\n{context}")} if given else {}
     kv.precompute(PLAIN[:1], **settings)
     (said,) = kv.generate(f"Read that.\n\n{PLAIN[0]}", max_new_tokens=1, **settings).report.warnings
-    assert ("(or sink_from=) is given" in said) != given
-    assert ("' that" in said or "that" in said) >= given
+    assert "sink= (or sink_from=) is given this prompt template's head" in said
+    assert "the sink has" in said
+    assert "and the prompt" in said
+
+
+@pytest.mark.parametrize("chunks", [[], PLAIN[3:4]])
+def test_a_foreign_head_matters_to_chunks_alone(make_engine, chunks, caplog):
+    kv = make_engine(reuse=ReuseConfig())
+    kv.precompute(chunks)
+    prompt = f"Read that.\n\n{PLAIN[0]}"
+    for end in (" What?", " What? Why?", " What? Why not?"):
+        report = kv.generate(prompt + end, max_new_tokens=1).report
+        assert not report.warnings
+    assert report.former_exact_tokens
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("way", ["call", "before"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_how_many_were_named_is_said_where_some_were(make_engine, caplog, count, way):
+    kv = make_engine()
+    if way == "before":
+        kv.prefetch(PLAIN[:count])
+    report = answer(kv, PLAIN[:count] if way == "call" else [], ask(PLAIN[:count]), on_miss="skip")
+    begins = "1 chunk was not" if count == 1 else f"Of the {count} retrieved chunks, {count} were"
+    assert report.warnings[0].startswith(begins)
+    caplog.clear()
+    kv.precompute(PLAIN[:1])
+    later = answer(kv, [], ask([str([LINES[0]]), PLAIN[0].upper()]))
+    assert "retrieved" not in " ".join((*later.warnings, caplog.text))

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from served import CHAT, CHUNKS, chat, model_held, refused, until
+from served import CHAT, CHUNKS, TEXT, chat, model_held, refused, until
 from tiny import ask, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
@@ -46,6 +46,23 @@ def test_models(client, kv):
         assert model["object"] == "model"
         assert model["max_model_len"] == 4096
     refused(client.get("/v1/models/gpt-4o/x"), 404, code="model_not_found")
+
+
+@pytest.mark.parametrize("name", ["default", "tgi", "dummy"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_names_for_whichever_model_there_is(client, kv, path, name):
+    body = {"prompt": "A", "max_tokens": 1} if path == TEXT else chat(max_tokens=1)
+    answer = client.post(path, json={**body, "model": name}).json()
+    assert answer["model"] == kv.info.name
+    refused(client.post(path, json={**body, "model": f"{name}s"}), 404, code="model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/models/default"])
+def test_probes_look_at_heads(client, path):
+    until(lambda: client.get("/health").status_code == 200)
+    found, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (found.status_code, b"") == (200, b"")
+    assert head.headers["content-length"] == str(len(found.content))
 
 
 def test_a_folders_place_is_not_told(tmp_path):

@@ -34,7 +34,7 @@ def test_a_chat_answer_is_the_engines(warm, kv):
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": 6,
         "total_tokens": report.prompt_tokens + 6,
-        "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": report.cached_tokens, "history_tokens": 0},
     }
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert answer["object"] == "chat.completion"
@@ -57,6 +57,31 @@ def test_a_conversation_goes_on(make_engine):
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     report = answer["ragkv"]
     assert cached == report["sink_tokens"] + report["former_exact_tokens"] > 300
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("serves", [True, False])
+def test_usage_names_the_tokens_from_history(make_engine, serves, streaming):
+    engine = make_engine(reuse=ReuseConfig(history=serves))
+    engine.precompute(CHUNKS)
+    with TestClient(make_app(ServeConfig(), {"default": engine})) as client:
+
+        def found(**ragkv):
+            body = chat(ragkv={"report": True, **ragkv}, stream=streaming)
+            if streaming:
+                body["stream_options"] = {"include_usage": True}
+                answer = events(client.post(CHAT, json=body).text)[-1]
+            else:
+                answer = client.post(CHAT, json=body).json()
+            report, details = answer["ragkv"], answer["usage"]["prompt_tokens_details"]
+            former = report["former_exact_tokens"] + report["former_repaired_tokens"]
+            assert details["history_tokens"] == report["history_tokens"] == former
+            return former
+
+        assert found() == 0
+        assert (found() > 100) == serves
+        assert (found(history=True) > 100) == serves  # who serves without it, has none
+        assert found(history=False) == 0
 
 
 def test_a_chat_stream_is_the_answer_in_pieces(warm):
@@ -227,7 +252,8 @@ def test_reuse_is_set_and_reported_on_request(warm):
 def test_retrieved_chunks_are_stored_after_the_answer(client, kv):
     body = chat(ragkv={"retrieved": CHUNKS})
     assert client.post(CHAT, json=body).json()["usage"]["prompt_tokens_details"] == {
-        "cached_tokens": 0
+        "cached_tokens": 0,
+        "history_tokens": 0,
     }
     kv.wait()
     answer = client.post(CHAT, json=body).json()

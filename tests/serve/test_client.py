@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 import httpx
 import pytest
 from stub_server import REPORT, VERSION, Endless, refused, sse, text_events
+from tiny import ask, some_chunks
 
 from ragkv import ReuseConfig, SparseDecoding
 from ragkv.client import RemoteRagKV
@@ -387,3 +388,14 @@ def test_a_chunk_is_looked_up_for_a_method(connect, stub):
     stub.answers["GET /v1/chunks"] = [{"text_known": True}]
     assert connect().contains("a", method="prefix")
     assert stub.requests[-1].url.params.multi_items() == [("text", "a"), ("method", "prefix")]
+
+
+@pytest.mark.parametrize("way", ["engine", "call"])
+def test_history_can_be_switched_off_from_here(listen, make_engine, way):
+    url = listen(make_engine(reuse=ReuseConfig())).url
+    settings = {"reuse": ReuseConfig(history=False)} if way == "engine" else {}
+    with RemoteRagKV(url, **settings) as remote:
+        given = {} if way == "engine" else {"history": False}
+        for _ in range(2):
+            report = remote.generate(ask(some_chunks(2)), max_new_tokens=2, **given).report
+            assert report.history_tokens == 0

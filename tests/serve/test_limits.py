@@ -60,6 +60,19 @@ def test_a_body_that_says_it_is_too_long_is_not_read(listen, monkeypatch):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
 
 
+@pytest.mark.slow
+def test_an_idle_connection_stays_open_for_a_proxys_minute(listen):
+    server = listen()
+    assert server.server.config.timeout_keep_alive > 60
+    with httpx.Client(limits=httpx.Limits(keepalive_expiry=60)) as client:
+        for seconds in (0, 7):
+            threading.Event().wait(seconds)
+            assert client.get(f"{server.url}/version").status_code == 200
+            (connection,) = client._transport._pool.connections
+            assert connection.is_idle()
+        assert "Request Count: 2" in connection.info()
+
+
 def test_a_body_without_a_length_is_read_up_to_the_bound(listen, monkeypatch):
     monkeypatch.setattr(limits, "BODY_BYTES", 1000)
     url = listen().url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from typing import get_type_hints
@@ -55,6 +56,45 @@ def test_what_changes_nothing_is_ignored(client):
     assert client.post(CHAT, json=chat(**fields)).json()["choices"] == plain
     nulls = dict.fromkeys([*NEUTRAL, *IGNORED, "stop", "seed", "n", "stream_options", "ragkv"])
     assert client.post(CHAT, json=chat(**nulls)).json()["choices"] == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"stop": [f"s{at}" for at in range(20)]}, "stop", "at most 16"),
+        ({"stop": ["a", 5]}, "stop.1", "string"),
+        ({"stop": 5}, "stop", "string"),
+        ({"ragkv": {"recompute_ratio": "x"}}, "ragkv.recompute_ratio", "number"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "'required'"),
+    ],
+)
+def test_the_true_reason_is_said(client, fields, param, said):
+    assert said in refused(client.post(CHAT, json=chat(**fields)), 400, param=param)
+
+
+@pytest.mark.parametrize("wrong", [True, "a", [1], {"a": True}])
+@pytest.mark.parametrize("place", ["property", "object"])
+def test_required_is_a_list_of_names(client, wrong, place):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    (schema if place == "object" else schema["properties"]["a"])["required"] = wrong
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    response = client.post(CHAT, json=chat(tools=tools, tool_choice="required"))
+    assert "required must be a list of names beside properties" in refused(
+        response, 400, param="tools"
+    )
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    response = client.post(CHAT, json=chat(response_format=form))
+    assert "required must be a list" in refused(response, 400, param="response_format")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "BR", "gzip, identity"])
+def test_a_compressed_body_is_refused_by_its_encoding(client, encoding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    response = client.post(CHAT, content=gzip.compress(b"{}"), headers=headers)
+    message = refused(response, 415, code="unsupported_content_encoding")
+    assert f"Content-Encoding: {encoding.lower()}" in message
+    headers["Content-Encoding"] = "identity"
+    assert client.post(CHAT, json=chat(), headers=headers).status_code == 200
 
 
 def test_every_field_of_openais_api_is_known_by_name():

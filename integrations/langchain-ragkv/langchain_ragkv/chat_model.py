@@ -17,7 +17,7 @@ from langchain_ragkv.call import Call
 from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.prompts import convert_messages
 from langchain_ragkv.structured import structured
-from langchain_ragkv.tools import call_chunks, calls, definitions
+from langchain_ragkv.tools import call_chunks, calls, definitions, repeated_cut_off
 from ragkv import Chat, Completion
 from ragkv.answer.stream import TextStream
 
@@ -117,6 +117,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             keywords.tool_choice,
             parallel_tool_calls=keywords.parallel_tool_calls,
         )
+        if prompt.has_to_call and (error := repeated_cut_off(messages)):
+            raise error
         return call, call.start(prompt)
 
     def _generate(
@@ -173,7 +175,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
 
 
 def _result(call: Call, completion: Completion) -> ChatResult:
-    valid, invalid = calls(completion)
+    valid, invalid = calls(completion, has_tools=bool(call.keywords.tools))
     message = AIMessage(
         content=completion.text,
         tool_calls=valid,
@@ -188,7 +190,7 @@ def _last_chunk(call: Call, completion: Completion) -> ChatGenerationChunk:
     message = AIMessageChunk(
         content="",
         chunk_position="last",
-        tool_call_chunks=call_chunks(completion),
+        tool_call_chunks=call_chunks(completion, has_tools=bool(call.keywords.tools)),
         **_account(call, completion),
     )
     return ChatGenerationChunk(message=message)

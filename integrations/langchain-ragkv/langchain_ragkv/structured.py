@@ -31,23 +31,22 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict, is_typeddict
 
+from langchain_ragkv.tools import cut_off
 from ragkv.errors import ConfigError
 
 
 class WholeJson(JsonOutputParser):
-    """Refuses JSON that was cut short (``max_tokens``), which LangChain's parsers complete."""
+    """Refuses JSON that was cut off (``max_tokens``), which LangChain's parsers complete."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return the object; of a stream's parts, as much as is there."""
-        if not partial:
+        why, text = cut_off(getattr(result[0], "message", None)), result[0].text
+        if why or not partial:
             try:
-                json.loads(result[0].text)
+                json.loads(text)
             except ValueError as error:
-                text = result[0].text
-                raise OutputParserException(
-                    f"the answer is no whole JSON ({error}): is max_tokens too small?",
-                    llm_output=text,
-                ) from error
+                said = str(why or f"the answer is no JSON ({error})")
+                raise OutputParserException(said, llm_output=text) from error
         return super().parse_result(result, partial=partial)
 
 
@@ -153,7 +152,6 @@ def structured(
 def _with_call(message: AIMessage) -> AIMessage:
     if not message.tool_calls:
         text = "".join(call["args"] or "" for call in message.invalid_tool_calls)
-        raise OutputParserException(
-            "the answer is no whole call: is max_tokens too small?", llm_output=text
-        )
+        said = str(cut_off(message) or "the answer is no call of the tool")
+        raise OutputParserException(said, llm_output=text)
     return message

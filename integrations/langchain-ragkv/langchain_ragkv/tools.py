@@ -6,12 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    InvalidToolCall,
+    ToolCall,
+    ToolCallChunk,
+)
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ragkv import Completion
+from ragkv.errors import CutOffError
 
 
 def definitions(tools: Sequence[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
@@ -53,8 +60,13 @@ def _is_recursive(definitions: dict[str, Any]) -> bool:
     return any(name in direct for name, direct in reached.items())
 
 
-def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    """Return the answer's calls as LangChain's messages have them."""
+def calls(
+    completion: Completion, *, has_tools: bool
+) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """Return the answer's calls as LangChain's messages have them.
+
+    An empty answer to tools that was cut off is an invalid call without a name.
+    """
     valid = [
         tool_call(name=call.name, args=dict(call.arguments), id=call.id)
         for call in completion.tool_calls
@@ -63,16 +75,38 @@ def calls(completion: Completion) -> tuple[list[ToolCall], list[InvalidToolCall]
         invalid_tool_call(name=call.name, args=call.text, id=call.id, error=call.error)
         for call in completion.invalid_tool_calls
     ]
+    is_empty = not (valid or invalid or completion.text)
+    if has_tools and is_empty and completion.finish_reason == "length":
+        error = str(CutOffError(completion.report.completion_tokens))
+        invalid.append(invalid_tool_call(name=None, args="", id=None, error=error))
     return valid, invalid
 
 
-def call_chunks(completion: Completion) -> list[ToolCallChunk]:
+def cut_off(message: BaseMessage | None) -> CutOffError | None:
+    """Return the error of an answer that reached its longest length without a call."""
+    if not isinstance(message, AIMessage) or message.tool_calls:
+        return None
+    if message.response_metadata.get("finish_reason") != "length":
+        return None
+    return CutOffError(message.usage_metadata["output_tokens"] if message.usage_metadata else 0)
+
+
+def repeated_cut_off(messages: Sequence[BaseMessage]) -> CutOffError | None:
+    """Return the error of a call that an agent repeats without end.
+
+    It was cut off, and nothing was said of it since, or it was cut off twice.
+    """
+    before, last = [None, None, *(each for each in messages if isinstance(each, AIMessage))][-2:]
+    return cut_off(last) if messages[-1] is last or cut_off(before) else None
+
+
+def call_chunks(completion: Completion, *, has_tools: bool) -> list[ToolCallChunk]:
     """Return each call as one chunk of a stream.
 
     LangChain reads a call's arguments when the chunks are joined, and mends JSON that is cut
     short: an invalid call's text is a JSON string, which stays invalid.
     """
-    valid, invalid = calls(completion)
+    valid, invalid = calls(completion, has_tools=has_tools)
     return [
         tool_call_chunk(
             name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index

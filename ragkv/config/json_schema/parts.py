@@ -89,6 +89,7 @@ class SchemaParts:
             yield schema
             return
         inside = (*inside, id(schema))
+        _check(schema)
         own = {name: value for name, value in schema.items() if name in _OWN}
         _check_kinds(own)
         if own and "discriminator" in schema:
@@ -105,6 +106,14 @@ class SchemaParts:
         if keyword == "allOf":
             return listed(schema, keyword)
         return [self._references.target(schema)] if keyword == "$ref" else []
+
+
+def _check(schema: Schema) -> None:
+    required, form = schema.get("required", []), schema.get("format", "")
+    if not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
+        raise ConfigError(f"required must be a list of names beside properties, not {required!r}")
+    if not isinstance(form, str):
+        raise ConfigError(f"format must be a name, not {form!r}")
 
 
 def listed(schema: Schema, keyword: str) -> list[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ID_CHARS = 9
@@ -150,6 +150,11 @@ def named_call(name: str, arguments: str, call_id: str | None = None) -> AnyCall
     if not name:
         return InvalidToolCall(arguments, "it has no name of a tool", id=call_id)
     return ToolCall(name, given, call_id)
+
+
+def last_with(calls: Sequence[InvalidToolCall], error: str) -> tuple[InvalidToolCall, ...]:
+    """Return the calls, the last one with another error: why its answer ended before it."""
+    return (*calls[:-1], *(replace(call, error=error) for call in calls[-1:]))
 
 
 def calls_in_list(text: str) -> list[AnyCall]:

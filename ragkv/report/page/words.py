@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from ragkv.report import plural
+
 
 def safe(text: str) -> str:
     """Escape a text so that a browser shows exactly its characters.
@@ -32,8 +34,8 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """``1 token``, ``2,013 tokens``."""
-    return f"{number:,}\u00a0{thing}{'' if number == 1 else 's'}"
+    """``1 token``, ``2,013 tokens``, on one line."""
+    return plural.count(number, thing).replace(" ", "\u00a0")
 
 
 def head(text: str, length: int = 90) -> str:

@@ -226,7 +226,7 @@ def test_ingestion_says_its_size_in_one_line_where_there_is_no_terminal(make_eng
     said = capsys.readouterr().err.splitlines()
     assert [line.split(" tokens")[0].rsplit(" of", 1)[0] for line in said] == [
         "ragkv: encoding 2 chunks",
-        "ragkv: encoding 1 chunks",
+        "ragkv: encoding 1 chunk",
     ]
     llm.precompute(documents[3:], show_progress=False)
     llm.precompute(documents)

@@ -91,10 +91,10 @@ async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
 
 @pytest.mark.parametrize(
     ("tokens", "names", "streaming"),
-    [(1, [], True), (8, [], False), (29, ["add"], False), (29, ["add"], True)],
+    [(1, [None], True), (8, [None], False), (29, ["add"], False), (29, ["add"], True)],
 )
 def test_a_forced_call_that_is_cut_off(chat, make_say, tokens, names, streaming):
-    """Where nothing of the arguments is there it is none."""
+    """Where nothing of the arguments is there it has no name."""
     llm, kv = chat
     make_say(kv, FORCED)
     bound = llm.bind_tools([add], tool_choice="any", max_tokens=tokens)

@@ -178,7 +178,9 @@ def test_the_report_is_with_the_answer_and_not_in_the_chat_message(kv):
     llm = make(kv)
     answer = llm.complete(PROMPT)
     assert answer.additional_kwargs["reused_tokens"] > 0
-    assert answer.raw["report"] == answer.additional_kwargs == llm.last_report.to_dict()
+    report = llm.last_report.to_dict()
+    assert answer.raw["report"] == report
+    assert answer.additional_kwargs == {**report, "finish_reason": answer.raw["finish_reason"]}
     assert answer.raw["usage"]["completion_tokens"] == len(answer.raw["token_ids"]) > 0
     reply = llm.chat(CHAT)
     assert reply.additional_kwargs["reused_tokens"] > 0

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import textwrap
 
 import pytest
-from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core import StorageContext
+from llama_index.core.node_parser import (
+    HierarchicalNodeParser,
+    SentenceWindowNodeParser,
+    get_leaf_nodes,
+)
+from llama_index.core.postprocessor import (
+    MetadataReplacementPostProcessor,
+    SimilarityPostprocessor,
+)
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.retrievers import AutoMergingRetriever, BaseRetriever
+from llama_index.core.schema import Document, NodeWithScore, QueryBundle, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVRetriever, RagKVTransform
 from tiny import some_chunks
 
@@ -119,6 +129,37 @@ def test_a_postprocessor_that_changes_texts(make_engine, way):
         if way == "stream":
             assert list(response.response_gen) is not None
     assert answers.reasons == ["case"]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"page": 3}, {"file": "a.md", "page": 3}])
+@pytest.mark.parametrize("named_last", [False, True])
+def test_nodes_that_are_replaced_by_a_window(make_engine, metadata, named_last):
+    answers = Answers(make_engine())
+    parser = SentenceWindowNodeParser(window_size=1, sentence_splitter=str.splitlines)
+    document = Document(text=textwrap.fill(" ".join(TEXTS), 60), metadata=metadata)
+    answers.nodes = parser.get_nodes_from_documents([document])[1:5:3]
+    answers.retriever = RagKVRetriever(Fixed(answers.nodes), answers.llm)
+    replaced: list[BaseNodePostprocessor] = [MetadataReplacementPostProcessor("window")]
+    if named_last:
+        replaced.append(RagKVPostprocessor(answers.llm))
+        answers.retriever = Fixed(answers.nodes)
+    found = answers.ingested().query(node_postprocessors=replaced)
+    assert found == ["absent" if named_last else "enlarged"] * 2 * bool(metadata or named_last)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"page": 3}])
+def test_nodes_that_are_merged_into_their_parent(make_engine, metadata):
+    answers = Answers(make_engine())
+    parser = HierarchicalNodeParser.from_defaults(chunk_sizes=[400, 100], chunk_overlap=0)
+    document = Document(text=" ".join(TEXTS), metadata=metadata)
+    parents = parser.get_nodes_from_documents([document])
+    answers.nodes = get_leaf_nodes(parents)
+    assert 2 < len(answers.nodes) < len(parents)
+    storage = StorageContext.from_defaults()
+    storage.docstore.add_documents(parents)
+    named = RagKVRetriever(Fixed(answers.nodes), answers.llm)
+    answers.retriever = AutoMergingRetriever(named, storage)
+    assert set(answers.ingested().query()) == ({"enlarged"} if metadata else set())
 
 
 def test_nodes_that_are_dropped(make_engine):

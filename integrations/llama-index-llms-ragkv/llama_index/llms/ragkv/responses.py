@@ -17,6 +17,7 @@ from llama_index.core.base.llms.types import (
 
 from ragkv import Completion, ReuseReport
 from ragkv.answer.stream import TextStream
+from ragkv.errors import CutOffError
 
 Begin = Callable[[], TextStream]
 
@@ -24,9 +25,12 @@ Begin = Callable[[], TextStream]
 def as_completion(completion: Completion, delta: str | None = None) -> CompletionResponse:
     """Return the whole answer with its report; ``usage`` is where token counters look.
 
+    Both the report and ``raw`` say ``finish_reason``.
+
     What should be a tool call, and cannot be read, is text.
     """
     report = completion.report.to_dict()
+    ended = {"finish_reason": completion.openai_finish_reason}
     usage = {
         "prompt_tokens": completion.report.prompt_tokens,
         "completion_tokens": completion.report.completion_tokens,
@@ -35,6 +39,7 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
         "token_ids": list(completion.token_ids),
         "usage": usage,
         "report": report,
+        **ended,
         "tool_calls": [asdict(call) for call in completion.tool_calls],
         "invalid_tool_calls": [asdict(call) for call in completion.invalid_tool_calls],
     }
@@ -42,7 +47,16 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
     if completion.invalid_tool_calls:
         unread = (call.text for call in completion.invalid_tool_calls)
         text = "\n".join([text, *unread]).strip()
-    return CompletionResponse(text=text, delta=delta, additional_kwargs=report, raw=raw)
+    told = {**report, **ended}
+    return CompletionResponse(text=text, delta=delta, additional_kwargs=told, raw=raw)
+
+
+def cut_off(response: ChatResponse) -> CutOffError | None:
+    """Return the error of an answer that reached its longest length; None for others."""
+    raw = response.raw if isinstance(response.raw, dict) else {}
+    if raw.get("finish_reason") != "length":
+        return None
+    return CutOffError(raw["usage"]["completion_tokens"])
 
 
 def as_chat(response: CompletionResponse) -> ChatResponse:

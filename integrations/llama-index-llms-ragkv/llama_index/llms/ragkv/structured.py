@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms.llm import LLM
 from llama_index.core.program.streaming_utils import process_streaming_content_incremental
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.ragkv.responses import cut_off
 
 _OF_CALLS = ("tool_choice", "tool_required", "allow_parallel_tool_calls")
 """What LlamaIndex's programs ask of the call that other models answer by: here is none."""
@@ -30,13 +31,13 @@ class StructuredPrediction(LLM):
 
         Raises
         ------
-        ValueError
-            The answer was cut short (``max_new_tokens``).
+        CutOffError
+            The answer reached ``max_new_tokens`` before its end. It is a ValueError.
         """
         if not self._is_held:
             return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        return output_cls.model_validate_json(self.chat(**asked).message.content or "")
+        return _object(output_cls, self.chat(**asked))
 
     async def astructured_predict(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
@@ -45,8 +46,7 @@ class StructuredPrediction(LLM):
         if not self._is_held:
             return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        response = await self.achat(**asked)
-        return output_cls.model_validate_json(response.message.content or "")
+        return _object(output_cls, await self.achat(**asked))
 
     def _structured_stream_call(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
@@ -58,7 +58,7 @@ class StructuredPrediction(LLM):
             return
         known, asked = None, self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         for response in self.stream_chat(**asked):
-            known = process_streaming_content_incremental(response, output_cls, known)
+            known = _known_of(output_cls, response, known)
             yield known
 
     async def _structured_astream_call(
@@ -74,7 +74,7 @@ class StructuredPrediction(LLM):
         async def objects() -> AsyncGenerator[Any, None]:
             known = None
             async for response in await self.astream_chat(**asked):
-                known = process_streaming_content_incremental(response, output_cls, known)
+                known = _known_of(output_cls, response, known)
                 yield known
 
         return objects()
@@ -91,3 +91,18 @@ class StructuredPrediction(LLM):
         schema = output_cls.model_json_schema()
         given = {name: each for name, each in (llm_kwargs or {}).items() if name not in _OF_CALLS}
         return {"messages": messages, "json_schema": schema, **given}
+
+
+def _object(output_cls: Any, response: ChatResponse) -> Any:
+    """Return the object of an answer; raise CutOffError where the answer has no end."""
+    try:
+        return output_cls.model_validate_json(response.message.content or "")
+    except ValueError as error:
+        raise cut_off(response) or error from error
+
+
+def _known_of(output_cls: Any, response: ChatResponse, known: Any) -> Any:
+    """Return the object as far as a stream's response has it, after ``known``."""
+    if cut_off(response):
+        return _object(output_cls, response)
+    return process_streaming_content_incremental(response, output_cls, known)

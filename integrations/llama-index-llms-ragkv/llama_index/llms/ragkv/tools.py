@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.llms.ragkv.responses import cut_off
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -60,11 +61,14 @@ class ToolCalling(FunctionCallingLLM):
         Raises
         ------
         ValueError
-            There is none, and ``error_on_no_tool_call``.
+            There is none, and ``error_on_no_tool_call``. A CutOffError, which is one, says that
+            the answer reached ``max_new_tokens``.
         """
         calls = tool_blocks(response.message)
         if not calls and error_on_no_tool_call:
-            raise ValueError(f"Expected at least one tool call, but got {len(calls)} tool calls.")
+            raise cut_off(response) or ValueError(
+                f"Expected at least one tool call, but got {len(calls)} tool calls."
+            )
         return [
             ToolSelection(
                 tool_id=call.tool_call_id or "",
