@@ -193,7 +193,8 @@ class ChunkReuse(BaseModel):
     @model_validator(mode="after")
     def _open_engine(self) -> Self:
         made_from = {name: getattr(self, name) for name in _OF_ENGINES}
-        if self.kv is None:
+        is_new = self.kv is None
+        if is_new:
             check_settings(
                 None,
                 {**self._overrides(), **_given(self, ("sink",))},
@@ -226,6 +227,8 @@ class ChunkReuse(BaseModel):
             template = "{question}" if self.sink_from is None else self.sink_from
             tools = definitions(self.sink_tools)
             self._sink = prompt_head(template, self.kv, tools, variables, chat=self._chat)
+        if is_new and self._sink is not None:  # models over this engine share its chunks
+            self.kv.reuse = self.kv.reuse.override(sink=self._sink)
         method_of(self.kv.reuse.override(**self._overrides()))  # raises early
         return self
 

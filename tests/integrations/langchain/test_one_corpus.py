@@ -41,7 +41,8 @@ def documents():
 @pytest.fixture
 def llm(make_engine):
     kv = make_engine(reuse=ReuseConfig(history=False, on_miss="skip"))
-    llm = ChatRagKV(kv=kv, sink_from=SYSTEM, max_tokens=4)
+    kv.reuse = kv.reuse.override(sink=ChatRagKV(kv=kv, sink_from=SYSTEM)._sink)
+    llm = ChatRagKV(kv=kv, max_tokens=4)
     llm.precompute(documents())
     return llm
 
@@ -106,7 +107,7 @@ def history_aware(llm):
 
 
 def completion(llm):
-    text = RagKVLLM(kv=llm.kv, sink=llm._sink, max_tokens=4)
+    text = RagKVLLM(kv=llm.kv, max_tokens=4)
     prompt = PromptTemplate.from_template("{context}\n\nQ: {input}\nA:")
     chain = {"context": retriever(llm) | join, "input": RunnablePassthrough()} | prompt | text
     chain.invoke(QUESTION)
@@ -134,9 +135,35 @@ def test_an_agent_reuses_the_corpus(llm, reports, make_say):
 
 
 def test_another_client_s_prompts_reuse_the_corpus(llm, reports):
-    llm.kv.reuse = llm.kv.reuse.override(sink=llm._sink)
     with listening(llm.kv) as url:
         other = ChatOpenAI(base_url=f"{url}/v1", model="default", api_key="none", max_tokens=4)
         (OTHER | other).invoke({"context": join(documents()), "input": QUESTION})
     assert len(reports[-1].chunks) == 3
     assert not reports[-1].misses
+
+
+@pytest.mark.parametrize("kind", [ChatRagKV, RagKVLLM])
+@pytest.mark.parametrize("given", [{"sink": "Read this.\n"}, {"sink_from": SYSTEM}])
+def test_models_over_one_engine_share_its_sink(folder, kind, given):
+    llm = kind(model_id=folder, store=":memory:", **given)
+    assert llm.kv.reuse.sink == llm._sink
+    llm.precompute(documents())
+    for other in (ChatRagKV(kv=llm.kv), RagKVLLM(kv=llm.kv)):
+        assert all(other.kv.contains(text) for text in some_chunks())
+        assert other.precompute(documents()).new == 0
+    ChatRagKV(kv=llm.kv, sink="Another.")
+    assert llm.kv.reuse.sink == llm._sink, "a given engine keeps its own"
+    llm.kv.close()
+
+
+def test_an_agent_s_own_head_is_its_sink(make_engine, make_say):
+    search = create_retriever_tool(RunnableLambda(lambda _: documents()), "search", "Searches.")
+    head = ChatPromptTemplate([("system", "Be brief."), ("human", "{input}")])
+    llm = ChatRagKV(kv=make_engine(), sink_from=head, sink_tools=[search], max_tokens=4)
+    llm.precompute(documents())
+    agent = create_agent(llm, [search], system_prompt="Be brief.")
+    agent.invoke({"messages": [("human", some_chunks()[0])]})
+    report = llm.last_report
+    assert not report.warnings
+    assert report.sink_tokens == report.chunks[0].start > 20
+    assert report.exact_tokens > report.sink_tokens
