@@ -305,7 +305,12 @@ class Corpus:
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         size = IngestionSize(self.loaded, self._codec, [len(each[1]) for each in chunks])
         with self.not_stored.noting_full(chunks):
-            bar = size.begin(self.store.room(), len(wanted), show_progress=show_progress)
+            progress = size.begin(
+                self.store.room(),
+                len(wanted),
+                show_progress=show_progress,
+                seconds=self.prefill_rate.seconds(sum(size.lengths)),
+            )
         tokens = written = 0
         waited = 0.0
 
@@ -320,12 +325,16 @@ class Corpus:
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
                 terms = Terms(document, until, revision or "")
-                with copies.on_side_stream(), self.not_stored.noting_full(chunks):
+                with (
+                    copies.on_side_stream(),
+                    self.not_stored.noting_full(chunks),
+                    progress.writing(),
+                ):
                     written += self.store.put(entry, sink.fingerprint, terms)
                 tokens += len(entry)
-                bar.update()
+                progress.stored(len(entry))
 
-        with bar, Pool(1, "ragkv-write") as writer:
+        with progress, Pool(1, "ragkv-write") as writer:
             writing = writer.submit(write, [])
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
@@ -346,15 +355,17 @@ class Corpus:
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
         removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
-        return PrecomputeReport(
-            new=len(chunks),
-            existing=len(wanted) - len(missing),
-            skipped=len(unique) - len(wanted) + len(missing) - found,
-            too_long=found - len(chunks),
-            tokens=tokens,
-            bytes=written,
-            seconds=time.perf_counter() - started,
-            removed=removed,
+        return progress.end(
+            PrecomputeReport(
+                new=len(chunks),
+                existing=len(wanted) - len(missing),
+                skipped=len(unique) - len(wanted) + len(missing) - found,
+                too_long=found - len(chunks),
+                tokens=tokens,
+                bytes=written,
+                seconds=time.perf_counter() - started,
+                removed=removed,
+            )
         )
 
     def _fitting(self, chunks: list[tuple[str, Tokens]], sink: Sink) -> list[tuple[str, Tokens]]:

@@ -339,8 +339,8 @@ class ChunkReuse(BaseModel):
         document_prompt
             How the chain renders a document; None is ``page_content`` alone.
         show_progress
-            As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal alone, and one
-            line elsewhere.
+            As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal, and
+            lines elsewhere.
         **settings
             ``document``, ``revision`` and ``expires_in`` as there: the document whose chunks these
             are, so that chunks of an older version are deleted, and the seconds until they expire.
