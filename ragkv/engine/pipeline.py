@@ -49,7 +49,8 @@ _MOST_PRELOADED = 4
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
-    "tokens agree): answers are closer to full prefill if {mend}."
+    "tokens agree). They are reused; answers are a little closer to full prefill if {mend} "
+    "(docs/results.md, One corpus, several prompts)."
 )
 _GIVE_SINK = "sink= (or sink_from=) is given the prompt template's head"
 _OTHER_SINK = (

@@ -14,7 +14,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import HierarchicalNodeParser, get_leaf_nodes
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.retrievers import AutoMergingRetriever
-from llama_index.core.schema import Document, TextNode
+from llama_index.core.schema import Document, MetadataMode, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.openai_like import OpenAILike
@@ -38,18 +38,20 @@ def llm(make_engine):
     return RagKVLLM(kv=kv, is_chat_model=True, max_new_tokens=4, sink_from="default")
 
 
-@pytest.fixture
-def index(llm):
-    """Three nodes, encoded once, whose metadata the model does not see."""
+@pytest.fixture(params=["shown", "hidden"])
+def index(llm, request):
+    """Three nodes, encoded once without the metadata, which engines may show the model."""
+    hidden = [] if request.param == "shown" else ["page"]
     nodes = [
-        TextNode(text=text, metadata={"page": 7}, excluded_llm_metadata_keys=["page"])
+        TextNode(text=text, metadata={"page": 7}, excluded_llm_metadata_keys=hidden)
         for text in some_chunks(3, 60)
     ]
-    return VectorStoreIndex(RagKVTransform(llm=llm)(nodes))
+    return VectorStoreIndex(RagKVTransform(llm=llm, metadata_mode=MetadataMode.NONE)(nodes))
 
 
 def retriever(index, llm):
-    return RagKVRetriever(index.as_retriever(similarity_top_k=3), llm)
+    inner = index.as_retriever(similarity_top_k=3)
+    return RagKVRetriever(inner, llm, metadata_mode=MetadataMode.NONE)
 
 
 def compact(index, llm):
@@ -121,13 +123,16 @@ def test_an_agent_reuses_the_corpus(index, llm, reports, make_say):
 
 def test_a_parent_takes_its_leaves(llm):
     parser = HierarchicalNodeParser.from_defaults([240, 60], chunk_overlap=0)
-    nodes = parser.get_nodes_from_documents([Document(text=" ".join(some_chunks(6, 60)))])
-    leaves = RagKVTransform(llm=llm)(get_leaf_nodes(nodes))
+    document = Document(text=" ".join(some_chunks(6, 60)), metadata={"page": 7})
+    nodes = parser.get_nodes_from_documents([document])
+    step = RagKVTransform(llm=llm, metadata_mode=MetadataMode.NONE)
+    leaves = step(get_leaf_nodes(nodes))
     docstore = SimpleDocumentStore()
     docstore.add_documents(nodes)
     storage = StorageContext.from_defaults(docstore=docstore)
     inner = VectorStoreIndex(leaves, storage_context=storage).as_retriever(similarity_top_k=6)
-    merging = AutoMergingRetriever(RagKVRetriever(inner, llm), storage, simple_ratio_thresh=0.1)
+    naming = RagKVRetriever(inner, llm, metadata_mode=MetadataMode.NONE)
+    merging = AutoMergingRetriever(naming, storage, simple_ratio_thresh=0.1)
     assert {each.node_id for each in merging.retrieve(QUESTION)} - {each.id_ for each in leaves}
     RetrieverQueryEngine.from_args(merging, llm=llm).query(QUESTION)
     report = llm.last_report
@@ -139,7 +144,8 @@ def test_a_parent_takes_its_leaves(llm):
 @pytest.mark.parametrize("served_sink", ["auto", "default"])
 def test_another_client_s_prompts_reuse_the_corpus(make_engine, reports, index, llm, served_sink):
     if served_sink == "auto":
-        RagKVTransform(llm=RagKVLLM(kv=llm.kv))(list(index.docstore.docs.values()))
+        step = RagKVTransform(llm=RagKVLLM(kv=llm.kv), metadata_mode=MetadataMode.NONE)
+        step(list(index.docstore.docs.values()))
     else:
         llm.kv.reuse = llm.kv.reuse.override(sink=llm.sink)
     with listening(llm.kv) as url:
