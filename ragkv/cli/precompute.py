@@ -125,12 +125,12 @@ def precompute(
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
     """Return what workers did, and show how far they are."""
-    from ragkv.engine.ingestion_size import Progress
+    from ragkv.engine.ingestion_size import IngestionProgress
 
     rows: list[Row] = []
     sizes = {each.name: len(each.texts[0]) for each in files}
     try:
-        with Progress(list(sizes.values()), show=None, unit="file") as progress:
+        with IngestionProgress(list(sizes.values()), show=None, unit="file") as progress:
             for done in batches:
                 rows += done
                 for row in done:

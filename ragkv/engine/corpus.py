@@ -304,37 +304,28 @@ class Corpus:
         found, chunks = len(chunks), self._fitting(chunks, sink)
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         size = IngestionSize(self.loaded, self._codec, [len(each[1]) for each in chunks])
-        with self.not_stored.noting_full(chunks):
-            progress = size.begin(
-                self.store.room(),
-                len(wanted),
-                show_progress=show_progress,
-                seconds=self.prefill_rate.seconds(sum(size.lengths)),
-            )
-        tokens = written = 0
-        waited = 0.0
+        seconds = self.prefill_rate.seconds(sum(size.lengths))
+        copies = side_stream(self.loaded.device)
+        written, waited = 0, 0.0
 
         def give_way() -> None:
             nonlocal waited
             waited += self._requests.let_pass()
 
-        copies = side_stream(self.loaded.device)
-
         def write(batch: list[ChunkKV]) -> None:
-            nonlocal tokens, written
+            nonlocal written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
                 terms = Terms(document, until, revision or "")
-                with (
-                    copies.on_side_stream(),
-                    self.not_stored.noting_full(chunks),
-                    progress.writing(),
-                ):
+                with copies.on_side_stream(), bar.writing():
                     written += self.store.put(entry, sink.fingerprint, terms)
-                tokens += len(entry)
-                progress.stored(len(entry))
+                bar.stored(len(entry))
 
-        with progress, Pool(1, "ragkv-write") as writer:
+        with (
+            self.not_stored.noting_full(chunks),
+            size.begin(self.store.room(), len(wanted), seconds, show_progress=show_progress) as bar,
+            Pool(1, "ragkv-write") as writer,
+        ):
             writing = writer.submit(write, [])
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
@@ -354,19 +345,17 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
-        removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
-        return progress.end(
-            PrecomputeReport(
-                new=len(chunks),
-                existing=len(wanted) - len(missing),
-                skipped=len(unique) - len(wanted) + len(missing) - found,
-                too_long=found - len(chunks),
-                tokens=tokens,
-                bytes=written,
-                seconds=time.perf_counter() - started,
-                removed=removed,
-            )
+        report = PrecomputeReport(
+            new=len(chunks),
+            existing=len(wanted) - len(missing),
+            skipped=len(unique) - len(wanted) + len(missing) - found,
+            too_long=found - len(chunks),
+            tokens=bar.tokens,
+            bytes=written,
+            removed=0 if document is None else self.store.keep_only(document, wanted, revision),
+            seconds=time.perf_counter() - started,
         )
+        return bar.end(report)
 
     def _fitting(self, chunks: list[tuple[str, Tokens]], sink: Sink) -> list[tuple[str, Tokens]]:
         """Leave out chunks that no prompt can hold: longer than the model's positions."""

@@ -51,10 +51,10 @@ class IngestionSize:
         self,
         room: Room | None,
         total: int,
+        seconds: float | None = None,
         *,
         show_progress: bool | None,
-        seconds: float | None = None,
-    ) -> Progress:
+    ) -> IngestionProgress:
         """Say the size and return the progress, of ``total`` chunks with the known ones.
 
         ``seconds`` are what the new ones take, where that is known.
@@ -69,7 +69,7 @@ class IngestionSize:
         if self.lengths and show_progress is not False:
             about = "" if seconds is None else f"; about {tqdm.format_interval(seconds)}"
             _say(self._to_line(room) + about)
-        return Progress(self.lengths, total - len(self.lengths), show=show_progress)
+        return IngestionProgress(self.lengths, total - len(self.lengths), show=show_progress)
 
     def _to_line(self, room: Room | None) -> str:
         tokens, dtype = sum(self.lengths), str(self.loaded.dtype).removeprefix("torch.")
@@ -95,7 +95,7 @@ class IngestionSize:
             )
 
 
-class Progress(tqdm):  # type: ignore[type-arg]
+class IngestionProgress(tqdm):  # type: ignore[type-arg]
     """A bar in a terminal; elsewhere, as in a log file, lines with the time that is left.
 
     Parameters
@@ -106,6 +106,11 @@ class Progress(tqdm):  # type: ignore[type-arg]
         Chunks that are stored already.
     show
         True shows a bar anywhere, False nothing.
+
+    Attributes
+    ----------
+    tokens
+        Those of the chunks that are stored.
     """
 
     def __init__(
@@ -121,8 +126,8 @@ class Progress(tqdm):  # type: ignore[type-arg]
         )
         self._is_shown = bool(lengths) and show is not False
         self._has_lines = self._is_shown and self.disable
-        self._unit, self._new, self._tokens = unit, len(lengths), sum(lengths)
-        self._stored = self._done = 0
+        self._unit, self._new, self._all = unit, len(lengths), sum(lengths)
+        self._stored = self.tokens = 0
         self._began = time.monotonic()
         self._next_line = self._began + FIRST_LINE_S
 
@@ -130,11 +135,11 @@ class Progress(tqdm):  # type: ignore[type-arg]
         """Count a chunk, or a file, that is written."""
         self.update()
         self._stored += 1
-        self._done += tokens
+        self.tokens += tokens
         now = time.monotonic()
-        if self._has_lines and now >= self._next_line and self._done < self._tokens:
+        if self._has_lines and now >= self._next_line and self.tokens < self._all:
             so_far = now - self._began
-            left = so_far * (self._tokens - self._done) / self._done
+            left = so_far * (self._all - self.tokens) / self.tokens
             count = f"{self._stored:,} of {self._new:,} {self._unit}s"
             _say(f"ragkv: {count} done, {self.format_interval(left)} left")
             self._next_line = now + max(LINES_S, so_far / 10)
