@@ -139,3 +139,19 @@ def test_precomputing_and_answering_have_the_same_settings(make_engine, framewor
 def test_one_sink_is_given_once(make_engine):
     with pytest.raises(ValueError, match=r"sink and sink_from .*: give one of them"):
         ChatRagKV(kv=make_engine(), sink="Read this.", sink_from="{context_str}")
+
+
+def test_settings_survive_a_dict(folder):
+    llm = RagKVLLM(model_name=folder, store=":memory:", history=False, drafts=False, top_k=3)
+    again = RagKVLLM.from_dict(llm.to_dict(), store=":memory:")
+    assert again.settings == llm.settings == {"history": False, "drafts": False, "top_k": 3}
+    assert again.kv.reuse.history is False
+    for each in (llm, again):
+        each.kv.close()
+
+
+def test_settings_survive_langchain_s_copies(make_engine, asked):
+    llm = ChatRagKV(kv=make_engine(), history=False, sink="Read this.", drafts=False)
+    for copy in (llm.model_copy(), llm.with_config(tags=["a"]).bound, ChatRagKV(**dict(llm))):
+        given = asked(copy, FRAMEWORKS["langchain"])
+        assert (given["history"], given["sink"], given["drafts"]) == (False, "Read this.", False)
