@@ -34,7 +34,8 @@ SinkFrom = Annotated[
     Path | None,
     typer.Option(
         "--sink-from",
-        help="Text file: the system prompt of all prompts. Chunks are encoded behind it.",
+        help="Text file: the system prompt of all prompts, or its template with {context}; "
+        "llama-index: that of its query engines. Chunks are encoded behind it.",
         show_default="what the chat template puts before the first user text",
     ),
 ]

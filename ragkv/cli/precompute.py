@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -67,8 +68,6 @@ def precompute(
     Of a file that was changed, the chunks that it no longer has are removed: those of the same
     model and size.
     """
-    from tqdm.auto import tqdm
-
     from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.engine.documents import Document, grouped, precompute_documents
     from ragkv.ingest.processes import store_in_processes
@@ -95,7 +94,11 @@ def precompute(
                 f"{count(chunks, 'chunk')} of at most {count(chunk_tokens, 'token')}.",
                 highlight=False,
             )
-            report = precompute_documents(kv.precompute, grouped(parts))
+            try:
+                report = precompute_documents(kv.precompute, grouped(parts))
+            except KeyboardInterrupt:
+                unique = {text.strip() for each in parts for text in each.texts}
+                _stop(sum(map(kv.contains, unique)), len(unique), "chunks")
     else:
         opened = partial(open_engine, model, store=for_workers(where), quiet=True, **engine)
         store_in = store_in_processes
@@ -105,11 +108,7 @@ def precompute(
             gpus = 1 if (device or "").startswith("cuda") else None
             store_in = partial(store_on_ray, address=ray, num_gpus=gpus)
         began = time.perf_counter()
-        rows: list[Row] = []
-        with tqdm(total=len(files), desc="precompute", unit="file", disable=None) as bar:
-            for done in store_in(partial(IngestWorker, opened, cut), files, workers):
-                rows += done
-                bar.update(len(done))
+        rows = _rows(store_in(partial(IngestWorker, opened, cut), files, workers), files)
         report = total(rows, time.perf_counter() - began)
         failed = [row for row in rows if row["status"] == "failed"]
     if as_json:
@@ -128,6 +127,32 @@ def precompute(
             f"not stored: {len(failed)} of {count(len(files), 'file')}, such as "
             f"{failed[0]['document']}: {failed[0]['reason']}"
         )
+
+
+def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
+    """Return what workers did, and show how far they are."""
+    from ragkv.engine.ingestion_size import IngestionProgress
+
+    rows: list[Row] = []
+    sizes = {each.name: len(each.texts[0]) for each in files}
+    try:
+        with IngestionProgress(list(sizes.values()), show=None, unit="file") as progress:
+            for done in batches:
+                rows += done
+                for row in done:
+                    progress.stored(sizes[row["document"]])
+    except KeyboardInterrupt:
+        _stop(sum(row["status"] != "failed" for row in rows), len(files), "files")
+    return rows
+
+
+def _stop(stored: int, total: int, unit: str) -> NoReturn:
+    """End after Ctrl-C."""
+    err.print(
+        f"Interrupted: {stored} of {total} {unit} are stored; the same command goes on.",
+        highlight=False,
+    )
+    raise typer.Exit(130)
 
 
 def cut_file(kv: RagKV, file: Document, chunk_tokens: int) -> Document:

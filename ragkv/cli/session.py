@@ -26,6 +26,8 @@ def _readable(text: str) -> str:
 
 
 _LONE = re.compile("[\ud800-\udfff]")
+CONTEXT = re.compile(r"\{context(?:_str)?\}")
+"""The field of a system prompt that is a template."""
 Question = Annotated[
     str, typer.Argument(help="What to answer.", show_default=False, callback=_readable)
 ]
@@ -93,11 +95,15 @@ def open_engine(
 
 
 def sink_behind(kv: RagKV, system_prompt: str) -> str:
-    """Return what stands before the user's text in prompts with this system message."""
+    """Return what stands before the context in prompts with this system message.
+
+    That is the user's text, or ``{context}`` in the message.
+    """
+    before, *rest = CONTEXT.split(system_prompt, maxsplit=1)
     if not kv.tokenizer.chat_template:
-        return system_prompt
-    literal = system_prompt.replace("{", "{{").replace("}", "}}")
-    return kv.sink_from([{"role": "system", "content": literal}])
+        return before
+    literal = before.replace("{", "{{").replace("}", "}}")
+    return kv.sink_from([{"role": "system", "content": literal + "{context}" * len(rest)}])
 
 
 def _quiet() -> None:
@@ -139,6 +145,9 @@ def messages(
     The context comes first behind the system prompt: the head of the prompt is then the sink of
     `ragkv precompute`.
     """
+    if system_prompt is not None and CONTEXT.search(system_prompt):
+        filled = CONTEXT.sub(lambda _: "\n\n".join(chunks), system_prompt)
+        return [{"role": "system", "content": filled}, {"role": "user", "content": question}]
     text = "\n\n".join([*chunks, f"Answer from the text above. Question: {question}"])
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     return [*system, {"role": "user", "content": text}]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.cli.console import err
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,13 +44,21 @@ def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
 def read_system_prompt(path: Path | None) -> str | None:
     """Return the text of a file, without white space around it; None without a file.
 
+    ``llama-index``, where there is no such file, is the system message of its query engines.
+
     Raises
     ------
     ConfigError
-        It cannot be read, is no UTF-8 text, or is empty.
+        It cannot be read, is no UTF-8 text, or is empty; or LlamaIndex is not installed.
     """
     if path is None:
         return None
+    if str(path) == "llama-index" and not path.exists():
+        try:
+            from llama_index.core.prompts.chat_prompts import TEXT_QA_SYSTEM_PROMPT
+        except ImportError as error:
+            raise MissingDependencyError(f"{path}: {install_command('llama-index')}") from error
+        return str(TEXT_QA_SYSTEM_PROMPT.content)
     if not path.is_file():
         raise ConfigError(f"--sink-from: there is no file {path}")
     text = _read(path).strip()

@@ -10,7 +10,7 @@ from ragkv.config.generation import (
 )
 from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
 from ragkv.config.sparse import SparseDecoding
-from ragkv.config.store import CODECS, MEMORY, StoreConfig
+from ragkv.config.store import CODECS, MEMORY, STORE_SETTINGS, StoreConfig, with_store
 from ragkv.config.template import checked_variables
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "MOST_LOGPROBS",
     "PASSED_ON",
     "PROFILE_FORMAT",
+    "STORE_SETTINGS",
     "DecodeConfig",
     "Named",
     "ReuseConfig",
@@ -33,4 +34,5 @@ __all__ = [
     "checked_variables",
     "engine_arguments",
     "refuse_unsupported",
+    "with_store",
 ]

@@ -78,6 +78,7 @@ def _nearest(name: str, names: list[str]) -> list[str]:
     """Return the one that has the name's words, or nearly is the name; or none."""
     words = set(name.split("_"))
     whole = [each for each in names if words <= set(each.split("_"))]
+    whole.sort(key=lambda each: not each.startswith(name))
     return whole[:1] or get_close_matches(name, names, 1)
 
 

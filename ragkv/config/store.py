@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ragkv.config.checks import (
     Settings,
@@ -78,3 +80,18 @@ class StoreConfig(Settings):
                 f"codec {self.codec} with {MEMORY}: entries in memory are not encoded; give a "
                 "folder or a server, or omit the codec"
             )
+
+
+STORE_SETTINGS = tuple(each.name for each in fields(StoreConfig) if each.name != "path")
+"""Fields besides the place, which is called ``store`` where it is an argument."""
+
+
+def with_store(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments whose fields of a StoreConfig are those of ``store``."""
+    own = {name: given[name] for name in STORE_SETTINGS if given.get(name) is not None}
+    rest = {name: value for name, value in given.items() if name not in STORE_SETTINGS}
+    if own:
+        store = rest.get("store")
+        store = store if isinstance(store, StoreConfig) else StoreConfig(store)
+        rest["store"] = replace(store, **own)
+    return rest

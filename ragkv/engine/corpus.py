@@ -306,28 +306,28 @@ class Corpus:
         )
         over = {text for text in missing if has_expired(self.store.expiry(text), now)}
         size = IngestionSize(self.loaded, self._codec, [len(each[1]) for each in chunks])
-        with self.not_stored.noting_full(chunks):
-            bar = size.begin(self.store.room(), len(wanted), show_progress=show_progress)
-        tokens = written = 0
-        waited = 0.0
+        seconds = self.prefill_rate.seconds(sum(size.lengths))
+        copies = side_stream(self.loaded.device)
+        written, waited = 0, 0.0
 
         def give_way() -> None:
             nonlocal waited
             waited += self._requests.let_pass()
 
-        copies = side_stream(self.loaded.device)
-
         def write(batch: list[ChunkKV]) -> None:
-            nonlocal tokens, written
+            nonlocal written
             for entry in batch:
                 until = None if expires_in is None and entry.text in over else expires_at
                 terms = Terms(document, until, revision or "")
-                with copies.on_side_stream(), self.not_stored.noting_full(chunks):
+                with copies.on_side_stream(), bar.writing():
                     written += self.store.put(entry, sink.fingerprint, terms)
-                tokens += len(entry)
-                bar.update()
+                bar.stored(len(entry))
 
-        with bar, Pool(1, "ragkv-write") as writer:
+        with (
+            self.not_stored.noting_full(chunks),
+            size.begin(self.store.room(), len(wanted), seconds, show_progress=show_progress) as bar,
+            Pool(1, "ragkv-write") as writer,
+        ):
             writing = writer.submit(write, [])
             batches = encode_chunks(chunks, sink.rows, self.loaded)
             while True:
@@ -347,18 +347,18 @@ class Corpus:
                 self._require_unchanged(sink)
                 self.record_speed(sum(map(len, batch)), seconds)
                 writing = writer.submit(write, batch)
-        removed = 0 if document is None else self.store.keep_only(document, wanted, revision)
-        return PrecomputeReport(
+        report = PrecomputeReport(
             new=len(chunks),
             existing=len(wanted) - len(missing),
             skipped=len(unique) - len(wanted) + len(missing) - len(chunks) - unknown - long,
             too_long=long,
             unknown_token=unknown,
-            tokens=tokens,
+            tokens=bar.tokens,
             bytes=written,
+            removed=0 if document is None else self.store.keep_only(document, wanted, revision),
             seconds=time.perf_counter() - started,
-            removed=removed,
         )
+        return bar.end(report)
 
     def _tokenized(self, text: str, sink: Sink) -> tuple[str, Tokens]:
         """Tokenise a chunk, up to the position where the rotary table changes."""

@@ -154,7 +154,8 @@ class RagKV:
         expires_in
             Seconds until the chunks expire, the last of several; None is never, for new ones.
         show_progress
-            Say the size on standard error, and show a bar; None: the bar in a terminal alone.
+            Say the size on standard error, show a bar, and close with a line; None: the bar in a
+            terminal, and elsewhere a line with the time left every half minute.
 
         Raises
         ------

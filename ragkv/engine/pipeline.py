@@ -50,9 +50,10 @@ _MOST_PRELOADED = 4
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
-    "tokens agree; behind them the sink has {sink!r} and the prompt {prompt!r}): answers are "
-    "closer to full prefill if sink= (or sink_from=) is given this prompt template's head, here "
-    "and where chunks are precomputed."
+    "tokens agree; behind them the sink has {sink!r} and the prompt {prompt!r}). They are reused; "
+    "answers are a little closer to full prefill if sink= (or sink_from=) is given this prompt "
+    "template's head, here and where chunks are precomputed (docs/results.md, One corpus, several "
+    "prompts)."
 )
 Result = TypeVar("Result")
 

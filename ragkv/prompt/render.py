@@ -98,12 +98,14 @@ def template_head(
     if isinstance(template, str):
         return _until_field(template)[0]
     messages: list[Message] = []
+    role, found = "", False
     for message in Chat(template):
+        role = message["role"]
         text, found = _until_field(message["content"])
         messages.append({**message, "content": text + _MARK if found else text})
         if found:
             break
-    else:
+    if not found or role == "system":  # some templates write it into the user's
         messages += _MARKED
     chat = Chat(messages, tools, chat_template_kwargs=chat_template_kwargs)
     return _until_mark(chat, tokenizer)[0]

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from llama_index.core import VectorStoreIndex
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.schema import TextNode
+from llama_index.llms.ragkv import RagKVLLM
 from served import CHAT, CHUNKS
 from templates import KINDS, tokenizer_of
 from tiny import tiny_model, tiny_tokenizer
@@ -17,6 +21,7 @@ from ragkv import RagKV
 from ragkv.cli import serve as serving
 from ragkv.cli.main import app
 from ragkv.cli.session import messages, sink_behind
+from ragkv.cli.texts import read_system_prompt
 from ragkv.prompt.render import render
 from ragkv.serve.app import make_app
 
@@ -88,11 +93,47 @@ def test_prompts_begin_with_it(kind):
     assert SYSTEM in sink
 
 
+TEMPLATES = (
+    'Answer from the text.\n\n{context}\n\nAs {"answer": …}.',
+    "{context_str}\n---\nRead this.",
+    "Never {else}. {context} {context_str}",
+)
+
+
+@pytest.mark.parametrize("kind", ["chatml", "qwen3", "mistral"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_is_the_sink_up_to_its_context(kind, template):
+    tokenizer = tokenizer_of(kind)
+    with RagKV(tiny_model(), tokenizer, store=":memory:") as kv:
+        sink = sink_behind(kv, template)
+        asked = messages("What?", CHUNKS, template)
+        text = render(asked, tokenizer).text
+    assert text.startswith(sink + CHUNKS[0])
+    assert "{context" not in text
+    assert asked[-1]["content"].endswith("What?")
+    assert ("{else}" in text) == ("{else}" in template)
+
+
+def test_the_prompt_of_llama_index_has_a_name(model, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(CHUNKS), encoding="utf-8")
+    given = ["--model", model, "--store", tmp_path / "s", "--sink-from", "llama-index"]
+    assert run("precompute", text, "--chunk-tokens", 100, *given).exit_code == 0
+    llm = RagKVLLM(model_name=model, store=tmp_path / "s", is_chat_model=True, max_new_tokens=1)
+    llm.sink = sink_behind(llm.kv, read_system_prompt(Path("llama-index")))
+    index = VectorStoreIndex([TextNode(text=CHUNKS[0])], embed_model=MockEmbedding(embed_dim=4))
+    index.as_query_engine(llm=llm).query("What?")
+    assert not llm.last_report.warnings
+    assert llm.last_report.reused_tokens > 20
+    llm.kv.close()
+
+
 def test_without_a_chat_template_it_is_the_text():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = None
     with RagKV(tiny_model(), tokenizer, store=":memory:") as kv:
         assert sink_behind(kv, SYSTEM) == SYSTEM
+        assert sink_behind(kv, "Read.\n{context}") == "Read.\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "precompute", "ask"])

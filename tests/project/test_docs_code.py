@@ -34,7 +34,6 @@ PAGE = (DOCS / "start.md").read_text(encoding="utf-8")
 SERVED = PAGE.partition("## From in-process to served")[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 AHEAD = PAGE.partition("## While retrieval goes on")[2]
-QUOTED = 'A "target" is [what] a\nstatement binds, and so are all names in a "target list" of it.'
 
 
 def test_stages_of_a_retrieval():
@@ -60,13 +59,6 @@ def run(snippet, **given):
     return given
 
 
-CONDENSING = {
-    "import ContextChatEngine": "import CondensePlusContextChatEngine as ContextChatEngine",
-    "chat_engine.context import": "chat_engine.condense_plus_context import",
-    "DEFAULT_CONTEXT_TEMPLATE": "DEFAULT_CONTEXT_PROMPT_TEMPLATE",
-}
-
-
 @pytest.fixture
 def follow_page(name, small_world):
     """Return ``step()``: run the page's next snippet over the tiny model; its names so far."""
@@ -77,11 +69,11 @@ def follow_page(name, small_world):
     }
     opened = []
 
-    def follow(page, changes=None):
+    def follow(page):
         names = {"__name__": "__main__"}
         for snippet in BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
-            both = (swapped | (changes or {})).items()
-            exec(reduce(lambda text, pair: text.replace(*pair), both, snippet), names)  # noqa: S102
+            here = reduce(lambda text, pair: text.replace(*pair), swapped.items(), snippet)
+            exec(here, names)  # noqa: S102
             opened.append(names["llm"])
             yield names
 
@@ -90,11 +82,17 @@ def follow_page(name, small_world):
         llm.kv.close()
 
 
+def wants(search, query):
+    """Return what a model writes that calls a tool."""
+    return f'<tool_call>{{"name": "{search}", "arguments": {query}}}</tool_call>'
+
+
 def test_the_page_of_langchain(follow_page, capsys):
     steps = follow_page("langchain.md")
     made = next(steps)
     llm, prompt, splits = made["llm"], made["prompt"], made["splits"]
     assert llm.last_report.reused_tokens > 0
+    assert not llm.last_report.warnings
     assert "ragkv: encoding" in capsys.readouterr().err
 
     def chunks(context):
@@ -106,50 +104,87 @@ def test_the_page_of_langchain(follow_page, capsys):
     )  # the list mistake
     made = next(steps)
     found = made["retriever"].invoke("What?")
-    assert made["chain"].invoke({"context": found, "input": "What?"})
+    assert made["chain"].invoke("What?")
     assert len(llm.last_report.chunks) == len(found) > 1
-    quoted = [Document(QUOTED, metadata={"source": "a.md"})]
-    llm.precompute(quoted, document_prompt=made["document_prompt"])
-    assert chunks(f"a.md\n{QUOTED}") == 1
+    assert not llm.last_report.misses
     next(steps)
     assert "'num_deleted': 0" in (said := capsys.readouterr().out)
     assert f"'num_deleted': {len(splits) - 3}" in said
-    kept = [llm.kv.contains(split.page_content, sink=llm._sink) for split in splits]
+    kept = [llm.kv.contains(split.page_content) for split in splits]
     assert kept == [True] * 3 + [False] * (len(splits) - 3)
     made = next(steps)
-    assert made["agent"].invoke({"messages": [("human", "What?")]})["messages"]
+    assert made["state"]["messages"][-1].type == "ai"
     assert next(steps, None) is None
 
 
-@pytest.mark.parametrize(
-    ("module", "changes"), [("context", {}), ("condense_plus_context", CONDENSING)]
-)
-def test_the_page_of_llama_index(follow_page, monkeypatch, capsys, module, changes):
-    # the default memory leaves its SQLite open
-    monkeypatch.setattr(f"llama_index.core.chat_engine.{module}.Memory", ChatMemoryBuffer)
-    steps = follow_page("llama-index.md", changes)
+def test_the_page_of_langchain_leaves_what_it_says(follow_page, make_say):
+    *_, made = follow_page("langchain.md")
+    llm, retriever, kept = made["llm"], made["retriever"], made["splits"][:3]
+    texts = sorted(each.page_content for each in kept)
+    assert sorted(each["text"] for each in made["vectors"].store.values()) == texts
+    for each in kept:
+        first, *_ = retriever.invoke(each.page_content)
+        assert first.page_content == each.page_content
+    assert made["index"](kept, made["records"], made["store"], **made["settings"])["num_added"] == 0
+    llm.max_tokens = 60
+    make_say(llm.kv, wants("search", '{"query": "loops"}'), "It loops.")
+    state = made["agent"].invoke({"messages": [("human", "What does a for loop do?")]})
+    assert state["messages"][-1].text == "It loops."
+    report = llm.last_report
+    assert sorted(use.text for use in report.chunks) == texts
+    assert not report.misses
+
+
+# the default memory leaves its SQLite open
+MEMORY = "llama_index.core.chat_engine.context.Memory"
+
+
+def test_the_page_of_llama_index(follow_page, monkeypatch, capsys):
+    monkeypatch.setattr(MEMORY, ChatMemoryBuffer)
+    steps = follow_page("llama-index.md")
     made = next(steps)
-    assert made["llm"].last_report.reused_tokens > 0
+    llm = made["llm"]
+    assert llm.last_report.reused_tokens > 0
+    assert not llm.last_report.warnings
     assert "ragkv: encoding" in capsys.readouterr().err
-    made = next(steps)
-    llm, chat = made["llm"], made["chat"]
-    llm.max_new_tokens = 4
-    for question in ("What?", "And why?"):
-        chat.chat(question)
-        report = llm.last_report
-        assert len(report.chunks) == 3
-        assert report.chunks[0].start - report.sink_tokens <= 1, "the sink reaches to the context"
-        # other documents before the second turn are the pipeline's own
-        assert all("answers were computed anew" in warning for warning in report.warnings)
     forgotten, forget = [], llm.kv.forget
     monkeypatch.setattr(llm.kv, "forget", lambda **of: forgotten.append(forget(**of)))
+    made = next(steps)
+    assert made["llm"] is made["Settings"].llm is llm
+    assert len(made["cited"].query("What?").source_nodes) == 3
+    assert len(llm.last_report.chunks) == 3
+    chat = made["chat"]
+    for question in ("What?", "And why?"):
+        chat.chat(question)
+        assert len(llm.last_report.chunks) == 3
+        assert not llm.last_report.misses
     next(steps)
     assert len(forgotten) == 2
     assert all(forgotten)
-    assert forget(document="try") == 0 < forget(document="while")
     made = next(steps)
     assert made["agent"].tools == [made["tool"]]
     assert next(steps, None) is None
+
+
+def test_the_page_of_llama_index_leaves_what_it_says(follow_page, monkeypatch, make_say):
+    monkeypatch.setattr(MEMORY, ChatMemoryBuffer)
+    *_, made = follow_page("llama-index.md")
+    llm, index = made["llm"], made["index"]
+    assert made["Settings"].llm is llm
+    assert set(index.ref_doc_info) == {"while", "try"}
+    stored = {node.get_content().strip() for node in index.docstore.docs.values()}
+    assert stored
+    assert all(any(text in made["topics"][name] for name in ("with", "try")) for text in stored)
+    assert all(map(llm.kv.contains, stored))
+    found = index.as_retriever(similarity_top_k=3).retrieve("What?")
+    assert len(found) == 3 <= len(stored)
+    llm.max_new_tokens = 60
+    made["engine"].query("What?")
+    assert {use.text for use in llm.last_report.chunks} <= stored
+    assert len(llm.last_report.chunks) == 3
+    assert not llm.last_report.misses
+    make_say(llm.kv, wants("handbook", '{"input": "loops"}'), "Of loops.", "It loops.")
+    assert str(made["asyncio"].run(made["ask"]("What does a while loop do?"))) == "It loops."
 
 
 @pytest.mark.parametrize("snippet", BLOCK.findall(SERVED))

@@ -168,6 +168,10 @@ def test_what_sections_claim_is_in_their_tables(tables, cells):
     kept = cells("methods_of_2026", "kept", "query 0.2, the default", "ProphetKV 0.2")
     ours, theirs = (each.split()[0] for each in kept)
     assert f"keeps {ours} of its score at 0.2, ProphetKV {theirs} (the intervals overlap)" in page
+    own = "over its own"
+    ratios = [row[own].split()[0] for row in tables.result_of("foreign_sinks").records()]
+    least, most = min(ratios, key=float), max(ratios, key=float)
+    assert f"KL is {least} to {most} times that of chunks encoded behind" in page
     answers = "whole_answers_quantised"
     theirs, peer = "speed-up (quartiles)", "llama.cpp over ragkv (quartiles)"
     assert f"end {between(answers, theirs)} as soon as transformers'" in page

@@ -26,9 +26,16 @@ from langchain_ragkv.load import model_fields
 from langchain_ragkv.prompts import prompt_head
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
-from ragkv import PrecomputeReport, RagKV, ReuseReport, StoreConfig
+from ragkv import PrecomputeReport, RagKV, ReuseReport, SparseDecoding, StoreConfig
 from ragkv.answer.engine import Engine, ModelInfo
-from ragkv.config import MOST_LOGPROBS, check_known, check_removed, checked_variables
+from ragkv.config import (
+    MOST_LOGPROBS,
+    STORE_SETTINGS,
+    check_known,
+    check_removed,
+    checked_variables,
+    with_store,
+)
 from ragkv.engine.settings import check_settings
 from ragkv.errors import ConfigError
 from ragkv.select import method_of
@@ -38,7 +45,13 @@ _LOCAL = ("store", "device", "dtype", "prompt_lookup_num_tokens")
 """Fields that are for a model in this process."""
 _OF_ENGINES = ("store", "model_id", "device", "dtype", "base_url")
 """Fields that an engine is made from."""
-_OTHER_NAMES = {"max_completion_tokens": "max_tokens", "stop_sequences": "stop"}
+_OF_REUSE = ("recompute_ratio", "method", "auxiliary_model", "on_miss", "history", "calibrated_for")
+_OF_ANSWERS = ("drafts", "sparse", "ignore_eos", "stop_token_ids", "json_schema")
+_OTHER_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "stop_sequences": "stop",
+}
 _MADE_FROM: WeakKeyDictionary[Engine, list[dict[str, Any]]] = WeakKeyDictionary()
 """The fields that engines were made from: LangChain re-creates objects from all of their fields."""
 
@@ -59,6 +72,13 @@ class ChunkReuse(BaseModel):
     "auto" chosen for each request. None is the engine's own."""
     method: str | None = None
     """Selection method. None is the engine's own."""
+    sink: SkipValidation[str | None] = None
+    """Text that chunks are encoded behind. None is the engine's own."""
+    auxiliary_model: SkipValidation[str | None] = None
+    on_miss: SkipValidation[Literal["store", "skip"] | None] = None
+    history: SkipValidation[bool | None] = None
+    calibrated_for: SkipValidation[str | None] = None
+    """These as in :class:`ragkv.ReuseConfig`. None is the engine's own."""
     sink_from: Any = Field(default=None, exclude=True, repr=False)
     """The prompt template of the pipeline, or its text (a human message for chat models): chunks
     are encoded behind its head, the text before its first variable."""
@@ -66,7 +86,8 @@ class ChunkReuse(BaseModel):
     """Tools that will be bound: their definitions stand in prompts' heads, and so in the sink."""
     store: str | Path | StoreConfig | None = Field(default=None, exclude=True, repr=False)
     """Where an engine made here stores chunks: a folder, ":memory:", a URL, a StoreConfig, or
-    None for the user's cache folder."""
+    None for the user's cache folder. The fields of a StoreConfig, such as ``codec``, can be given
+    instead of one."""
     namespace: str = "default"
     """Namespace of the engine."""
     on_unsupported: Literal["raise", "full"] = "raise"
@@ -97,11 +118,17 @@ class ChunkReuse(BaseModel):
     """Texts at which an answer ends; it does not contain them. Also ``stop_sequences``."""
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=0)
     """0 switches ragkv's drafts off, by transformers' name for them."""
+    drafts: SkipValidation[bool | None] = None
+    sparse: SkipValidation[str | SparseDecoding | None] = None
+    ignore_eos: SkipValidation[bool | None] = None
+    stop_token_ids: SkipValidation[Sequence[int] | None] = None
+    json_schema: SkipValidation[dict[str, Any] | None] = None
+    """These as in :class:`ragkv.DecodeConfig`."""
     generation: dict[str, Any] | None = None
     """More of transformers' settings, such as ``repetition_penalty``: see ragkv's DecodeConfig."""
-    logprobs: bool | None = None
+    logprobs: bool | int | None = None
     """Whether ``response_metadata["logprobs"]`` has the tokens' log-probabilities, in OpenAI's
-    form."""
+    form; a number is ``top_logprobs``, too."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Of how many most probable tokens, beside each."""
     timeout: float | None = Field(default=None, gt=0)
@@ -158,14 +185,23 @@ class ChunkReuse(BaseModel):
         check_engine(values.get("kv"))
         check_removed(values, known=cls.model_fields)
         aliases = [each.alias for each in cls.model_fields.values() if each.alias]
-        check_known("field", values, {*cls.model_fields, *aliases, *_OTHER_NAMES})
-        return {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
+        known = {*cls.model_fields, *aliases, *_OTHER_NAMES, *STORE_SETTINGS}
+        check_known("field", values, known)
+        given = {_OTHER_NAMES.get(name, name): value for name, value in values.items()}
+        return with_store(given)
 
     @model_validator(mode="after")
     def _open_engine(self) -> Self:
         made_from = {name: getattr(self, name) for name in _OF_ENGINES}
-        if self.kv is None:
-            check_settings(None, self._overrides(), store=self.store, namespace=self.namespace)
+        is_new = self.kv is None
+        if is_new:
+            check_settings(
+                None,
+                {**self._overrides(), **_given(self, ("sink",))},
+                store=self.store,
+                namespace=self.namespace,
+                decode=_given(self, _OF_ANSWERS),
+            )
             self.kv = self._make_engine()
             _MADE_FROM.setdefault(self.kv, []).append(made_from)
         self._info = self.kv.info
@@ -183,10 +219,16 @@ class ChunkReuse(BaseModel):
         self.namespace = self.kv.namespace
         variables, here = self._variables, not hasattr(self.kv, "base_url")
         own_head = bool(variables) and here and self.kv.reuse.sink == "auto"
-        if self.sink_from is not None or self.sink_tools or own_head:
+        if self.sink is not None:
+            if self.sink_from is not None or self.sink_tools:
+                raise ConfigError("sink and sink_from (or sink_tools): give one of them")
+            self._sink = self.sink
+        elif self.sink_from is not None or self.sink_tools or own_head:
             template = "{question}" if self.sink_from is None else self.sink_from
             tools = definitions(self.sink_tools)
             self._sink = prompt_head(template, self.kv, tools, variables, chat=self._chat)
+        if is_new and self._sink is not None:  # models over this engine share its chunks
+            self.kv.reuse = self.kv.reuse.override(sink=self._sink)
         method_of(self.kv.reuse.override(**self._overrides()))  # raises early
         return self
 
@@ -218,8 +260,8 @@ class ChunkReuse(BaseModel):
 
     def _overrides(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return this model's reuse settings with a call's own on top."""
-        own = {"recompute_ratio": self.recompute_ratio, "method": self.method, "sink": self._sink}
-        return {name: value for name, value in own.items() if value is not None} | (changes or {})
+        sink = {} if self._sink is None else {"sink": self._sink}
+        return {**_given(self, _OF_REUSE), **sink, **(changes or {})}
 
     def _read(self, given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
         usual = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
@@ -239,12 +281,13 @@ class ChunkReuse(BaseModel):
         variables = self._variables | checked_variables(given.pop("chat_template_kwargs", None))
         arguments = {
             **({"generation": self.generation} if self.generation else {}),
+            **_given(self, _OF_ANSWERS),
             **own,
             "temperature": own["temperature"] or 0.0,
             "max_new_tokens": _DEFAULT_MAX_TOKENS if limit is None else limit,
             "top_p": 1.0 if own["top_p"] is None else own["top_p"],
             "top_k": own["top_k"] or 0,
-            "json_schema": given.pop("json_schema", None),
+            "json_schema": given.pop("json_schema", self.json_schema),
             "chat_template_kwargs": variables,
             "stop": (ends,) if isinstance(ends, str) else tuple(ends),
             **self._overrides(given),
@@ -296,8 +339,8 @@ class ChunkReuse(BaseModel):
         document_prompt
             How the chain renders a document; None is ``page_content`` alone.
         show_progress
-            As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal alone, and one
-            line elsewhere.
+            As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal, and
+            lines elsewhere.
         **settings
             ``document``, ``revision`` and ``expires_in`` as there: the document whose chunks these
             are, so that chunks of an older version are deleted, and the seconds until they expire.
@@ -325,6 +368,12 @@ class ChunkReuse(BaseModel):
             f"{type(self).__name__} has a model and a store, which cannot be pickled: make one "
             "in each process"
         )
+
+
+def _given(model: ChunkReuse, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    found = {name: getattr(model, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def check_engine(kv: object) -> None:

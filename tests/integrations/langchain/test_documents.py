@@ -218,15 +218,19 @@ def test_loading_options_without_a_name_are_of_the_embedded_model():
         ChatRagKV.from_model_id("no/such-model", model_kwargs={"dtype": torch.bfloat16})
 
 
-def test_ingestion_says_its_size_in_one_line_where_there_is_no_terminal(make_engine, capsys):
+def test_ingestion_says_its_size_and_its_end_where_there_is_no_terminal(make_engine, capsys):
     documents = [Document(page_content=text) for text in some_chunks(4)]
     llm = ChatRagKV(kv=make_engine())
     llm.precompute(documents[:2])
     RagKVTransformer(llm=llm).transform_documents(documents[2:3])
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(" tokens")[0].rsplit(" of", 1)[0] for line in said] == [
+    assert [line.split(" tokens")[0].rsplit(" of", 1)[0] for line in said[::2]] == [
         "ragkv: encoding 2 chunks",
         "ragkv: encoding 1 chunk",
+    ]
+    assert [line.split(",")[0] for line in said[1::2]] == [
+        "ragkv: 2 chunks are new",
+        "ragkv: 1 chunks are new",
     ]
     llm.precompute(documents[3:], show_progress=False)
     llm.precompute(documents)

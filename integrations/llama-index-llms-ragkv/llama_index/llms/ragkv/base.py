@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -42,7 +42,14 @@ from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import ReuseConfig, ReuseReport
 from ragkv.answer.engine import Engine
-from ragkv.config import check_known, check_whole, checked_variables
+from ragkv.config import (
+    DECODE_SETTINGS,
+    STORE_SETTINGS,
+    check_known,
+    check_whole,
+    checked_variables,
+    with_store,
+)
 from ragkv.engine.settings import check_settings
 
 _AS_GIVEN = (
@@ -51,6 +58,8 @@ _AS_GIVEN = (
     *("api_base", "timeout", "max_retries"),
 )
 """Arguments that are fields as they come."""
+_OF_REUSE = frozenset(ReuseConfig.__dataclass_fields__) - {"seed"}
+"""Overrides of an engine's; an answer's seed is that of sampling."""
 
 
 class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
@@ -98,6 +107,9 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         Address of a ``ragkv serve``, which then has the model (called ``model_name``) and the
         store; the key of a namespace, or the environment's ``RAGKV_API_KEY``; the seconds after
         which an answer is given up (600), and how often a request is sent again (2).
+    **more
+        Further fields of :class:`ragkv.ReuseConfig` and :class:`ragkv.DecodeConfig`, and those of
+        a :class:`ragkv.StoreConfig`, such as ``codec``, instead of one.
 
     Raises
     ------
@@ -126,6 +138,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
     api_base: str | None = Field(default=None, description="Address of a ragkv server.")
     timeout: float | None = Field(default=None, gt=0)
     max_retries: int | None = Field(default=None, ge=0)
+    settings: dict[str, Any] = Field(default_factory=dict)
 
     _source: EngineSource = PrivateAttr()
     _last_report: ReuseReport | None = PrivateAttr(default=None)
@@ -168,11 +181,14 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         api_key: str | SecretStr | None = None,
         timeout: float | None = None,
         max_retries: int | None = None,
-        **unknown: Any,
+        **more: Any,
     ) -> None:
         given = dict(locals())
-        known = RagKVLLM.__init__.__annotations__.keys() - {"return", "unknown"}
-        check_known("argument", unknown, known)
+        known = RagKVLLM.__init__.__annotations__.keys() - {"return", "more"}
+        more = {**more.pop("settings", {}), **more}
+        check_known("argument", more, {*known, *STORE_SETTINGS, *_OF_REUSE, *DECODE_SETTINGS})
+        own = with_store({"store": store, **more})
+        given["store"] = store = own.pop("store")
         given["device_map"] = one_device(device, device_map)
         if context_window is not None:
             check_whole("context_window", context_window, 1, 2**60)
@@ -182,12 +198,13 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             max_new_tokens=max_new_tokens,
             generation_config=None,
         )
+        overrides = _part(own, _OF_REUSE)
         check_settings(
             reuse if kv is None else kv.reuse,
-            given_values(recompute_ratio=recompute_ratio, method=method, sink=sink),
+            given_values(recompute_ratio=recompute_ratio, method=method, sink=sink, **overrides),
             store=store,
             namespace=namespace,
-            decode=decode,
+            decode={**decode, **_part(own, DECODE_SETTINGS)},
             model=None if api_base else model_name,
             device=device,
         )
@@ -207,6 +224,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
             is_chat_model=bool(is_chat_model),
             messages_to_prompt=messages_to_prompt or self._messages_to_prompt,
             chat_template_kwargs=checked_variables(chat_template_kwargs),
+            settings=own,
         )
         self._source = source
         self._left_out = changed(given, LEFT_OUT)
@@ -255,7 +273,8 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
     def reuse_overrides(self) -> dict[str, Any]:
         """The reuse settings that this object was given, as overrides of the engine's."""
         names = ("recompute_ratio", "method", "sink")
-        return given_values(**{name: getattr(self, name) for name in names})
+        own = given_values(**{name: getattr(self, name) for name in names})
+        return {**own, **_part(self.settings, _OF_REUSE)}
 
     @property
     def last_report(self) -> ReuseReport | None:
@@ -317,9 +336,11 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
         return aresponses(stream, self._keep, as_chat)
 
     def _arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        ends = (*self.stopping_ids, *self.settings.get("stop_token_ids", ()))
+        own = {**self.reuse_overrides, **self.settings, "stop_token_ids": ends}
         return decode_arguments(
             self.generate_kwargs,
-            {**self.reuse_overrides, "stop_token_ids": self.stopping_ids, **kwargs},
+            {**own, **kwargs},
             max_new_tokens=self.max_new_tokens,
             generation_config=self.kv.info.generation_config,
         )
@@ -341,3 +362,7 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
 
     def _keep(self, report: ReuseReport) -> None:
         self._last_report = report
+
+
+def _part(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: settings[name] for name in settings if name in names}

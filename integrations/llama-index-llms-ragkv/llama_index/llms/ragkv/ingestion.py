@@ -40,7 +40,7 @@ class RagKVTransform(OverLLM, TransformComponent):
     ----------
     show_progress
         True shows a bar and what the chunks take, False nothing; None shows the bar in a
-        terminal, and one line elsewhere.
+        terminal, and lines with the time left elsewhere.
     by_document
         Store each node's chunk under its source document (``ref_doc_id``). Chunks of the document
         as it was before, by the hash that its nodes have of it, are deleted; so its nodes may come

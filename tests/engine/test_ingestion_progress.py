@@ -1,0 +1,108 @@
+"""What a long ingestion says while it runs, at its end, and where the disk fills midway."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import UNEVEN, some_chunks
+
+from ragkv import RagKV, StoreConfig
+from ragkv.engine import ingestion_size
+from ragkv.errors import StoreFullError
+from ragkv.store.backends import files
+
+Make = Callable[..., RagKV]
+LINE = re.compile(r"ragkv: (\d+) of (\d+) chunks done, \d\d:\d\d left")
+CLOSING = re.compile(
+    r"ragkv: (\d+) chunks are new, (\d+) were known: [\d.]+ [KM]B in \d\d:\d\d\n\Z"
+)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log gets a line for every chunk, and chunks are encoded one by one."""
+    monkeypatch.setattr(ingestion_size, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(ingestion_size, "LINES_S", -1e9)
+    monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 1)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("chunks", [some_chunks(6), UNEVEN, some_chunks(2)])
+def test_a_log_has_the_time_left_and_a_closing_line(
+    make_engine: Make, capsys: pytest.CaptureFixture[str], chunks: list[str]
+) -> None:
+    kv = make_engine()
+    kv.precompute(chunks[:1])
+    report = kv.precompute(chunks, show_progress=None)
+    said = capsys.readouterr().err
+    new = len(chunks) - 1
+    assert LINE.findall(said) == [(str(at), str(new)) for at in range(1, new)]
+    assert CLOSING.search(said).groups() == (str(new), "1")  # type: ignore[union-attr]
+    assert report.new == new
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_time_is_said_before_where_the_speed_is_known(
+    make_engine: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kv = make_engine()
+    kv.precompute(some_chunks(1), show_progress=None)
+    assert "; about" not in capsys.readouterr().err
+    kv.precompute(some_chunks(6, 80)[1:5])
+    kv.precompute(some_chunks(6, 80)[5:], show_progress=None)
+    assert re.match(r"ragkv: encoding 1 chunks .*; about 00:0\d\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_has_a_bar_and_no_lines(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    make_engine().precompute(some_chunks(4), show_progress=None)
+    said = capsys.readouterr().err
+    assert not LINE.findall(said)
+    assert "4/4" in said
+    assert CLOSING.search(said)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("show", [True, False, None])
+def test_nothing_is_said_where_nothing_is_shown_or_new(
+    make_engine: Make, capsys: pytest.CaptureFixture[str], show: bool | None
+) -> None:
+    kv = make_engine()
+    kv.precompute(some_chunks(2), show_progress=False)
+    kv.precompute(some_chunks(2), show_progress=show)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_disk_that_fills_midway_says_the_mend(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, after: int
+) -> None:
+    kv = make_engine(store=StoreConfig(tmp_path, memory_bytes=0))
+    kv.precompute(some_chunks(5)[4:])  # the store's own files are there
+    write, count = files.write_temporary, 0
+
+    def filling(*given: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > after:
+            raise OSError(code, "full")
+        return write(*given, **more)
+
+    monkeypatch.setattr(files, "write_temporary", filling)
+    said = rf"no room left .* {after} of 4 chunks are stored: make room, .* the same call"
+    with pytest.raises(StoreFullError, match=said):
+        kv.precompute(some_chunks(4))
+    monkeypatch.setattr(files, "write_temporary", write)
+    report = kv.precompute(some_chunks(4))
+    assert (report.new, report.existing) == (4 - after, after)
