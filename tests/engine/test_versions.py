@@ -270,6 +270,25 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     assert runs.sources(runs.once_more(restarted, [D, A, B])) == ["entry", "entry", "version"]
 
 
+@pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3"])
+def test_rows_outlast_a_restart_bit_by_bit(on_disk: Make, family: str) -> None:
+    """Those of the hot run, and those of the versions that other prompts take of it."""
+    before = runs.healed(runs.ingested(on_disk(family=family)), [A, B, C])
+    places = [(each.place.ids, each.first) for each in runs.versions(before) if each.place]
+    after = on_disk(family=family)
+    rows = list[list[torch.Tensor]]()
+    for engine in (before, after):
+        runs.once_more(engine, [A, B, C])
+        sink = engine._reuse.corpus.sink_for(engine.reuse)
+        hot = [engine._reuse.former.exact_rows(ids, sink) for ids, _ in places]
+        own = [h.between(first, len(ids)) for h, (ids, first) in zip(hot, places, strict=True)]
+        taken = [engine._reuse.versions._rows_of(each, sink) for each in runs.versions(engine)]
+        of_versions = [part for each in taken if each for part in (each.keys, each.values)]
+        rows.append([part for each in own for part in each.rows] + of_versions)
+    assert len(rows[0]) == len(rows[1]) == 8
+    assert all(map(torch.equal, *rows))
+
+
 def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_disk: Make) -> None:
     with on_disk() as engine:
         runs.healed(runs.ingested(engine), [A, B, C])

@@ -37,6 +37,9 @@ class StoredVersions:
     def put(self, version: Version, rows: ChunkKV) -> int:
         """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
 
+        Keys stand as they were computed, rotated from position ``version.first`` on, unless the
+        codec loses something of them.
+
         Raises
         ------
         StoreFullError, StoreError
@@ -78,7 +81,7 @@ class StoredVersions:
         return found
 
     def read(self, version: Version) -> ChunkKV | None:
-        """Return a version's rows; None where they are not stored, or damaged; never raise."""
+        """Return a version's rows as put; None where not stored, or damaged; never raise."""
         key = _key_of(version)
         try:
             blob = self._backend.get(key)
@@ -114,6 +117,7 @@ def to_field(version: Version) -> str:
         "impact": version.impact,
         "ranks": version.ranks.tolist(),
         "path": version.path,
+        "first": version.first,
         "expires_at": version.expires_at,
     }
     return canonical([about])
@@ -130,9 +134,9 @@ def version_in(header: Header) -> Version:
     try:
         (about,) = json.loads(header.version)
         version = _version(header, about)
-        whole = len(version.inter) == len(version.prefix) > 0 and sorted(
-            version.ranks.tolist()
-        ) == list(range(header.tokens))
+        ranks, behind = sorted(version.ranks.tolist()), len(version.prefix)
+        whole = len(version.inter) == behind > 0 and ranks == list(range(header.tokens))
+        whole = whole and 0 <= version.first < 1 << 31
     except _WRONG as error:
         raise RefusedEntryError("format", f"a version's fields: {error!r}") from error
     if not whole or to_field(version) != header.version or version.stored_as != header.fingerprint:
@@ -150,6 +154,7 @@ def _version(header: Header, about: dict[str, Any]) -> Version:
         float(about["impact"]),
         np.array(about["ranks"], dtype=np.int64),
         str(about["path"]),
+        int(about["first"]),
         about["expires_at"],
     )
 
