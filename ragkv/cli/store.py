@@ -69,7 +69,7 @@ def verify(
     else:
         table = Table("what", "where", "detail")
         for problem in found.problems:
-            table.add_row(problem.kind, problem.key, escape(problem.detail))
+            table.add_row(problem.kind, escape(problem.key), escape(problem.detail))
         if found.problems:
             out.print(table)
         counts = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())

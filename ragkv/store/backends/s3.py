@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key
+from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key, is_key
 
 TIMEOUT = timedelta(seconds=30)
 THREADS = 16
@@ -56,7 +56,7 @@ class S3Backend(Backend):
         """Read an object into memory that may be written to."""
         with self._errors():
             try:
-                return bytearray(self._obstore.get(self._store, check_key(key)).bytes())
+                return bytearray(self._obstore.get(self._store, key).bytes())
             except FileNotFoundError:
                 return None
 
@@ -69,7 +69,7 @@ class S3Backend(Backend):
         """Ask for the object's length."""
         with self._errors():
             try:
-                return int(self._obstore.head(self._store, check_key(key))["size"])
+                return int(self._obstore.head(self._store, key)["size"])
             except FileNotFoundError:
                 return None
 
@@ -100,6 +100,14 @@ class S3Backend(Backend):
 
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
         """List a folder behind ``after``; S3 lists in the order of keys."""
+        return (key for key in self._listed(prefix, after) if is_key(key.name))
+
+    def damaged_keys(self) -> Iterator[Key]:
+        """List the other objects, without the empty ones that consoles make of folders."""
+        others = (key for key in self._listed("", "") if not is_key(key.name))
+        return (key for key in others if self.size(key.name) is not None)
+
+    def _listed(self, prefix: str, after: str) -> Iterator[Key]:
         folder = prefix.rpartition("/")[0] or None  # obstore knows whole names as prefixes
         with self._errors():
             pages = self._obstore.list(self._store, folder, offset=after or None, chunk_size=1000)
