@@ -47,7 +47,7 @@ class Versions:
         self._stored = StoredVersions(corpus.store)
         self._corpus = corpus
         self._former = former
-        self._writable = writable
+        self._writable = writable and self._stored.keeps
         self._ingested = set[str]()  # the operator's chunks
         self._noting = threading.Lock()
 
@@ -138,9 +138,9 @@ class Versions:
         return True
 
     def _of(self, text: str, sink: Sink) -> list[Version]:
-        """Return a chunk's versions, asking the store once; a remote one is not waited for."""
+        """Return a chunk's versions; the store is read once."""
         known = self.kept.of(text, sink.fingerprint)
-        if known is None and not self._corpus.store.remote:
+        if known is None:
             for version in self._stored.of(text, sink.fingerprint):
                 self.kept.add(version)
             known = self.kept.of(text, sink.fingerprint)

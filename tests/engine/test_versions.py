@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from former_prompts import is_former_behind
 from healed_runs import A, B, C, D, Make
 from store_entries import without_syncs  # noqa: F401
+from store_servers import redis_server, s3_server  # noqa: F401
 from tiny import FAMILIES, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
@@ -22,6 +25,7 @@ from ragkv.errors import ConfigError
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
+from ragkv.store.backends.base import Blob
 from ragkv.store.versions.stored import StoredVersions
 
 make_engine = runs.make_engine
@@ -300,6 +304,38 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
     assert runs.sources(out) == ["former", "former", "former"]
     assert out.report.recomputed_tokens == 0
     assert runs.distance(restarted, out) < runs.TOLERANCE
+
+
+@pytest.mark.parametrize("place", ["folder", "redis", "s3"])
+def test_each_value_that_is_written_is_read_by_another_engine(
+    make_engine: Make,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    server = place if place == "folder" else request.getfixturevalue(f"{place}_server")
+    where = tmp_path if server == place else getattr(server, "url", server)
+    given = {"store": StoreConfig(where, memory_bytes=0), "namespace": secrets.token_hex(8)}
+    writer = runs.healed(runs.ingested(make_engine(**given)), [A, B, C])
+    reader, read = make_engine(**given), set[str]()
+    backend = reader._store.backend
+    get, get_many = backend.get, backend.get_many
+
+    def noted(keys: Iterable[str]) -> Iterator[Blob | None]:
+        names = list(keys)
+        read.update(names)
+        return get_many(names)
+
+    monkeypatch.setattr(backend, "get_many", noted)
+    monkeypatch.setattr(backend, "get", lambda key: read.add(key) or get(key))
+    for chunks in ([A, B, C], [D, C, B]):
+        runs.once_more(reader, chunks)
+    written = [key.name for room in ("kv/", "version/") for key in backend.scan(room)]
+    assert set(written) <= read
+    assert len(runs.stored(writer)) == len(runs.stored(reader)) == 2 * (place == "folder")
+    assert list(backend.scan("behind/")) == [] or place == "folder"
+    runs.assert_exact(writer, runs.once_more(writer, [A, B, C]))
 
 
 @pytest.mark.parametrize("where", ["read only", "full"])

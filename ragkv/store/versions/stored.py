@@ -25,14 +25,16 @@ _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, Attrib
 
 
 class StoredVersions:
-    """The versions of a store's chunks; a store in memory alone keeps none beside the engine's.
+    """The versions of a store's chunks.
 
-    A version is deleted with any of its chunks.
+    A version is deleted with any of its chunks. A store in memory keeps none beside the engine's,
+    and a remote one none either: each prompt would wait for a list of them.
     """
 
     def __init__(self, store: ChunkStore) -> None:
         self._store = store
         self._backend = store.backend
+        self.keeps = not (store.backend.private or store.backend.remote)
 
     def put(self, version: Version, rows: ChunkKV) -> int:
         """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
@@ -45,7 +47,7 @@ class StoredVersions:
         StoreFullError, StoreError
             As :meth:`ragkv.store.chunk_store.ChunkStore.put`.
         """
-        if self._backend.private:
+        if not self.keeps:
             return 0
         if self._store.read_only:
             raise StoreError("the store was opened read_only")
@@ -63,6 +65,8 @@ class StoredVersions:
     def of(self, text: str, fingerprint: Fingerprint) -> list[Version]:
         """Return the versions of a chunk's entry; never raise."""
         found = list[Version]()
+        if not self.keeps:
+            return found
         try:
             keys = [key.name for key in self._backend.scan(versions_of(digest_of_text(text)))]
             for key, blob in zip(keys, self._backend.get_many(keys), strict=True):
@@ -84,7 +88,7 @@ class StoredVersions:
         """Return a version's rows as put; None where not stored, or damaged; never raise."""
         key = _key_of(version)
         try:
-            blob = self._backend.get(key)
+            blob = self._backend.get(key) if self.keeps else None
             if blob is None:
                 return None
             try:
