@@ -12,15 +12,13 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
-import torch
-
+from ragkv.chunk.encode import unrotated
 from ragkv.chunk.kv import ChunkKV, KnownChunk, LayeredKV
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.plan import Located, LocatedEntry
 from ragkv.engine.request import Request
 from ragkv.errors import StoreError
-from ragkv.model.rotary import Table, unrotate
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import TierUse
 from ragkv.store.prefixes.node import Rows
@@ -96,17 +94,14 @@ class Versions:
 
     def _rows_of(self, version: Version, sink: Sink) -> ChunkKV | None:
         """Return a version's rows, keys not rotated: the tree's or the store's."""
-        first = version.first
         if version.place is not None:
-            ids, offsets = version.place
-            known = self._former.exact_rows(ids, sink).between(first, len(ids))
-            if len(known.positions) == len(offsets):
-                own = ChunkKV(version.text, ids[first:], offsets, *known.rows)
-                return self._unrotated(own, first)
+            own = self._former.exact_chunk(version.text, *version.place, sink)
+            if own is not None:
+                return own
         stored = self._stored.read(version)
         if stored is None or not self._corpus.is_lossless:
             return stored
-        return self._unrotated(stored, first)
+        return unrotated(stored, version.first, self._corpus.loaded)
 
     def restore(self, request: Request, located: Located) -> bool:
         """Bring stored rows of exactly this prompt's tokens back; return whether there were any."""
@@ -167,7 +162,7 @@ class Versions:
             return
         own = ChunkKV(version.text, place.ids[version.first :], place.offsets, *rows)
         if not self._corpus.is_lossless:  # codecs are made for keys without rotation
-            own = self._unrotated(own, version.first)
+            own = unrotated(own, version.first, self._corpus.loaded)
         try:
             self._stored.put(version, own)
             for each in evicted:
@@ -179,18 +174,6 @@ class Versions:
 
     def _serves(self, request: Request) -> bool:
         return request.uses_history and self._former.keeps
-
-    def _unrotated(self, own: ChunkKV, first: int) -> ChunkKV:
-        """Undo the rotation of keys that stand at the positions from ``first`` on."""
-        loaded = self._corpus.loaded
-        kinds, keys = loaded.architecture.rope_kinds, own.keys
-        positions = torch.arange(first, first + len(own), device=loaded.device)
-        tables = {
-            kind: Table(table.cos.to(keys.device), table.sin.to(keys.device), table.adjacent)
-            for kind, table in loaded.rotary.tables(kinds, positions).items()
-        }
-        turned = [unrotate(each, tables[kind]) for each, kind in zip(keys, kinds, strict=True)]
-        return replace(own, keys=torch.stack(turned))
 
     def _is_ingested(self, text: str) -> bool:
         """Whether the operator gave the chunk: here, or to any process with its document's name."""
