@@ -92,16 +92,20 @@ class Backend(ABC):
     def delete(self, key: str) -> bool:
         """Remove a value; return whether there was one."""
 
-    @abstractmethod
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield the keys that begin with ``prefix`` and come behind ``after``, sorted.
 
         Keys that come or go meanwhile may be missing or there; all others are there.
         """
+        return (key for key in self.listed(prefix, after) if is_key(key.name))
 
-    @abstractmethod
     def damaged_keys(self) -> Iterator[Key]:
         """Yield what stands where keys do and is none; ``delete`` removes it by that name."""
+        return (key for key in self.listed("") if not is_key(key.name))
+
+    @abstractmethod
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield keys as :meth:`scan`, damaged ones among them."""
 
     @abstractmethod
     def close(self) -> None:

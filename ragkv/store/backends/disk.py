@@ -147,13 +147,13 @@ class DiskBackend(Backend):
             self._keep_reserve()
         return row is not None
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield keys by pages of the index; those that come behind the page are seen, too."""
         after = max(after, "/")  # behind this backend's own rows
         while page := self._index.page(prefix, after, _FILE_ROW_BYTES):
             for key, start, nbytes in page:
                 row = _parse(start)
-                if row is not None and is_key(key):
+                if row is not None:
                     yield Key(key, row.nbytes if row.value is None else nbytes - 1)
             after = page[-1].key
 

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, is_key, length_of
+from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
 
 ROW_BYTES = 4096
 """Values up to this length are neither counted nor refused: a store's own rows."""
@@ -88,20 +88,13 @@ class MemoryBackend(Backend):
             del place.keys[bisect_left(place.keys, key)]
             return True
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield what is there at the time of the call."""
         place = self._open()
         with place.lock:
             first = max(bisect_left(place.keys, prefix), bisect_right(place.keys, after))
-            last = bisect_left(place.keys, prefix + "\x7f")
-            keys = filter(is_key, place.keys[first:last])
-            return iter([Key(key, len(place.values[key])) for key in keys])
-
-    def damaged_keys(self) -> Iterator[Key]:
-        """Yield what is there at the time of the call."""
-        place = self._open()
-        with place.lock:
-            return iter([Key(k, len(place.values[k])) for k in place.keys if not is_key(k)])
+            last = bisect_left(place.keys, f"{prefix}\U0010ffff")
+            return iter([Key(key, len(place.values[key])) for key in place.keys[first:last]])
 
     def close(self) -> None:
         """Drop a place of its own; a shared one stays."""

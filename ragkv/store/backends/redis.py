@@ -137,18 +137,10 @@ class RedisBackend(Backend):
             pipe.zrem(self._keys, key.encode(_ENCODING, "replace"))
             return bool(pipe.execute()[0])
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """Yield keys by pages of the ordered set."""
-        low = f"({after}" if after >= prefix else f"[{prefix}"
-        page = self._page(low if after or prefix else "-", f"({prefix}\x7f")
-        return (Key(name, size) for name, size in page if size is not None and is_key(name))
-
-    def damaged_keys(self) -> Iterator[Key]:
-        """Yield the other members of the ordered set, with a value or without."""
-        return (Key(name, size or 0) for name, size in self._page("-", "+") if not is_key(name))
-
-    def _page(self, low: str | bytes, high: str) -> Iterator[tuple[str, int | None]]:
-        """Yield the set's members in a range, a byte a character, and their values' lengths."""
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield keys by pages of the ordered set, a byte a character."""
+        low: str | bytes = f"({after}" if after >= prefix else f"[{prefix}"
+        low, high = low if after or prefix else "-", f"({prefix}\x7f" if prefix else "+"
         page = [b""] * _PAGE
         while len(page) == _PAGE:
             with self._errors():
@@ -160,7 +152,8 @@ class RedisBackend(Backend):
                     pipe.strlen(self._name(name))
                 found = pipe.execute()
             for name, exists, nbytes in zip(names, found[::2], found[1::2], strict=True):
-                yield name, nbytes if exists else None
+                if exists or not is_key(name):
+                    yield Key(name, nbytes)
             low = b"(" + page[-1] if page else low
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key, is_key
+from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key
 
 TIMEOUT = timedelta(seconds=30)
 THREADS = 16
@@ -98,22 +98,14 @@ class S3Backend(Backend):
                 return False
             return True
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """List a folder behind ``after``; S3 lists in the order of keys."""
-        return (key for key in self._listed(prefix, after) if is_key(key.name))
-
-    def damaged_keys(self) -> Iterator[Key]:
-        """List the other objects, without the empty ones that consoles make of folders."""
-        others = (key for key in self._listed("", "") if not is_key(key.name))
-        return (key for key in others if self.size(key.name) is not None)
-
-    def _listed(self, prefix: str, after: str) -> Iterator[Key]:
         folder = prefix.rpartition("/")[0] or None  # obstore knows whole names as prefixes
         with self._errors():
             pages = self._obstore.list(self._store, folder, offset=after or None, chunk_size=1000)
             for page in pages:
                 for found in page:
-                    if found["path"].startswith(prefix):
+                    if found["path"] and found["path"].startswith(prefix):  # "": a folder's mark
                         yield Key(found["path"], found["size"])
 
     def close(self) -> None:
