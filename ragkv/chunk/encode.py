@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.rotary import rotate, unrotate
+from ragkv.model.rotary import Table, rotate, unrotate
 from ragkv.prompt.tokens import Tokens
 
 BATCH_TOKENS = 4096
@@ -108,6 +109,18 @@ def _encode_batch(
         )
         for index, (text, tokens) in enumerate(chunks)
     ]
+
+
+def unrotated(chunk: ChunkKV, first: int, loaded: ReusableModel) -> ChunkKV:
+    """Return a chunk whose keys stand rotated at the positions from ``first`` on, without that."""
+    kinds, keys = loaded.architecture.rope_kinds, chunk.keys
+    positions = torch.arange(first, first + len(chunk), device=loaded.device)
+    tables = {
+        kind: Table(table.cos.to(keys.device), table.sin.to(keys.device), table.adjacent)
+        for kind, table in loaded.rotary.tables(kinds, positions).items()
+    }
+    turned = [unrotate(each, tables[kind]) for each, kind in zip(keys, kinds, strict=True)]
+    return replace(chunk, keys=torch.stack(turned))
 
 
 def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel) -> None:

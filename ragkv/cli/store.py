@@ -70,7 +70,7 @@ def verify(
     else:
         table = Table("what", "where", "detail")
         for problem in found.problems:
-            table.add_row(problem.kind, problem.key, escape(problem.detail))
+            table.add_row(problem.kind, escape(problem.key), escape(problem.detail))
         if found.problems:
             out.print(table)
         counts = ", ".join(f"{number} {kind}" for kind, number in found.counts.items())

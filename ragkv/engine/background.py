@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVarTuple
 
+import numpy as np
+
+from ragkv.chunk.kv import ChunkKV
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.healing import Healing
@@ -16,6 +19,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.versions import Versions
 from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.model.pool import Pool
+from ragkv.prompt.tokens import Tokens
 
 _log = logging.getLogger(__name__)
 MOST_NAMED = 1000
@@ -118,11 +122,16 @@ class Background:
         missed = [*located.to_encode, *new]
         if missed and self.stores(request):
             self._forget(missed)
-            self._submit(self._corpus.encode_missing, missed, sink_of())
+            self._submit(self._corpus.encode_missing, missed, sink_of(), self._computed)
         if self._healing.note(request, plan):
             self._submit(self._healing.work, thread=self._idle)
         if self._corpus.landmarks.is_behind:
             self._submit(self._corpus.landmarks.update)
+
+    def _computed(self, text: str, tokens: Tokens, sink: Sink) -> ChunkKV | None:
+        """Return a chunk as a prompt computed it that had it directly behind the sink."""
+        ids = np.concatenate([sink.ids, tokens.ids])
+        return self._former.exact_chunk(text, ids, tokens.offsets, sink)
 
     def _submit(
         self,

@@ -17,7 +17,7 @@ from ragkv.decode.batch import batch_of, before_layers
 from ragkv.engine.ingestion_size import IngestionSize
 from ragkv.engine.landmarks import Landmarks
 from ragkv.engine.not_stored import NotStored
-from ragkv.engine.request import check_document, check_seconds
+from ragkv.engine.request import check_chunk, check_chunks, check_document, check_seconds
 from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, StoreError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
@@ -27,7 +27,7 @@ from ragkv.model.pool import Pool
 from ragkv.model.streams import side_stream
 from ragkv.prompt.find import ChunkFinder, Span, is_registrable
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
-from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, require_readable, sink_tokens
+from ragkv.prompt.tokens import IntArray, Tokens, encode_behind, sink_tokens
 from ragkv.report.account import PrecomputeReport
 from ragkv.store.base import Found, Terms, has_expired
 from ragkv.store.chunk_store import ChunkStore
@@ -38,6 +38,8 @@ _REMOTE_REQUESTS = 16
 SINKS_KEPT = 16
 """Sinks whose rows stay in memory: the last used."""
 Answer = TypeVar("Answer")
+Computed = Callable[[str, Tokens, "Sink"], ChunkKV | None]
+"""Returns a chunk as a prompt computed it directly behind the sink; None where none did."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +212,7 @@ class Corpus:
 
     def contains(self, text: str, sink: Sink) -> bool:
         """Whether the chunk is stored for this model behind this sink."""
-        return self.store.contains(_chunk(text), sink.fingerprint)
+        return self.store.contains(check_chunk(text), sink.fingerprint)
 
     def knows(self, text: str, *, refresh: bool = True) -> bool:
         """Whether the text is a chunk in this namespace, for any model."""
@@ -220,7 +222,7 @@ class Corpus:
 
     def forget(self, text: str) -> int:
         """Delete a chunk's entries; return how many there were."""
-        text = _chunk(text)
+        text = check_chunk(text)
         with self._finder_lock:  # or a put right after the deletion would be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
@@ -243,15 +245,27 @@ class Corpus:
                     _log.warning("a chunk was not stored: %s", error)
         return entry
 
-    def encode_missing(self, texts: Iterable[str], sink: Sink) -> None:
+    def encode_missing(self, texts: Iterable[str], sink: Sink, computed: Computed) -> None:
         """Encode chunks that a prompt missed, except expired ones; never raise.
 
         The model may have changed, or be in training, since the prompt was answered.
         """
         try:
-            self.encode([text for text in texts if not self._has_expired(text, sink)], sink)
+            missed = [text for text in texts if not self._has_expired(text, sink)]
+            self._require_unchanged(sink)
+            for text in filter(is_registrable, check_chunks(missed)):
+                self._put_computed(text, sink, computed)
+            self.encode(missed, sink)
         except (StoreError, ConfigError) as error:
             _log.warning("missed chunks were not stored: %s", error)
+
+    def _put_computed(self, text: str, sink: Sink, computed: Computed) -> None:
+        """Store a missing chunk as a prompt computed it; where none did, it stays missing."""
+        chunk = self._tokenized(text, sink)
+        entry = None if self.contains(text, sink) else computed(*chunk, sink)
+        if entry is not None:
+            with self.not_stored.noting_full([chunk]):
+                self.store.put(entry, sink.fingerprint, Terms(expires_at=Terms.KEEP))
 
     def _has_expired(self, text: str, sink: Sink) -> bool:
         return not self.contains(text, sink) and self.get(text, sink).reason == "expired"
@@ -289,7 +303,7 @@ class Corpus:
             anything is computed where the disk cannot hold the entries.
         """
         started = time.perf_counter()
-        unique = _checked(texts)
+        unique = check_chunks(texts)
         if document is not None:
             check_document(document)
         now = time.time()
@@ -368,21 +382,3 @@ class Corpus:
             return text, tokens
         room = max(1, architecture.position_limit - len(sink.ids))
         return text, Tokens(tokens.ids[:room], tokens.offsets[:room])
-
-
-def _checked(texts: Iterable[str]) -> Sequence[str]:
-    """Return the stripped texts, each once, in order."""
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        raise ConfigError("precompute() takes a list of chunk texts, not one string or object")
-    unique: dict[str, None] = {}
-    for text in texts:
-        chunk = _chunk(text)
-        require_readable(chunk, "chunk")
-        unique[chunk] = None
-    return list(unique)
-
-
-def _chunk(text: object) -> str:
-    if not isinstance(text, str):
-        raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
-    return text.strip()

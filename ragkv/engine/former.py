@@ -11,6 +11,8 @@ from functools import partial
 
 import numpy as np
 
+from ragkv.chunk.encode import unrotated
+from ragkv.chunk.kv import ChunkKV
 from ragkv.decode.generate import Drawn
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.plan import Plan
@@ -111,6 +113,25 @@ class FormerPrompts:
         if self._tree is None:
             return PrefixMatch(())
         return self._tree.match(ids, model_of(sink), root=False).at_least(EXACT)
+
+    def exact_chunk(
+        self, text: str, ids: IntArray, offsets: IntArray, sink: Sink
+    ) -> ChunkKV | None:
+        """Return the chunk at the end of a path, keys not rotated; None where a row is missing.
+
+        Parameters
+        ----------
+        ids
+            ``[path]``: up to the chunk's last token.
+        offsets
+            ``[tokens, 2]`` of the chunk.
+        """
+        first = len(ids) - len(offsets)
+        known = self.exact_rows(ids, sink).between(first, len(ids))
+        if not len(offsets) or len(known.positions) < len(offsets):
+            return None
+        chunk = ChunkKV(text, ids[first:], offsets, *known.rows)
+        return unrotated(chunk, first, self._corpus.loaded)
 
     def keep_exact(
         self, ids: IntArray, rows: Rows, sink: Sink, begun: float, first: int = 0

@@ -347,5 +347,6 @@ def _version(run: _Run, at: int, paid: Paid) -> Version:
         float(context_impact(between, sizes)[at]),
         np.argsort(order, kind="stable"),
         digest_of_path(ids),
-        place=PathSpan(ids, chunk.first, chunk.offsets),
+        chunk.first,
+        place=PathSpan(ids, chunk.offsets),
     )

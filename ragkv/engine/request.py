@@ -10,6 +10,7 @@ from ragkv.engine.remote import RemoteAnswer
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
+from ragkv.prompt.tokens import require_readable
 from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedList
 from ragkv.select import Method
@@ -81,6 +82,21 @@ def check_texts(texts: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
     return out
+
+
+def check_chunks(texts: Iterable[str]) -> list[str]:
+    """Return the stripped texts, each once, in order; refuse what :func:`check_texts` does."""
+    unique = dict.fromkeys(map(check_chunk, check_texts(texts)))
+    for text in unique:
+        require_readable(text, "chunk")
+    return list(unique)
+
+
+def check_chunk(text: object) -> str:
+    """Return a chunk's text, stripped; raise ConfigError where it is no string."""
+    if not isinstance(text, str):
+        raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return text.strip()
 
 
 def check_document(name: object) -> str:

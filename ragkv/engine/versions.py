@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
-import torch
-
+from ragkv.chunk.encode import unrotated
 from ragkv.chunk.kv import ChunkKV, KnownChunk, LayeredKV
 from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.former import FormerPrompts
 from ragkv.engine.plan import Located, LocatedEntry
 from ragkv.engine.request import Request
 from ragkv.errors import StoreError
-from ragkv.model.rotary import Table, rotate, unrotate
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.base import TierUse
 from ragkv.store.prefixes.node import Rows
@@ -47,7 +45,7 @@ class Versions:
         self._stored = StoredVersions(corpus.store)
         self._corpus = corpus
         self._former = former
-        self._writable = writable
+        self._writable = writable and self._stored.keeps
         self._ingested = set[str]()  # the operator's chunks
         self._noting = threading.Lock()
 
@@ -97,12 +95,13 @@ class Versions:
     def _rows_of(self, version: Version, sink: Sink) -> ChunkKV | None:
         """Return a version's rows, keys not rotated: the tree's or the store's."""
         if version.place is not None:
-            ids, first, offsets = version.place
-            known = self._former.exact_rows(ids, sink).between(first, len(ids))
-            if len(known.positions) == len(offsets):
-                rows = self._turned(known.rows, first, unrotate)
-                return ChunkKV(version.text, ids[first:], offsets, *rows)
-        return self._stored.read(version)
+            own = self._former.exact_chunk(version.text, *version.place, sink)
+            if own is not None:
+                return own
+        stored = self._stored.read(version)
+        if stored is None or not self._corpus.is_lossless:
+            return stored
+        return unrotated(stored, version.first, self._corpus.loaded)
 
     def restore(self, request: Request, located: Located) -> bool:
         """Bring stored rows of exactly this prompt's tokens back; return whether there were any."""
@@ -130,14 +129,13 @@ class Versions:
         rows = self._stored.read(found[0]) if found else None
         if rows is None or len(rows) != len(path) - first:
             return False
-        turned = self._turned((rows.keys, rows.values), first, rotate)
-        self._former.keep_exact(path, turned, sink, begun, first=first)
+        self._former.keep_exact(path, (rows.keys, rows.values), sink, begun, first=first)
         return True
 
     def _of(self, text: str, sink: Sink) -> list[Version]:
-        """Return a chunk's versions, asking the store once; a remote one is not waited for."""
+        """Return a chunk's versions; the store is read once."""
         known = self.kept.of(text, sink.fingerprint)
-        if known is None and not self._corpus.store.remote:
+        if known is None:
             for version in self._stored.of(text, sink.fingerprint):
                 self.kept.add(version)
             known = self.kept.of(text, sink.fingerprint)
@@ -159,13 +157,14 @@ class Versions:
         times = [self._corpus.store.expiry(text) for text in texts]
         expires_at = min((time for time in times if time is not None), default=None)
         version = replace(version, expires_at=expires_at)
-        ids, first, offsets = place
         evicted = self.kept.add(version)
         if not self._writable:
             return
-        turned = self._turned(rows, first, unrotate)
+        own = ChunkKV(version.text, place.ids[version.first :], place.offsets, *rows)
+        if not self._corpus.is_lossless:  # codecs are made for keys without rotation
+            own = unrotated(own, version.first, self._corpus.loaded)
         try:
-            self._stored.put(version, ChunkKV(version.text, ids[first:], offsets, *turned))
+            self._stored.put(version, own)
             for each in evicted:
                 self._stored.delete(each)
         except StoreError as error:
@@ -175,21 +174,6 @@ class Versions:
 
     def _serves(self, request: Request) -> bool:
         return request.uses_history and self._former.keeps
-
-    def _turned(
-        self, rows: Rows, first: int, turn: Callable[[torch.Tensor, Table], torch.Tensor]
-    ) -> Rows:
-        """Rotate keys at their positions, from ``first`` on, or undo it."""
-        loaded = self._corpus.loaded
-        kinds = loaded.architecture.rope_kinds
-        keys, values = rows
-        positions = torch.arange(first, first + keys.shape[2], device=loaded.device)
-        tables = {
-            kind: Table(table.cos.to(keys.device), table.sin.to(keys.device), table.adjacent)
-            for kind, table in loaded.rotary.tables(kinds, positions).items()
-        }
-        turned = [turn(each, tables[kind]) for each, kind in zip(keys, kinds, strict=True)]
-        return torch.stack(turned), values
 
     def _is_ingested(self, text: str) -> bool:
         """Whether the operator gave the chunk: here, or to any process with its document's name."""

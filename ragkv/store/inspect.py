@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     """A value that is not what its key says.
 
     ``damaged``
-        Its bytes are not those that were written, or not all of them.
+        Its bytes are not those that were written, or not all of them; or its key's.
     ``foreign``
         It is whole, but of another text or model: somebody moved it.
     ``orphaned``
@@ -141,6 +141,14 @@ def verify(store: ChunkStore, *, heal: bool = False) -> Findings:
     """
     findings = Findings()
     backend = store.backend
+    for key, nbytes in list(backend.damaged_keys()):
+        findings.values += 1
+        findings.nbytes += nbytes
+        findings.problems.append(Problem(ascii(key), "damaged", "no key, any more"))
+        if heal:
+            backend.delete(key)
+    if heal and findings.problems:
+        findings.healed = len(findings.problems) - len(list(backend.damaged_keys()))
     for key, nbytes in backend.scan(""):
         blob, problem = _looked_at(backend, key)
         if blob is None and problem is None:  # it went meanwhile

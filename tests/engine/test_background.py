@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from threads import each_in_a_thread
 from tiny import some_chunks
 
-from ragkv import RagKV
+from ragkv import RagKV, ReuseConfig
+from ragkv.chunk.encode import encode_chunks
+from ragkv.chunk.kv import ChunkKV
 from ragkv.engine.background import MOST_NAMED
+from ragkv.prompt.tokens import Tokens
 
 Make = Callable[..., RagKV]
 
@@ -58,6 +64,62 @@ def test_what_fails_there_is_said(
     assert engine.generate("\n\n".join(chunks), max_new_tokens=1).token_ids
     engine.wait()
     assert "no memory left" in caplog.text
+
+
+CUT, OTHER = some_chunks(2, words=60)
+FIRST = f"{CUT} End."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "missed", "history", "encoded"),
+    [
+        (f"{FIRST}\n\nWhat now?", [FIRST], True, []),
+        (f"{FIRST}\n\n{OTHER}\n\nWhat now?", [FIRST, OTHER], True, [OTHER]),
+        (f"{FIRST}\n\nWhat now?", [FIRST], False, [FIRST]),
+        (f"{OTHER}\n\n{FIRST}", [FIRST], True, [FIRST]),  # behind other text
+        (f"{CUT} statements?", [f"{CUT} statem"], True, [f"{CUT} statem"]),  # within a token
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3"])
+def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
+    make_engine: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    prompt: str,
+    missed: list[str],
+    history: bool,
+    encoded: list[str],
+) -> None:
+    engine, plain = make_engine(family, reuse=ReuseConfig(history=history)), make_engine(family)
+    sink = engine._reuse.corpus.sink_for(engine.reuse)
+    passes = list[list[str]]()
+
+    def counted(chunks: Sequence[tuple[str, Tokens]], *given: Any) -> Iterator[list[ChunkKV]]:
+        passes.append([text for text, _ in chunks])
+        return encode_chunks(chunks, *given)
+
+    monkeypatch.setattr("ragkv.engine.corpus.encode_chunks", counted)
+    ran = 0
+
+    def note(*_: object) -> None:
+        nonlocal ran
+        ran += 1
+
+    message = [{"role": "user", "content": prompt}]
+    engine.generate(message, max_new_tokens=2, retrieved=missed)
+    with engine.model.model.layers[0].register_forward_pre_hook(note):
+        engine.wait()
+    assert [text for each in passes for text in each] == encoded
+    assert ran == len(encoded)
+    plain.precompute(missed)
+    for text in missed:
+        found, wanted = (each._store.get(text, sink.fingerprint).entry for each in (engine, plain))
+        assert found is not None
+        assert wanted is not None
+        assert np.array_equal(found.token_ids, wanted.token_ids)
+        assert np.array_equal(found.offsets, wanted.offsets)
+        torch.testing.assert_close(found.keys, wanted.keys, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(found.values, wanted.values, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from former_prompts import is_former_behind
 from healed_runs import A, B, C, D, Make
 from store_entries import without_syncs  # noqa: F401
+from store_servers import redis_server, s3_server  # noqa: F401
 from tiny import FAMILIES, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
@@ -22,6 +25,7 @@ from ragkv.errors import ConfigError
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
+from ragkv.store.backends.base import Blob
 from ragkv.store.versions.stored import StoredVersions
 
 make_engine = runs.make_engine
@@ -270,6 +274,25 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     assert runs.sources(runs.once_more(restarted, [D, A, B])) == ["entry", "entry", "version"]
 
 
+@pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3"])
+def test_rows_outlast_a_restart_bit_by_bit(on_disk: Make, family: str) -> None:
+    """Those of the hot run, and those of the versions that other prompts take of it."""
+    before = runs.healed(runs.ingested(on_disk(family=family)), [A, B, C])
+    places = [(each.place.ids, each.first) for each in runs.versions(before) if each.place]
+    after = on_disk(family=family)
+    rows = list[list[torch.Tensor]]()
+    for engine in (before, after):
+        runs.once_more(engine, [A, B, C])
+        sink = engine._reuse.corpus.sink_for(engine.reuse)
+        hot = [engine._reuse.former.exact_rows(ids, sink) for ids, _ in places]
+        own = [h.between(first, len(ids)) for h, (ids, first) in zip(hot, places, strict=True)]
+        taken = [engine._reuse.versions._rows_of(each, sink) for each in runs.versions(engine)]
+        of_versions = [part for each in taken if each for part in (each.keys, each.values)]
+        rows.append([part for each in own for part in each.rows] + of_versions)
+    assert len(rows[0]) == len(rows[1]) == 8
+    assert all(map(torch.equal, *rows))
+
+
 def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_disk: Make) -> None:
     with on_disk() as engine:
         runs.healed(runs.ingested(engine), [A, B, C])
@@ -281,6 +304,38 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
     assert runs.sources(out) == ["former", "former", "former"]
     assert out.report.recomputed_tokens == 0
     assert runs.distance(restarted, out) < runs.TOLERANCE
+
+
+@pytest.mark.parametrize("place", ["folder", "redis", "s3"])
+def test_each_value_that_is_written_is_read_by_another_engine(
+    make_engine: Make,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    server = place if place == "folder" else request.getfixturevalue(f"{place}_server")
+    where = tmp_path if server == place else getattr(server, "url", server)
+    given = {"store": StoreConfig(where, memory_bytes=0), "namespace": secrets.token_hex(8)}
+    writer = runs.healed(runs.ingested(make_engine(**given)), [A, B, C])
+    reader, read = make_engine(**given), set[str]()
+    backend = reader._store.backend
+    get, get_many = backend.get, backend.get_many
+
+    def noted(keys: Iterable[str]) -> Iterator[Blob | None]:
+        names = list(keys)
+        read.update(names)
+        return get_many(names)
+
+    monkeypatch.setattr(backend, "get_many", noted)
+    monkeypatch.setattr(backend, "get", lambda key: read.add(key) or get(key))
+    for chunks in ([A, B, C], [D, C, B]):
+        runs.once_more(reader, chunks)
+    written = [key.name for room in ("kv/", "version/") for key in backend.scan(room)]
+    assert set(written) <= read
+    assert len(runs.stored(writer)) == len(runs.stored(reader)) == 2 * (place == "folder")
+    assert list(backend.scan("behind/")) == [] or place == "folder"
+    runs.assert_exact(writer, runs.once_more(writer, [A, B, C]))
 
 
 @pytest.mark.parametrize("where", ["read only", "full"])

@@ -33,12 +33,14 @@ class Backend(ABC):
     """Keeps values by key. Several threads and processes may use one place at once.
 
     Keys are names joined by ``/``, at most 512 characters in all. A name is made of ASCII
-    letters, digits and ``-_.`` and begins with a letter or digit. A value is never seen in
+    letters, digits and ``-_.`` and begins with a letter or digit; a write under anything else
+    raises ValueError. A value is never seen in
     part: a reader gets all of what one call wrote, or nothing. What was acknowledged
     survives a crash of this process, and of the machine where the place can promise that.
 
     Somebody else may damage a value. What is left of it is returned, empty where nothing
-    is; where it can be seen without reading that it is damaged, it has no size.
+    is; where it can be seen without reading that it is damaged, it has no size. A damaged key is
+    seen by :meth:`damaged_keys` only.
 
     Raises
     ------
@@ -90,12 +92,20 @@ class Backend(ABC):
     def delete(self, key: str) -> bool:
         """Remove a value; return whether there was one."""
 
-    @abstractmethod
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield the keys that begin with ``prefix`` and come behind ``after``, sorted.
 
         Keys that come or go meanwhile may be missing or there; all others are there.
         """
+        return (key for key in self.listed(prefix, after) if is_key(key.name))
+
+    def damaged_keys(self) -> Iterator[Key]:
+        """Yield what stands where keys do and is none; ``delete`` removes it by that name."""
+        return (key for key in self.listed("") if not is_key(key.name))
+
+    @abstractmethod
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield keys as :meth:`scan`, damaged ones among them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -126,9 +136,14 @@ class Outage:
 _KEY = re.compile(r"(?!.{513})[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
 
 
+def is_key(name: str) -> bool:
+    """Whether a value may be written under a name."""
+    return _KEY.fullmatch(name) is not None
+
+
 def check_key(key: str) -> str:
     """Return a key as it is; anything else raises ValueError."""
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise ValueError(f"{key!r} is no key: names of letters, digits and -_. joined by /")
     return key
 

@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends import files
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
+from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, is_key, length_of
 from ragkv.store.backends.index import Index, IndexRows
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ _FILE_ROW_BYTES = 40
 Result = TypeVar("Result")
 _BYTES = "!bytes"  # no keys: the bytes of all files, and folders' times when they were clean
 _CLEAN = "!clean"
+_OWN = (_BYTES, _CLEAN)
 _SETTLES_NS = 3_000_000_000  # by then a change of a folder shows in its time
 
 
@@ -92,7 +93,7 @@ class DiskBackend(Backend):
     def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
         """Read the rows of many keys in one query, and then their files."""
         rest = iter(keys)
-        while batch := [check_key(key) for key in islice(rest, _BATCH_KEYS)]:
+        while batch := list(islice(rest, _BATCH_KEYS)):
             found = self._index.get_many(batch)
             for key in batch:
                 row = _parse(found.get(key))
@@ -132,7 +133,12 @@ class DiskBackend(Backend):
 
     def _delete(self, key: str) -> bool:
         with files.store_errors(self.folder), self._index.transaction() as rows:
-            row = _parse(rows.get(check_key(key)))
+            if not is_key(key):
+                gone = rows.rebuild(_OWN)
+                for value in gone:
+                    self._account(rows, _parse(value), None)
+                return len(gone) > 0
+            row = _parse(rows.get(key))
             if row is not None and row.value is None:
                 self._path(key, row).unlink(missing_ok=True)
             self._account(rows, row, None)
@@ -141,7 +147,7 @@ class DiskBackend(Backend):
             self._keep_reserve()
         return row is not None
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield keys by pages of the index; those that come behind the page are seen, too."""
         after = max(after, "/")  # behind this backend's own rows
         while page := self._index.page(prefix, after, _FILE_ROW_BYTES):
@@ -151,12 +157,16 @@ class DiskBackend(Backend):
                     yield Key(key, row.nbytes if row.value is None else nbytes - 1)
             after = page[-1].key
 
+    def damaged_keys(self) -> Iterator[Key]:
+        """Read the whole table: the index of keys may be what is damaged."""
+        return iter(self._index.damaged(_OWN))
+
     def close(self) -> None:
         """Close the index."""
         self._index.close()
 
     def _look(self, key: str) -> _FileRow | None:
-        return _parse(self._index.get(check_key(key)))
+        return _parse(self._index.get(key)) if is_key(key) else None
 
     def _use(
         self,
@@ -307,10 +317,12 @@ class _FileRow(NamedTuple):
         return f">{self.token} {self.nbytes}".encode() if self.value is None else b"=" + self.value
 
 
-def _parse(data: bytes | None) -> _FileRow | None:
-    if data is not None and data.startswith(b"="):
+def _parse(data: object) -> _FileRow | None:
+    if not isinstance(data, bytes):
+        return None
+    if data.startswith(b"="):
         return _FileRow(len(data) - 1, data[1:])
-    match = _FILE_ROW.fullmatch(data or b"")
+    match = _FILE_ROW.fullmatch(data)
     return None if match is None else _FileRow(int(match[2]), None, match[1].decode())
 
 

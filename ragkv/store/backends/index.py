@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import diskcache
 
 from ragkv.errors import StoreError, StoreFullError
+from ragkv.store.backends.base import Key, is_key
 from ragkv.store.backends.files import make_private_folder, store_errors
 
 LOCK_TIMEOUT_S = 60.0
@@ -47,9 +48,12 @@ _OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(v
 _GET = f"SELECT value {_OURS} AND key = ?"
 _GET_MANY = f"SELECT key, value {_OURS} AND key IN"
 _PAGE = (
-    f"SELECT key, substr(value, 1, ?), length(value) {_OURS} "
-    "AND key > ? AND key >= ? AND key < ? ORDER BY key LIMIT 1000"
+    f"SELECT key, substr(value, 1, ?), length(value) {_OURS} AND key > ? AND key >= ? AND key < ? "
+    "AND key NOT GLOB '*[^A-Za-z0-9_./-]*' ORDER BY key LIMIT 1000"
 )
+_TABLE = "SELECT rowid, CAST(key AS BLOB), length(value) FROM Cache NOT INDEXED WHERE raw = 1"
+_BY_KEY = "Cache_key_raw"
+"""The database's index of keys; the table has them, too, and either may be damaged."""
 
 
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annotations
@@ -104,6 +108,23 @@ class IndexRows:
     def delete(self, key: str) -> None:
         """Remove a row if it is there."""
         self._cache.delete(key)
+
+    def rebuild(self, own: Sequence[str]) -> list[object]:
+        """Make the database's index anew from its table, the newest row of each key.
+
+        Return the values of the other rows, and of those whose keys are none and not in ``own``.
+        """
+        run = self._cache._sql  # noqa: SLF001  within the transaction; diskcache offers no other
+        run(f"DROP INDEX IF EXISTS {_BY_KEY}")
+        kept, gone = set[str](), list[object]()
+        for row, key, _ in run(f"{_TABLE} ORDER BY rowid DESC").fetchall():
+            name = _name_of(key)
+            if name in kept or not (is_key(name) or name in own):
+                gone += run("SELECT value FROM Cache WHERE rowid = ?", (row,)).fetchone()
+                run("DELETE FROM Cache WHERE rowid = ?", (row,))
+            kept.add(name)
+        run(f"CREATE UNIQUE INDEX {_BY_KEY} ON Cache (key, raw)")
+        return gone
 
 
 class Head(NamedTuple):
@@ -163,6 +184,17 @@ class Index:
         """
         rows = self._query(_PAGE, start, after, prefix, prefix + "\x7f")
         return [Head(*row) for row in rows]
+
+    def damaged(self, own: Sequence[str]) -> list[Key]:
+        """Return the table's keys that are none and not in ``own``, a byte a character.
+
+        Where there are none, and the index has other keys than the table: the index.
+        """
+        rows = [Key(_name_of(key), nbytes or 0) for _, key, nbytes in self._query(_TABLE)]
+        found = [row for row in rows if not (is_key(row.name) or row.name in own)]
+        if not found and any(_BY_KEY in said for (said,) in self._query("PRAGMA integrity_check")):
+            return [Key(f"({_BY_KEY})", 0)]
+        return found
 
     @contextmanager
     def transaction(self) -> Iterator[IndexRows]:
@@ -265,9 +297,13 @@ class Index:
             return StoreError(f"{self._file} stayed locked by another process")
         return StoreError(
             f"cannot use {self._file}: {error}. Open the store read_only if it may not be "
-            f"written; if it is damaged, remove the folder {self._file.parent.parent} and "
-            "precompute again"
+            "written; if it is damaged, mend it by `ragkv store verify --heal`, or remove the "
+            f"folder {self._file.parent.parent} and precompute again"
         )
+
+
+def _name_of(key: bytes | None) -> str:
+    return (key or b"").decode("latin-1")
 
 
 def _open_cache(folder: Path) -> Any:

@@ -88,12 +88,12 @@ class MemoryBackend(Backend):
             del place.keys[bisect_left(place.keys, key)]
             return True
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield what is there at the time of the call."""
         place = self._open()
         with place.lock:
             first = max(bisect_left(place.keys, prefix), bisect_right(place.keys, after))
-            last = bisect_left(place.keys, prefix + "\x7f")
+            last = bisect_left(place.keys, f"{prefix}\U0010ffff")
             return iter([Key(key, len(place.values[key])) for key in place.keys[first:last]])
 
     def close(self) -> None:

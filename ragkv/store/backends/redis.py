@@ -9,7 +9,16 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import MissingDependencyError, StoreError, StoreFullError, install_command
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, Outage, check_key, length_of
+from ragkv.store.backends.base import (
+    Backend,
+    Blob,
+    Bytes,
+    Key,
+    Outage,
+    check_key,
+    is_key,
+    length_of,
+)
 
 LARGEST_VALUE = (512 << 20) - 1024
 """Bytes. Redis takes strings of 512 MB, and a request as long (``proto-max-bulk-len``)."""
@@ -18,6 +27,8 @@ CONNECT_TIMEOUT_S = 3.0
 TIMEOUT_S = 5.0
 """How long one answer may take. ``?socket_timeout=`` in the URL changes it."""
 
+_ENCODING = "latin-1"
+"""Of keys, which are ASCII: a damaged one may have any byte."""
 _BATCH_KEYS = 256
 _PAGE = 1000
 
@@ -123,29 +134,27 @@ class RedisBackend(Backend):
         with self._errors():
             pipe = self._client.pipeline()
             pipe.unlink(self._name(key))
-            pipe.zrem(self._keys, key)
+            pipe.zrem(self._keys, key.encode(_ENCODING, "replace"))
             return bool(pipe.execute()[0])
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """Yield keys by pages of the ordered set."""
-        low = f"({after}" if after >= prefix else f"[{prefix}"
-        while True:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
+        """Yield keys by pages of the ordered set, a byte a character."""
+        low: str | bytes = f"({after}" if after >= prefix else f"[{prefix}"
+        low, high = low if after or prefix else "-", f"({prefix}\x7f" if prefix else "+"
+        page = [b""] * _PAGE
+        while len(page) == _PAGE:
             with self._errors():
-                page = self._client.zrangebylex(
-                    self._keys, low if after or prefix else "-", f"({prefix}\x7f", 0, _PAGE
-                )
+                page = self._client.zrangebylex(self._keys, low, high, 0, _PAGE)
+                names = [name.decode(_ENCODING) for name in page]
                 pipe = self._client.pipeline(transaction=False)
-                for name in page:
-                    pipe.exists(self._name(name.decode()))
-                    pipe.strlen(self._name(name.decode()))
+                for name in names:
+                    pipe.exists(self._name(name))
+                    pipe.strlen(self._name(name))
                 found = pipe.execute()
-            for name, exists, nbytes in zip(page, found[::2], found[1::2], strict=True):
-                if exists:
-                    yield Key(name.decode(), nbytes)
-            if len(page) < _PAGE:
-                return
-            after = page[-1].decode()
-            low = f"({after}"
+            for name, exists, nbytes in zip(names, found[::2], found[1::2], strict=True):
+                if exists or not is_key(name):
+                    yield Key(name, nbytes)
+            low = b"(" + page[-1] if page else low
 
     def close(self) -> None:
         """Close the connections."""
@@ -153,11 +162,11 @@ class RedisBackend(Backend):
         self._client.close()
 
     def _joined(self, key: str, parts: Sequence[Bytes]) -> bytes:
-        self.check_room(key, length_of(parts))
+        self.check_room(check_key(key), length_of(parts))
         return b"".join(parts)
 
-    def _name(self, key: str) -> str:
-        return self._values + check_key(key)
+    def _name(self, key: str) -> bytes:
+        return f"{self._values}{key}".encode(_ENCODING, "replace")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

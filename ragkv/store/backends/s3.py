@@ -56,7 +56,7 @@ class S3Backend(Backend):
         """Read an object into memory that may be written to."""
         with self._errors():
             try:
-                return bytearray(self._obstore.get(self._store, check_key(key)).bytes())
+                return bytearray(self._obstore.get(self._store, key).bytes())
             except FileNotFoundError:
                 return None
 
@@ -69,7 +69,7 @@ class S3Backend(Backend):
         """Ask for the object's length."""
         with self._errors():
             try:
-                return int(self._obstore.head(self._store, check_key(key))["size"])
+                return int(self._obstore.head(self._store, key)["size"])
             except FileNotFoundError:
                 return None
 
@@ -98,14 +98,14 @@ class S3Backend(Backend):
                 return False
             return True
 
-    def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
         """List a folder behind ``after``; S3 lists in the order of keys."""
         folder = prefix.rpartition("/")[0] or None  # obstore knows whole names as prefixes
         with self._errors():
             pages = self._obstore.list(self._store, folder, offset=after or None, chunk_size=1000)
             for page in pages:
                 for found in page:
-                    if found["path"].startswith(prefix):
+                    if found["path"] and found["path"].startswith(prefix):  # "": a folder's mark
                         yield Key(found["path"], found["size"])
 
     def close(self) -> None:

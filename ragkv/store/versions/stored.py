@@ -25,24 +25,29 @@ _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, Attrib
 
 
 class StoredVersions:
-    """The versions of a store's chunks; a store in memory alone keeps none beside the engine's.
+    """The versions of a store's chunks.
 
-    A version is deleted with any of its chunks.
+    A version is deleted with any of its chunks. A store in memory keeps none beside the engine's,
+    and a remote one none either: each prompt would wait for a list of them.
     """
 
     def __init__(self, store: ChunkStore) -> None:
         self._store = store
         self._backend = store.backend
+        self.keeps = not (store.backend.private or store.backend.remote)
 
     def put(self, version: Version, rows: ChunkKV) -> int:
         """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
+
+        Keys stand as they were computed, rotated from position ``version.first`` on, unless the
+        codec loses something of them.
 
         Raises
         ------
         StoreFullError, StoreError
             As :meth:`ragkv.store.chunk_store.ChunkStore.put`.
         """
-        if self._backend.private:
+        if not self.keeps:
             return 0
         if self._store.read_only:
             raise StoreError("the store was opened read_only")
@@ -60,6 +65,8 @@ class StoredVersions:
     def of(self, text: str, fingerprint: Fingerprint) -> list[Version]:
         """Return the versions of a chunk's entry; never raise."""
         found = list[Version]()
+        if not self.keeps:
+            return found
         try:
             keys = [key.name for key in self._backend.scan(versions_of(digest_of_text(text)))]
             for key, blob in zip(keys, self._backend.get_many(keys), strict=True):
@@ -78,10 +85,10 @@ class StoredVersions:
         return found
 
     def read(self, version: Version) -> ChunkKV | None:
-        """Return a version's rows; None where they are not stored, or damaged; never raise."""
+        """Return a version's rows as put; None where not stored, or damaged; never raise."""
         key = _key_of(version)
         try:
-            blob = self._backend.get(key)
+            blob = self._backend.get(key) if self.keeps else None
             if blob is None:
                 return None
             try:
@@ -114,6 +121,7 @@ def to_field(version: Version) -> str:
         "impact": version.impact,
         "ranks": version.ranks.tolist(),
         "path": version.path,
+        "first": version.first,
         "expires_at": version.expires_at,
     }
     return canonical([about])
@@ -130,9 +138,9 @@ def version_in(header: Header) -> Version:
     try:
         (about,) = json.loads(header.version)
         version = _version(header, about)
-        whole = len(version.inter) == len(version.prefix) > 0 and sorted(
-            version.ranks.tolist()
-        ) == list(range(header.tokens))
+        ranks, behind = sorted(version.ranks.tolist()), len(version.prefix)
+        whole = len(version.inter) == behind > 0 and ranks == list(range(header.tokens))
+        whole = whole and 0 <= version.first < 1 << 31
     except _WRONG as error:
         raise RefusedEntryError("format", f"a version's fields: {error!r}") from error
     if not whole or to_field(version) != header.version or version.stored_as != header.fingerprint:
@@ -150,6 +158,7 @@ def _version(header: Header, about: dict[str, Any]) -> Version:
         float(about["impact"]),
         np.array(about["ranks"], dtype=np.int64),
         str(about["path"]),
+        int(about["first"]),
         about["expires_at"],
     )
 

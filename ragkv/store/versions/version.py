@@ -33,14 +33,11 @@ class PathSpan(NamedTuple):
     ----------
     ids
         The path's tokens up to the chunk's last one.
-    first
-        Position of the chunk's first token.
     offsets
         ``[tokens, 2]`` the characters of the chunk that each token covers.
     """
 
     ids: IntArray
-    first: int
     offsets: IntArray
 
 
@@ -67,6 +64,8 @@ class Version:
         ``[tokens]`` int64: each token's rank, from 0, by its attention to the prefix.
     path
         A digest of all tokens up to its last one, :func:`digest_of_path`.
+    first
+        Position of its first token there.
     expires_at
         When the first of all these chunks expires, in seconds since the epoch; None for never.
     place
@@ -81,6 +80,7 @@ class Version:
     impact: float
     ranks: npt.NDArray[np.int64]
     path: str
+    first: int
     expires_at: float | None = None
     place: PathSpan | None = None
 

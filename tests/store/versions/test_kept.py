@@ -28,7 +28,7 @@ def version(
     paid = np.array(inter or [1.0] * len(prefix))
     path = f"{fingerprint.digest} {prefix} {text}"
     return Version(
-        *(text, fingerprint, tuple(prefix), paid, 1.0, impact, np.arange(4), path, expires_at)
+        *(text, fingerprint, tuple(prefix), paid, 1.0, impact, np.arange(4), path, 0, expires_at)
     )
 
 

@@ -37,7 +37,7 @@ def version(text: str = C, prefix: tuple[str, ...] = (A, B)) -> Version:
     ranks = np.random.default_rng(0).permutation(len(make_entry(text)))
     inter = np.linspace(0.1, 1 / 3, len(prefix))
     path = f"{len(prefix)}"
-    return Version(text, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, path, 1e12)
+    return Version(text, FINGERPRINT, prefix, inter, 0.7, 0.6, ranks, path, 7, 1e12)
 
 
 def rows_of(one: Version) -> ChunkKV:
@@ -58,7 +58,7 @@ def test_what_was_put_comes_back(store: ChunkStore) -> None:
     assert put(store, one) > rows_of(one).nbytes
     (found,) = StoredVersions(store).of(C, FINGERPRINT)
     assert found.place is None
-    for name in ("text", "fingerprint", "prefix", "intra", "impact", "path", "expires_at"):
+    for name in ("text", "fingerprint", "prefix", "intra", "impact", "path", "first", "expires_at"):
         assert getattr(found, name) == getattr(one, name)
     assert found.inter.tolist() == one.inter.tolist()
     assert found.ranks.tolist() == one.ranks.tolist()
@@ -152,14 +152,20 @@ def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', '"path":"', "[{"]
+    "old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', '"path":"', '"first":7', "[{"]
 )
 def test_forged_fields_are_refused(store: ChunkStore, old: str) -> None:
     one = version()
     field = to_field(one)
     assert old in field
     key = names.version_key(names.digest_of_text(C), one.stored_as.digest)
-    for new in ("[", "{", f"1{old}", old.replace("1", '"1"').replace("0.7", "[]")):
+    for new in (
+        "[",
+        "{",
+        f"1{old}",
+        old.replace("1", '"1"').replace("0.7", "[]"),
+        old.replace(":7", ":-7"),
+    ):
         if new == old:
             continue
         forged = encode(rows_of(one), one.stored_as, field.replace(old, new))
