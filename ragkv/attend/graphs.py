@@ -128,6 +128,8 @@ class Graphs:
         self._looked_over = False
         self._state: object = None
         self._refused = False
+        self.captures = False
+        """Whether a pass is being captured: nothing else may be computed between its layers."""
         self.replays = 0
         """Passes that were computed by a graph."""
 
@@ -271,7 +273,11 @@ class Graphs:
 
         @torch.no_grad()
         def work() -> torch.Tensor:
-            return compute(pass_of)
+            self.captures = True
+            try:
+                return compute(pass_of)
+            finally:
+                self.captures = False
 
         graph = _Graph(pass_of.table, *self._recorder.capture(work))
         _log.info("captured a pass of %s rows (%s)", key[1], key[0])

@@ -254,13 +254,14 @@ def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
 def before_layers(loaded: ReusableModel, check: Callable[[], object]) -> Iterator[None]:
     """Call ``check`` before each layer of the calling thread's passes in the block.
 
-    Not in steps that it computes between them: a check may end the pass, or let another have the
-    model.
+    Not in steps that it computes between them, nor while a pass is captured: a check may end the
+    pass, or let another have the model.
     """
-    here, batch = threading.get_ident(), batch_of(loaded)
+    here, batch, graphs = threading.get_ident(), batch_of(loaded), graphs_for(loaded)
 
     def call(*_: object) -> None:
-        if threading.get_ident() == here and not batch.computes_steps:
+        captures = graphs is not None and graphs.captures
+        if threading.get_ident() == here and not (batch.computes_steps or captures):
             check()
 
     layers = backbone_of(loaded.model).layers

@@ -16,6 +16,7 @@ from tiny import FAMILIES, ask, some_chunks, tiny_tokenizer
 from ragkv import RagKV
 from ragkv.attend import graphs
 from ragkv.attend.graphs import graphs_for
+from ragkv.decode import batch
 
 CHUNKS = some_chunks(3)
 PROMPTS = [ask(CHUNKS[:count], question) for count, question in ((3, "What now?"), (2, "Why so?"))]
@@ -213,3 +214,34 @@ def test_memory_that_runs_out_in_a_capture_leaves_the_pass_to_be_computed(
     assert answers(kv) == expected
     assert replays(kv)
     assert "not captured" not in caplog.text
+
+
+def test_no_step_is_computed_within_a_capture(make_engine, recorded, monkeypatch):
+    """A graph that is replayed while another is captured is an error of CUDA's."""
+    monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
+    capturing, nested = [], []
+    capture, compute = Recording.capture, batch._compute
+
+    def noting(self, work):
+        capturing.append(1)
+        try:
+            return capture(self, work)
+        finally:
+            capturing.pop()
+
+    def counting(answers):
+        nested.append(bool(capturing))
+        return compute(answers)
+
+    monkeypatch.setattr(Recording, "capture", noting)
+    monkeypatch.setattr(batch, "_compute", counting)
+    kv = make_engine()
+    kv.precompute(CHUNKS)
+    with kv.stream(PROMPTS[1], max_new_tokens=40, ignore_eos=True) as stream:
+        next(stream)
+        for _ in range(3):
+            kv.prefill(PROMPTS[0], recompute_ratio=0.2)
+        list(stream)
+    assert Recording.captured >= 2
+    assert nested
+    assert not any(nested)
