@@ -41,7 +41,7 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import ReuseConfig, ReuseReport
-from ragkv.answer.engine import Engine
+from ragkv.answer.engine import Engine, OverEngine
 from ragkv.config import check_known, check_whole, checked_variables
 from ragkv.engine.settings import check_settings
 
@@ -53,7 +53,7 @@ _AS_GIVEN = (
 """Arguments that are fields as they come."""
 
 
-class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
+class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     """A local transformers model that reuses the KV caches of retrieved chunks.
 
     Takes every argument of ``llama_index.llms.huggingface.HuggingFaceLLM``, with the
@@ -241,6 +241,9 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
     def kv(self) -> Engine:
         """The engine underneath, or the client of the server."""
         return self._source.get()
+
+    def _engine(self) -> Engine:
+        return self.kv
 
     @property
     def source(self) -> EngineSource:
