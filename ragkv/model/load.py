@@ -29,7 +29,7 @@ from ragkv.model.architecture import (
     describe,
     is_verified,
 )
-from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
+from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
@@ -155,8 +155,7 @@ def _resolve(
     dtype: torch.dtype | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     if model is None or str(model) == DEFAULT_MODEL:
-        loaded, tokens, _ = _resolve(default_model_folder(), tokenizer, dtype)
-        return loaded, tokens, DEFAULT_MODEL
+        model = DEFAULT_MODEL
     if isinstance(model, str | Path):
         kwargs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         loaded = pretrained(AutoModelForCausalLM, model, **kwargs)
@@ -198,9 +197,10 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     ModelNotFoundError
         Nothing can be loaded by this name.
     """
-    place = default_model_folder() if name is None or str(name) == DEFAULT_MODEL else name
+    if name is None or str(name) == DEFAULT_MODEL:
+        return from_default(auto, **kwargs)
     needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
-    place = check_place(place, configured=needs_config) or place
+    place = check_place(name, configured=needs_config) or name
     try:
         return auto.from_pretrained(str(place), **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
