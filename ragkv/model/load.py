@@ -70,9 +70,9 @@ def load_model(
         _refuse_changes(model, tokenizer, device, dtype)
         return model
     check_device(device)
-    model = _unwrapped(model)
-    loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
-    other = dtype_of(dtype) if loaded is model else None  # a model loaded here has it already
+    given = _unwrapped(model)
+    loaded, tokens, name = _resolve(given, tokenizer, dtype_of(dtype))
+    other = dtype_of(dtype) if loaded is given else None  # a model loaded here has it already
     if device is not None:
         with lock_of(loaded):
             loaded.to(device)  # type: ignore[arg-type]

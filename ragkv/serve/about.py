@@ -52,7 +52,7 @@ class SinkFields(Fields):
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Say whether answers come at once: 503 until the default sink is encoded."""
+    """Say whether answers come at once: 503 until the engines are warm."""
     service = service_of(request)
     service.gate.refuse_draining()
     if not service.ready:
