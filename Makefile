@@ -67,7 +67,7 @@ test-oldest: ## the same with the oldest versions that ragkv says it takes (.ven
 ray: export HF_HUB_OFFLINE = 1
 ray: ## the tests of ingestion on Ray (.venv-ray)
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -qq --no-compile -c constraints.txt -e '.[ray]' pytest pytest-asyncio
+	.venv-ray/bin/python -m pip install -qq --no-compile -c constraints.txt -e '.[ray]' pytest pytest-asyncio pytest-timeout
 	.venv-ray/bin/python -m pytest -m ray tests/ingest
 
 release-check: setup ## build every distribution into dist/, look it over, install it as users do

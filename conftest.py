@@ -27,6 +27,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests longer that take minutes without hanging."""
+    for item in items:
+        if not {"slow", "gpu", "vllm", "ray"}.isdisjoint(item.keywords):
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.stream import TextStream
@@ -98,5 +98,29 @@ class Engine(Protocol):
     def wait(self) -> None:
         """Return when background work is done."""
 
+    def warm_up(self) -> None:
+        """Do beforehand what the first answer would wait for."""
+
     def close(self) -> None:
         """Release what the engine holds."""
+
+
+class OverEngine:
+    """A wrapper over an engine; a ``with`` block closes the engine."""
+
+    def _engine(self) -> Engine:
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Do beforehand what the first answer would wait for, as :meth:`ragkv.RagKV.warm_up`."""
+        self._engine().warm_up()
+
+    def close(self) -> None:
+        """Close the engine, also one that was given; a script needs no call."""
+        self._engine().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
-from platformdirs import user_cache_path
+
+from ragkv.model.place import cache_folder
 
 Vectors = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _AT_ONCE = 500
 
 def kept_embeddings() -> Path:
     """Return the user's file of embeddings; it may be deleted at any time."""
-    return user_cache_path("ragkv") / "embeddings.sqlite"
+    return cache_folder() / "embeddings.sqlite"
 
 
 class Embeddings:

@@ -210,6 +210,9 @@ class RemoteRagKV:
     def wait(self) -> None:
         """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""
 
+    def warm_up(self) -> None:
+        """Return at once: the server has warmed up before it was ready."""
+
     # ---- answering
 
     def generate(self, prompt: Prompt, **settings: Any) -> Completion:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVarTuple
@@ -31,7 +34,7 @@ Given = TypeVarTuple("Given")
 class Background:
     """Loads and encodes chunks in one thread, and copies the rows of finished answers.
 
-    Another thread heals, while no request runs.
+    Another thread heals, while no request runs. The interpreter does not wait for it at its exit.
 
     Parameters
     ----------
@@ -56,7 +59,8 @@ class Background:
         self._named: dict[str, None] = {}
         self._lock = threading.Lock()
         self._thread = Pool(1, "ragkv")
-        self._idle = Pool(1, "ragkv-idle", drops=True)
+        self._idle: threading.Thread | None = None
+        _open.add(self)
 
     @property
     def named(self) -> list[str]:
@@ -93,7 +97,7 @@ class Background:
         sink = sink_of()
         self._corpus.fetch(named, sink)
         if heal and self._healing.prefetch(named, sink):
-            self._submit(self._healing.work, thread=self._idle)
+            self._heal()
         self._forget(text for text in named if self._corpus.contains(text, sink))
 
     def _forget(self, named: Iterable[str]) -> None:
@@ -124,7 +128,7 @@ class Background:
             self._forget(missed)
             self._submit(self._corpus.encode_missing, missed, sink_of(), self._computed)
         if self._healing.note(request, plan):
-            self._submit(self._healing.work, thread=self._idle)
+            self._heal()
         if self._corpus.landmarks.is_behind:
             self._submit(self._corpus.landmarks.update)
 
@@ -133,37 +137,54 @@ class Background:
         ids = np.concatenate([sink.ids, tokens.ids])
         return self._former.exact_chunk(text, ids, tokens.offsets, sink)
 
-    def _submit(
-        self,
-        work: Callable[[*Given], object],
-        *args: *Given,
-        thread: Pool | None = None,
-    ) -> None:
-        """Run it in the thread; errors go to the log."""
+    def _submit(self, work: Callable[[*Given], object], *args: *Given) -> None:
+        """Run it in the thread."""
+        self._thread.submit(self._run, partial(work, *args))
 
-        def log_exceptions() -> None:
-            try:
-                work(*args)
-            except Exception as error:  # noqa: BLE001  the answer was returned already
-                calls = release_calls(error) if is_out_of_memory(error) else ""
-                _log.error("work in the background failed\n%s", calls, exc_info=error)
+    def _heal(self) -> None:
+        """Begin to heal; nothing heals now."""
+        self._idle = threading.Thread(
+            target=self._run, args=(self._healing.work,), name="ragkv-idle", daemon=True
+        )
+        self._idle.start()
 
-        (thread or self._thread).submit(log_exceptions)
+    def _run(self, work: Callable[[], object]) -> None:
+        """Run it; errors go to the log."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  the answer was returned already
+            calls = release_calls(error) if is_out_of_memory(error) else ""
+            _log.error("work in the background failed\n%s", calls, exc_info=error)
 
     def wait(self) -> None:
         """Return when all submitted work is done."""
-        for thread in (self._thread, self._idle):
-            thread.submit(lambda: None).result()
+        self._thread.submit(lambda: None).result()
+        if self._idle is not None:
+            self._idle.join()
+
+    def stop_healing(self) -> None:
+        """End it before the next layer; chunks that are not healed yet never are."""
+        self._healing.stop()
+        if self._idle is not None:
+            self._idle.join()
 
     def close(self) -> None:
-        """Finish the submitted work, end the threads, and forget former prompts.
-
-        Chunks that are not healed yet never are.
-        """
+        """Finish the submitted work, end the threads, and forget former prompts."""
         self._healing.stop()
-        for thread in (self._thread, self._idle):
-            thread.shutdown(wait=True)
+        self._thread.shutdown(wait=True)
+        self.stop_healing()
         self._corpus.on_removed = lambda _: None
         self._former.clear()
         self._healing.drop()
         self._versions.kept.drop_unknown(lambda _: False)
+
+
+_open = weakref.WeakSet[Background]()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)  # a fork lacks their threads
+
+
+@atexit.register
+def _stop_healing() -> None:
+    for each in list(_open):
+        each.stop_healing()

@@ -207,6 +207,20 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.load(named, self._configured(overrides))
 
+    def warm_up(self, **overrides: Unpack[ReuseOptions]) -> None:
+        """Do beforehand what the first answer would wait for.
+
+        Packs the weights, encodes the sink, loads the method's auxiliary model, and runs a prompt
+        of one word with two steps. ``ragkv serve`` does so before it is ready.
+        """
+        config, method = self._configured(overrides)
+        with self._lifecycle:
+            if self._reuse is not None:
+                self._reuse.warm_up(config, method)
+            request = Request("The", config.override(history=False), method, Clock(), 2)
+            decode = DecodeConfig(2, ignore_eos=True)
+            self._pipeline.generate(request, decode, listener=Listener())
+
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
 

@@ -71,6 +71,12 @@ class Reuse:
         kept = self.former, self.versions
         return Pipeline(self.corpus, self.auxiliaries.scorer, requests, *kept)
 
+    def warm_up(self, config: ReuseConfig, method: Method) -> None:
+        """Encode the sink; load the method's auxiliary model."""
+        self.corpus.sink_for(config)
+        if method.auxiliary:
+            self.auxiliaries.corpus(config)
+
     def precompute(
         self,
         chunks: Sequence[str],

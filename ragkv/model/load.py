@@ -29,7 +29,7 @@ from ragkv.model.architecture import (
     describe,
     is_verified,
 )
-from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
+from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
@@ -64,13 +64,16 @@ def load_model(
     if on_unsupported not in ("raise", "full"):
         raise ConfigError(f"on_unsupported must be 'raise' or 'full', not {on_unsupported!r}")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ConfigError(f"tokenizer must be a transformers tokenizer, not {tokenizer!r}")
+        raise ConfigError(
+            f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}"
+        )
     if isinstance(model, LoadedModel):
         _refuse_changes(model, tokenizer, device, dtype)
         return model
     check_device(device)
-    loaded, tokens, name = _resolve(model, tokenizer, dtype_of(dtype))
-    other = dtype_of(dtype) if loaded is model else None  # a model loaded here has it already
+    given = _unwrapped(model)
+    loaded, tokens, name = _resolve(given, tokenizer, dtype_of(dtype))
+    other = dtype_of(dtype) if loaded is given else None  # a model loaded here has it already
     if device is not None:
         with lock_of(loaded):
             loaded.to(device)  # type: ignore[arg-type]
@@ -158,17 +161,43 @@ def _resolve(
     dtype: torch.dtype | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     if model is None or str(model) == DEFAULT_MODEL:
-        loaded, tokens, _ = _resolve(default_model_folder(), tokenizer, dtype)
-        return loaded, tokens, DEFAULT_MODEL
+        model = DEFAULT_MODEL
     if isinstance(model, str | Path):
         kwargs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         loaded = pretrained(AutoModelForCausalLM, model, **kwargs)
         return loaded, tokenizer or pretrained(AutoTokenizer, model), str(model)
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError(f"model must be a name, a folder or a transformers model, not {model!r}")
+        raise ConfigError(
+            f"model must be a name, a folder or a transformers model, not {type(model).__name__}: "
+            "give the transformers model in it, and its tokenizer"
+        )
     if tokenizer is None:
         raise ConfigError("A loaded model needs its tokenizer: RagKV(model, tokenizer).")
     return model, tokenizer, str(model.config.name_or_path or type(model).__name__)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model in torch.compile's, DataParallel's or PEFT's wrapper, adapters included.
+
+    Raises
+    ------
+    UnsupportedModelError
+        PEFT puts virtual tokens before its prompts.
+    """
+    while isinstance(model, torch.nn.Module) and not isinstance(model, PreTrainedModel):
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise UnsupportedModelError(
+                "this PEFT model puts virtual tokens before each prompt, which no cache has: give "
+                "adapters that change weights, such as LoRA, or model.get_base_model()"
+            )
+        unwrap = getattr(model, "get_base_model", lambda: None)
+        parts = (getattr(model, name, None) for name in ("_orig_mod", "module"))
+        inner = next((part for part in parts if part is not None), None)
+        inner = unwrap() if inner is None else inner
+        if inner is None:
+            break
+        model = inner
+    return model
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
@@ -201,9 +230,10 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     ModelNotFoundError
         Nothing can be loaded by this name.
     """
-    place = default_model_folder() if name is None or str(name) == DEFAULT_MODEL else name
+    if name is None or str(name) == DEFAULT_MODEL:
+        return from_default(auto, **kwargs)
     needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
-    place = check_place(place, configured=needs_config) or place
+    place = check_place(name, configured=needs_config) or name
     try:
         return auto.from_pretrained(str(place), **kwargs)
     except (OSError, ValueError, SafetensorError) as error:

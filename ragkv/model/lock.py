@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,6 +25,8 @@ Shared = TypeVar("Shared")
 _SOFT = 1
 """OpenMP's ``omp_pause_soft``: keeps the program's settings."""
 _POLL_S = 0.05
+FORK_WAIT_S = 5.0
+"""Most seconds that a fork waits for a thread that uses a model."""
 
 
 class Claim(ABC):
@@ -182,6 +185,26 @@ class ModelLock:
 
 _locks: dict[int, ModelLock] = {}
 _finding = threading.Lock()
+_forking = threading.local()
+"""The locks that the calling thread holds while it forks."""
+
+
+def _prepare_fork() -> None:
+    """Let no other thread compute during a fork, and end the OpenMP pool that a fork would lack.
+
+    A fork has the calling thread alone: it would wait forever for the pool's other threads, or
+    for what another thread had locked. A thread that holds a model for longer is not waited for.
+    """
+    end = time.monotonic() + FORK_WAIT_S
+    with _finding:
+        locks = list(_locks.values())
+    _forking.held = [lock for lock in locks if lock.acquire(lambda: time.monotonic() > end)]
+    end_openmp_threads()
+
+
+def _release_after_fork() -> None:
+    for lock in _forking.held:
+        lock.release()
 
 
 def _reset_in_fork() -> None:
@@ -192,7 +215,11 @@ def _reset_in_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_in_fork)
+    os.register_at_fork(
+        before=_prepare_fork,
+        after_in_parent=_release_after_fork,
+        after_in_child=_reset_in_fork,
+    )
 
 
 def lock_of(model: PreTrainedModel) -> ModelLock:

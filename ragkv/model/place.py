@@ -6,12 +6,18 @@ import difflib
 import os
 from pathlib import Path
 
-from ragkv.errors import ModelNotFoundError
+from platformdirs import user_cache_path
+
+from ragkv.errors import ConfigError, ModelNotFoundError
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _INSIDE = ("*", "snapshots/*")
 """Where a folder that is no model's often has some."""
 _MOST_NAMED = 8
+_HOMELESS = (
+    "this user has no home folder: set HOME (or XDG_CACHE_HOME, for the cache folder) to a folder "
+    "that can be written, or give a whole path"
+)
 
 
 def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
@@ -28,7 +34,7 @@ def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
         It can only be a folder and is not there, is a file, or has no model in it; the message
         says what is there.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file: give the model's folder, {path.parent}")
     if path.is_dir():
@@ -38,6 +44,22 @@ def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
     if _is_path(name):
         raise ModelNotFoundError(f"There is no folder {path}{near(path)}")
     return None
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path without ``~``; ConfigError where the user has no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {_HOMELESS}") from error
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder for ragkv; raises as :func:`expanded`."""
+    try:
+        return user_cache_path("ragkv").expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"the cache folder: {_HOMELESS}") from error
 
 
 def near(path: Path) -> str:

@@ -15,16 +15,11 @@ class Pool(ThreadPoolExecutor):
 
     Python ends the threads of all pools then, and its own pools refuse work, while other threads
     of the program go on.
-
-    Parameters
-    ----------
-    drops
-        Leave such work undone instead; its result is None.
     """
 
-    def __init__(self, threads: int, name: str = "", *, drops: bool = False) -> None:
+    def __init__(self, threads: int, name: str = "") -> None:
         super().__init__(threads, thread_name_prefix=name)
-        self._drops, self._ended = drops, False
+        self._ended = False
 
     def submit(
         self, work: Callable[Given, Done], /, *args: Given.args, **kwargs: Given.kwargs
@@ -37,7 +32,7 @@ class Pool(ThreadPoolExecutor):
                 raise
         done: Future[Any] = Future()
         try:
-            done.set_result(None if self._drops else work(*args, **kwargs))
+            done.set_result(work(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  the future's
             done.set_exception(error)
         return done

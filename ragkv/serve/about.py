@@ -63,7 +63,7 @@ async def root() -> Response:
 
 @router.api_route("/health", methods=_READ)
 async def health(request: Request) -> Response:
-    """Say whether answers come at once: 503 until the default sink is encoded."""
+    """Say whether answers come at once: 503 until the engines are warm."""
     service = service_of(request)
     service.gate.refuse_draining()
     if not service.ready:

@@ -99,8 +99,8 @@ def token_ids(
 
 
 def warm_up(engine: RagKV) -> None:
-    """Encode the default sink; have vLLM answer once, if that decodes: ServerError if not."""
-    engine.contains("sink")
+    """Warm the engine up; have vLLM answer once, if that decodes: ServerError if not."""
+    engine.warm_up()
     if engine.decoder is not None:
         engine.generate("The", max_new_tokens=1)
 

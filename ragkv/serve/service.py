@@ -75,7 +75,7 @@ class Service:
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     async def warm_up(self) -> None:
-        """Encode the default sink of every namespace; the server is ready then.
+        """Warm up the engine of every namespace; the server is ready then.
 
         It waits for a vLLM that is to decode.
         """
@@ -88,7 +88,7 @@ class Service:
                 _log.warning("not ready: %s", error)
                 await asyncio.sleep(_PAUSE_S)
             except Exception:
-                _log.exception("the default sink could not be encoded")
+                _log.exception("an engine could not be warmed up")
                 raise
 
     async def close(self) -> None:

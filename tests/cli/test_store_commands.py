@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -69,18 +70,20 @@ def test_verify_fails_until_it_has_healed(folder):
     assert not path.exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
+CRASH = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE Cache SET value = zeroblob(20000)")
+os._exit(9)
+"""
+
+
 @pytest.mark.parametrize("command", ["verify", "stats"])
 def test_after_a_crash_in_the_middle_of_a_commit(folder, command):
     (database,) = folder.rglob("cache.db")
-    child = os.fork()
-    if child == 0:
-        connection = sqlite3.connect(database, isolation_level=None)
-        connection.execute("PRAGMA cache_size = 1")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("UPDATE Cache SET value = zeroblob(20000)")
-        os._exit(9)
-    os.waitpid(child, 0)
+    assert subprocess.run([sys.executable, "-c", CRASH, database], check=False).returncode == 9
     assert database.with_name("cache.db-journal").stat().st_size > 0
     run_json(command, "--store", folder)
     assert run_json("stats", "--store", folder)["entries"] == 4

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,24 +118,3 @@ def test_waiting_for_what_waits_for_oneself_is_refused(call: str, tmp_path: Path
         with pytest.raises(ModelInUseError, match="turn"):
             getattr(engine, call)()
     getattr(engine, call)()
-
-
-def test_a_fork_is_told_to_make_its_own_engine(tmp_path: Path) -> None:
-    with an_engine(tmp_path) as engine:
-        engine.precompute(CHUNKS)
-        engine._lifecycle._changed.acquire()  # as another thread may hold it at that moment
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-            child = os.fork()
-        if not child:
-            signal.alarm(20)
-            try:
-                engine.generate(PROMPT)
-            except ClosedError as error:
-                engine.close()
-                os._exit(0 if "after it" in str(error) else 1)
-            finally:
-                os._exit(2)
-        engine._lifecycle._changed.release()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert engine.contains(CHUNKS[0])

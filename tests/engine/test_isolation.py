@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
-import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,35 +28,6 @@ PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat now?"}]
 def unlisted() -> PreTrainedModel:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(Olmo2Config(**SIZE)).eval()
-
-
-def test_a_fork_is_not_kept_waiting_by_who_held_the_model_before(make_engine: Make) -> None:
-    """Whoever held the lock is not in the child; its own engine computes there."""
-    parent = make_engine()
-    holding, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with parent.turn():
-            holding.set()
-            done.wait(60)
-
-    holder = threading.Thread(target=hold, daemon=True)
-    holder.start()
-    assert holding.wait(10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-        child = os.fork()
-    if not child:
-        signal.alarm(30)
-        try:
-            with RagKV(parent.loaded, store=":memory:") as own:
-                found = own.precompute(CHUNKS[:1]).new
-            os._exit(0 if found == 1 else 1)
-        finally:
-            os._exit(2)
-    done.set()
-    holder.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ from campaign import world
 from campaign.faults import FAULTS
 from campaign.run import run_campaign
 from campaign.stress import run_stress
+from children import needs_children
 from store_entries import without_syncs  # noqa: F401
 
-pytestmark = [
-    pytest.mark.usefixtures("without_syncs"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked"),
-]
+pytestmark = [pytest.mark.usefixtures("without_syncs"), needs_children]
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,6 @@ import pickle
 import random
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -22,7 +20,9 @@ import diskcache
 import pytest
 import torch
 from blake3 import blake3
+from children import needs_children
 from disk_store import DiskStore, tiered
+from fresh import output_of
 from store_entries import (  # noqa: F401
     FINGERPRINT,
     OTHER,
@@ -435,22 +435,11 @@ def test_random_damage_to_the_index(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    if not hasattr(os, "fork"):
-        pytest.skip("the processes are forked")
-    tests = Path(__file__).parents[1]
-    script = tests / "support" / "store_processes.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path_factory.mktemp("store"))],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(tests.parent)},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    script = Path(__file__).parents[1] / "support" / "store_processes.py"
+    return json.loads(output_of(str(script), tmp_path_factory.mktemp("store")))
 
 
+@needs_children
 def test_processes_that_race_die_and_may_not_write(processes: dict[str, dict[str, int]]) -> None:
     assert processes["race"]["texts"] == 62  # each came as a change of its own
     assert processes["kill"]["acknowledged"] > processes["kill"]["runs"]

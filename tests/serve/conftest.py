@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from fastapi.testclient import TestClient
 from listening import Listening, serving
+from served import until
 from stub_server import connect, stub  # noqa: F401
 
 from ragkv import RagKV, StoreConfig
@@ -31,7 +32,9 @@ def kv(make_engine) -> RagKV:
 
 @pytest.fixture
 def client(kv) -> Iterator[TestClient]:
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    app = make_app(ServeConfig(), {"default": kv})
+    with TestClient(app) as client:
+        until(lambda: app.state.service.ready)
         yield client
 
 

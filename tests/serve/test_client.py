@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -168,16 +167,6 @@ def test_many_threads_share_a_client(connect):
     for thread in threads:
         thread.join()
     assert texts == ["Hello"] * 8
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_process_has_connections_of_its_own(connect):
-    kv = connect()
-    assert kv.info.name == "tiny"
-    if (child := os.fork()) == 0:
-        os._exit(0 if kv.generate("Hi").text == "Hello" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # ---- refusals

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from served import until
+
 from ragkv import RagKV
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
@@ -33,6 +35,7 @@ def serving(engine: RagKV, **settings: object) -> Iterator[Listening]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert ready.wait(30)
+    until(lambda: app.state.service.ready)  # warm: no pass of its own beside the test's
     yield Listening(server.address, engine, app.state.service, server, thread)
     server.should_exit = True
     thread.join(30)

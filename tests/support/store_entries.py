@@ -7,6 +7,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -61,9 +62,19 @@ def file_of(store: ChunkStore, text: str) -> Path:
     return path
 
 
+def leave_out_syncs(patch: pytest.MonkeyPatch | None = None) -> None:
+    """Leave out what only a loss of power would need, and give small entries files.
+
+    Without ``patch``, for as long as this process lives.
+    """
+    patch = patch or pytest.MonkeyPatch()
+    patch.setattr(disk, "INLINE_BYTES", INLINE_BYTES)
+    patch.setattr(os, "fsync", lambda _: None)
+    patch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+
+
 @pytest.fixture
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what only a loss of power would need, and give small entries files."""
-    monkeypatch.setattr(disk, "INLINE_BYTES", INLINE_BYTES)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+    """Do so, in the children too."""
+    leave_out_syncs(monkeypatch)
+    monkeypatch.setattr(children, "prepare", (leave_out_syncs,))

@@ -27,7 +27,7 @@ from langchain_ragkv.prompts import prompt_head
 from langchain_ragkv.texts import chunk_texts
 from langchain_ragkv.tools import definitions
 from ragkv import PrecomputeReport, RagKV, ReuseReport, SparseDecoding, StoreConfig
-from ragkv.answer.engine import Engine, ModelInfo
+from ragkv.answer.engine import Engine, ModelInfo, OverEngine
 from ragkv.config import (
     MOST_LOGPROBS,
     STORE_SETTINGS,
@@ -56,7 +56,7 @@ _MADE_FROM: WeakKeyDictionary[Engine, list[dict[str, Any]]] = WeakKeyDictionary(
 """The fields that engines were made from: LangChain re-creates objects from all of their fields."""
 
 
-class ChunkReuse(BaseModel):
+class ChunkReuse(OverEngine, BaseModel):
     """A model that answers from precomputed chunk caches.
 
     The fields of its answers can be given per call as well.
@@ -252,6 +252,9 @@ class ChunkReuse(BaseModel):
             max_retries=self.max_retries,
             model=self.model_id,
         )
+
+    def _engine(self) -> Engine:
+        return self.kv
 
     @property
     def _variables(self) -> dict[str, Any]:

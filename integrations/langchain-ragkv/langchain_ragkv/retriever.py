@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -21,11 +21,11 @@ from pydantic import ConfigDict, Field, SkipValidation, model_validator
 from langchain_ragkv.binding import engine_of
 from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.texts import chunk_texts
-from ragkv.answer.engine import Engine
+from ragkv.answer.engine import Engine, OverEngine
 from ragkv.errors import ConfigError
 
 
-class Prefetching(BaseRetriever):
+class Prefetching(OverEngine, BaseRetriever):
     """A retriever of documents that an engine starts loading."""
 
     model_config = ConfigDict(extra="forbid")
@@ -48,6 +48,9 @@ class Prefetching(BaseRetriever):
         engine, bound = engine_of(values.get("llm"), values.get("kv"))
         name = "llm" if isinstance(engine, ChunkReuse) else "kv"
         return {**values, name: engine, "overrides": {**bound, **values.get("overrides", {})}}
+
+    def _engine(self) -> Engine:
+        return cast("Engine", self.kv) if self.llm is None else self.llm.kv
 
     def _prefetch(self, found: list[Document], *, for_next_answer: bool = True) -> None:
         engine: Any = self.llm or self.kv

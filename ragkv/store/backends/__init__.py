@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import platformdirs
 from blake3 import blake3
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError, StoreError
+from ragkv.model.place import cache_folder, expanded
 from ragkv.store.backends.base import Backend
 from ragkv.store.backends.disk import DiskBackend
 
@@ -38,12 +38,12 @@ def folder_of(path: str | Path | None) -> Path | None:
         return None
     if path is not None and not str(path):
         raise ConfigError("the store's folder has no name (an unset variable?)")
-    return Path(path or Path(platformdirs.user_cache_dir("ragkv")) / "store")
+    return Path(path or cache_folder() / "store")
 
 
 def namespace_folder(path: str | Path, namespace: str) -> Path:
     """Return a namespace's folder in a store's folder."""
-    return Path(path).expanduser().absolute() / folder_name(namespace)
+    return expanded(path).absolute() / folder_name(namespace)
 
 
 def folder_name(namespace: str) -> str:

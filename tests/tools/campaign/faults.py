@@ -22,7 +22,16 @@ from store_servers import RedisServer, installed
 
 from campaign.case import ALL, Case, acknowledged
 from campaign.replicas import cut_off, restarted, slow
-from campaign.world import TEXTS, ask, draw_questions, engine, precompute, sink_of, wrong
+from campaign.world import (
+    TEXTS,
+    ask,
+    draw_questions,
+    engine,
+    place_versions,
+    precompute,
+    sink_of,
+    wrong,
+)
 from ragkv.config import StoreConfig
 from ragkv.errors import OutOfMemoryError, StoreError
 from ragkv.store import open_chunk_store
@@ -34,17 +43,7 @@ DAY_S = 86_400.0
 def kill_precompute(case: Case) -> None:
     """SIGKILL a process that precomputes chunks and forgets some."""
     order = case.draw.sample(ALL, len(ALL))
-
-    def work(say: Say) -> None:
-        with engine(case.config) as kv:
-            for chunk in order * 2:
-                if kv.contains(TEXTS[chunk]):
-                    say(f"-{chunk}")
-                    kv.forget(TEXTS[chunk])
-                precompute(kv, chunk)
-                say(f"+{chunk}")
-
-    child = Child(work)
+    child = Child(_precompute_and_forget, case.config, order * 2)
     case.outcome.struck += child.kill(case.draw, 2 * len(ALL))
     case.acknowledged = acknowledged(child, case.acknowledged)
 
@@ -55,15 +54,7 @@ def kill_eviction(case: Case) -> None:
     # but not for all
     case.config = replace(case.config, disk_bytes=_room(case, 9.1, 11))
     order = [case.draw.choice(ALL) for _ in range(20)]
-
-    def work(say: Say) -> None:
-        with engine(case.config) as kv:
-            for chunk in order:
-                new = not kv.contains(TEXTS[chunk])
-                precompute(kv, chunk)
-                say(f"{'+' if new else '='}{chunk}")
-
-    child = Child(work)
+    child = Child(_precompute, case.config, order)
     case.outcome.struck += child.kill(case.draw, len(order))
     # what was acknowledged before the last one may have left for it, or for the next; and so may
     # one that was stored before: precomputing it again is no use of it
@@ -103,8 +94,7 @@ def full_quota(case: Case) -> None:
 
 def full_limit(case: Case) -> None:
     """Let every file end at a limit, as it does where the disk is full."""
-    limit = case.draw.randrange(1000, 80_000)
-    _fill(case, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _fill(case, case.draw.randrange(1000, 80_000))
 
 
 def full_tmpfs(case: Case) -> None:
@@ -158,14 +148,7 @@ def two_writers(case: Case) -> None:
     orders = [case.draw.sample(ALL, len(ALL)) for _ in range(2)]
     if case.draw.random() < 0.5:
         orders[1] = orders[0]
-
-    def write(order: list[int], say: Say) -> None:
-        with engine(case.config) as kv:
-            for chunk in order:
-                precompute(kv, chunk)
-                say(f"+{chunk}")
-
-    children = [Child(lambda say, order=order: write(order, say)) for order in orders]  # type: ignore[misc]
+    children = [Child(_precompute, case.config, order) for order in orders]
     case.outcome.struck += 1
     for child in children:
         if child.end() != 0:
@@ -259,23 +242,48 @@ def _room(case: Case, least: float = 4.1, most: float = 6) -> int:
     return int(case.draw.uniform(least, most) * largest)
 
 
-def _fill(case: Case, limit: Callable[[], None] = lambda: None) -> Child:
-    """Precompute all in a child; nothing but a StoreError may come of what does not fit."""
+def _precompute_and_forget(say: Say, config: StoreConfig, order: list[int]) -> None:
+    """Precompute chunks, those anew that are there."""
+    place_versions()
+    with engine(config) as kv:
+        for chunk in order:
+            if kv.contains(TEXTS[chunk]):
+                say(f"-{chunk}")
+                kv.forget(TEXTS[chunk])
+            precompute(kv, chunk)
+            say(f"+{chunk}")
 
-    def work(say: Say) -> None:
-        limit()
-        try:
-            with engine(case.config) as kv:
-                for chunk in ALL:
-                    try:
-                        precompute(kv, chunk)
-                        say(f"+{chunk}")
-                    except StoreError:
-                        say("full")
-        except StoreError:  # not even the index can be opened
-            say("full")
 
-    child = Child(work)
+def _precompute(say: Say, config: StoreConfig, order: list[int]) -> None:
+    """Precompute chunks, and say which are new."""
+    place_versions()
+    with engine(config) as kv:
+        for chunk in order:
+            new = not kv.contains(TEXTS[chunk])
+            precompute(kv, chunk)
+            say(f"{'+' if new else '='}{chunk}")
+
+
+def _precompute_what_fits(say: Say, config: StoreConfig, file_bytes: int | None) -> None:
+    """Precompute all; nothing but a StoreError may come of what does not fit."""
+    place_versions()
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    try:
+        with engine(config) as kv:
+            for chunk in ALL:
+                try:
+                    precompute(kv, chunk)
+                    say(f"+{chunk}")
+                except StoreError:
+                    say("full")
+    except StoreError:  # not even the index can be opened
+        say("full")
+
+
+def _fill(case: Case, file_bytes: int | None = None) -> Child:
+    """Precompute all in a child; files may have a largest size."""
+    child = Child(_precompute_what_fits, case.config, file_bytes)
     if child.end() != 0:
         case.outcome.wrong.append("a full store raises something else than a StoreError")
     case.outcome.struck += "full" in child.said

@@ -14,10 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from children import Child
+from children import Child, Say
 from store_entries import FINGERPRINT, make_entry
 
-from campaign.world import TEXTS, ask, draw_questions, engine, precompute, sink_of, wrong
+from campaign.world import (
+    TEXTS,
+    ask,
+    draw_questions,
+    engine,
+    place_versions,
+    precompute,
+    sink_of,
+    wrong,
+)
 from ragkv import RagKV
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import StoreConfig
@@ -58,10 +67,7 @@ def run_stress(seconds: float, folder: Path, seed: int = 0) -> Stress:
     config = StoreConfig(folder / "stress", memory_bytes=total // 6, disk_bytes=total // 3)
     with closing(open_chunk_store(config)):
         pass  # made before they race for it
-    children = [
-        Child(lambda say, n=n: say(json.dumps(vars(_work(config, entries, seconds, seed + n)))))  # type: ignore[misc]
-        for n in range(PROCESSES)
-    ]
+    children = [Child(_say_work, config, seconds, seed + n) for n in range(PROCESSES)]
     result = Stress()
     for child in children:
         if child.end() != 0:
@@ -88,8 +94,13 @@ def _entries() -> list[Stored]:
     return stored + [(make_entry(n, tokens=_SYNTHETIC_TOKENS), FINGERPRINT) for n in names]
 
 
-def _work(config: StoreConfig, entries: list[Stored], seconds: float, seed: int) -> Stress:
-    result = Stress()
+def _say_work(say: Say, config: StoreConfig, seconds: float, seed: int) -> None:
+    place_versions()
+    say(json.dumps(vars(_work(config, seconds, seed))))
+
+
+def _work(config: StoreConfig, seconds: float, seed: int) -> Stress:
+    result, entries = Stress(), _entries()
     model = threading.Lock()  # the engine and the fresh engines share it
     begun = time.perf_counter()
     end = begun + seconds

@@ -40,6 +40,11 @@ Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
 
 
+def place_versions() -> None:
+    """Set that in this process: a child of the campaign's."""
+    setattr(*PLACED)
+
+
 class Question(NamedTuple):
     """Chunks, by their place in TEXTS, and a ratio."""
 

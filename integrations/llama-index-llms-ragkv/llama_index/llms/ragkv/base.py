@@ -41,7 +41,7 @@ from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
 from ragkv import ReuseConfig, ReuseReport
-from ragkv.answer.engine import Engine
+from ragkv.answer.engine import Engine, OverEngine
 from ragkv.config import (
     DECODE_SETTINGS,
     STORE_SETTINGS,
@@ -62,7 +62,7 @@ _OF_REUSE = frozenset(ReuseConfig.__dataclass_fields__) - {"seed"}
 """Overrides of an engine's; an answer's seed is that of sampling."""
 
 
-class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
+class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):
     """A local transformers model that reuses the KV caches of retrieved chunks.
 
     Takes every argument of ``llama_index.llms.huggingface.HuggingFaceLLM``, with the
@@ -259,6 +259,9 @@ class RagKVLLM(Prompting, ToolCalling, StructuredPrediction, Serialisation, Cust
     def kv(self) -> Engine:
         """The engine underneath, or the client of the server."""
         return self._source.get()
+
+    def _engine(self) -> Engine:
+        return self.kv
 
     @property
     def source(self) -> EngineSource:

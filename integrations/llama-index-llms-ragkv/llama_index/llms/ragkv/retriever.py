@@ -16,8 +16,10 @@ from llama_index.llms.ragkv.base import RagKVLLM
 from llama_index.llms.ragkv.serialisation import OverLLM
 from llama_index.llms.ragkv.texts import rendered_texts
 
+from ragkv.answer.engine import Engine, OverEngine
 
-class Prefetching(BaseRetriever):
+
+class Prefetching(OverEngine, BaseRetriever):
     """A retriever of nodes that the LLM's engine starts loading."""
 
     def __init__(
@@ -31,6 +33,9 @@ class Prefetching(BaseRetriever):
         self._llm = llm
         self._metadata_mode = metadata_mode
         self._metadata_key = metadata_key
+
+    def _engine(self) -> Engine:
+        return self._llm.kv
 
     def _prefetch(self, found: Sequence[NodeWithScore], *, for_next_answer: bool = True) -> None:
         nodes = (each.node for each in found)
