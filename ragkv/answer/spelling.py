@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -57,3 +58,10 @@ class AnswerSpelling:
     def _item(self, token: int, logprob: float) -> dict[str, Any]:
         text, data = self.spell(token)
         return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+
+
+def spelled_logprobs(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[TokenLogprobs]
+) -> tuple[dict[str, Any], ...]:
+    """Return an answer's tokens as the items of OpenAI's ``logprobs``."""
+    return tuple(map(AnswerSpelling(tokenizer).item, records)) if records else ()

@@ -26,7 +26,7 @@ from ragkv.attend.observe import StopPass
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import cache_argument, require_used
 from ragkv.model.fingerprint import adapters_of
-from ragkv.model.linear import fast_linear_layers
+from ragkv.model.linear import fast_linear_layers, release_packed
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
 from ragkv.model.out_of_memory import is_out_of_memory, release_calls
@@ -300,8 +300,13 @@ def graphs_for(loaded: ReusableModel) -> Graphs | None:
     return lock_of(loaded.model).shared(Graphs) if loaded.device.type in RECORDERS else None
 
 
-def release_graphs(loaded: LoadedModel) -> None:
-    """Free the model's graphs; its lock must be held."""
+def release_kept(loaded: LoadedModel) -> None:
+    """Free what is kept for a model's requests: memory, packed weights, graphs.
+
+    The model's lock must be held.
+    """
+    loaded.workspace.release()
+    release_packed(loaded.model)
     if isinstance(loaded, ReusableModel) and (graphs := graphs_for(loaded)) is not None:
         graphs.drop()
 

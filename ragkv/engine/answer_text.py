@@ -133,12 +133,12 @@ class AnswerText:
         is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
         return bool(call.name) and not is_missing and self._may_call(call.name)
 
-    def is_whole(self, *, by_schema: bool) -> bool:
-        """Whether every call of the finished answer has its end, and so has JSON ``by_schema``."""
+    def is_whole(self, schema: object) -> bool:
+        """Whether every call of the finished answer has its end, and so has JSON of a schema."""
         if self.invalid_tool_calls or self._unread:
             return False
         try:
-            json.loads(self.text if by_schema and not self.tool_calls else "0")
+            json.loads("0" if schema is None or self.tool_calls else self.text)
         except ValueError:
             return False
         return True

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
-from ragkv.answer.spelling import AnswerSpelling
-from ragkv.attend.graphs import release_graphs
+from ragkv.answer.spelling import spelled_logprobs
+from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
@@ -37,7 +37,7 @@ from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.model.flops import prefill_flops_of
-from ragkv.model.linear import arithmetic_of, release_packed
+from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -72,17 +72,12 @@ class RagKV:
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
     max_running, kv_bytes
-        Answers at once (16 unless set) and bytes of their keys and values (what weights, tiers and
-        a pass leave of a GPU's memory, or half of it on a CPU): further requests wait. Engines over
-        one model share them.
+        Answers at once (16 unless set) and bytes of their keys and values (what else is in memory
+        leaves, on a CPU half of it): further requests wait. Engines over one model share them.
 
     Raises
     ------
-    ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError
-
-    Notes
-    -----
-    Calls for which memory runs out raise OutOfMemoryError; others go on.
+    ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError
     """
 
     def __init__(
@@ -154,8 +149,7 @@ class RagKV:
         expires_in
             Seconds until the chunks expire, the last of several; None is never, for new ones.
         show_progress
-            Say the size on standard error, show a bar, and close with a line; None: the bar in a
-            terminal, and elsewhere a line with the time left every half minute.
+            Say on standard error how far it is; None: by a bar in a terminal, else by lines.
 
         Raises
         ------
@@ -208,18 +202,12 @@ class RagKV:
                 self._reuse.load(named, self._configured(overrides))
 
     def warm_up(self, **overrides: Unpack[ReuseOptions]) -> None:
-        """Do beforehand what the first answer would wait for.
-
-        Packs the weights, encodes the sink, loads the method's auxiliary model, and runs a prompt
-        of one word with two steps. ``ragkv serve`` does so before it is ready.
-        """
+        """Do what the first answer would wait for: pack weights, encode the sink, run a prompt."""
         config, method = self._configured(overrides)
         with self._lifecycle:
             if self._reuse is not None:
                 self._reuse.warm_up(config, method)
-            request = Request("The", config.override(history=False), method, Clock(), 2)
-            decode = DecodeConfig(2, ignore_eos=True)
-            self._pipeline.generate(request, decode, listener=Listener())
+            self._pipeline.warm_up(config, method)
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
@@ -253,9 +241,7 @@ class RagKV:
         return Prefilled(logits, plan.ids.tolist(), cache, report, plan.repair.copies)
 
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
-        """Answer a prompt: a string (completed verbatim), or a list of chat messages.
-
-        :class:`ragkv.prompt.chat.TokenIds` is a prompt of exactly these tokens.
+        """Answer a prompt: a string (completed verbatim), chat messages, or :class:`TokenIds`.
 
         Parameters
         ----------
@@ -317,12 +303,10 @@ class RagKV:
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
         calls, invalid = answer.tool_calls, answer.invalid_tool_calls
-        by_schema = decode.json_schema is not None
-        if drawn.finish_reason == "length" and not answer.is_whole(by_schema=by_schema):
+        if drawn.finish_reason == "length" and not answer.is_whole(decode.json_schema):
             report, invalid = with_cut_off(report, invalid)
+        by_text = spelled_logprobs(self.tokenizer, drawn.logprobs)
         told = (report, drawn.finish_reason, drawn.logprobs)
-        spelled = AnswerSpelling(self.tokenizer) if drawn.logprobs else None
-        by_text = () if spelled is None else tuple(map(spelled.item, drawn.logprobs))
         return Completion(answer.text, drawn.token_ids, *told, calls, invalid, by_text)
 
     def _report(
@@ -404,9 +388,7 @@ class RagKV:
             self._requests.configure(tiers=-self._tier_bytes)
             with self._lock:
                 if self._lock.leave():
-                    self._loaded.workspace.release()
-                    release_packed(self._loaded.model)
-                    release_graphs(self._loaded)
+                    release_kept(self._loaded)
             self._store.close()
 
     def __enter__(self) -> Self:

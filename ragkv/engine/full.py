@@ -12,7 +12,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ragkv.attend.blocks import blocks_for
-from ragkv.config import DecodeConfig
+from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.batch import batch_of
 from ragkv.decode.full import full_prefill, prefill_into
 from ragkv.decode.generate import Drawn, draw
@@ -30,6 +30,8 @@ from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
 from ragkv.prompt.token_bytes import read_ids
 from ragkv.prompt.tokens import IntArray, tokenize
+from ragkv.report.clock import Clock
+from ragkv.select import Method
 from ragkv.splice.buffer import SplicedCache, spare_rows
 
 Result = TypeVar("Result")
@@ -87,6 +89,11 @@ class FullPrefill:
             return self._generate(request, decode, plan, turn, listener=listener, cancelled=ends)
 
         return self.run(request, finish, cancelled)
+
+    def warm_up(self, config: ReuseConfig, method: Method) -> None:
+        """Answer a prompt of one word with two steps."""
+        request = Request("The", config.override(history=False), method, Clock(), 2)
+        self.generate(request, DecodeConfig(2, ignore_eos=True), listener=Listener())
 
     @contextmanager
     def _turn(
