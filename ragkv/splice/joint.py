@@ -11,18 +11,34 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragkv.splice.buffer import SplicedCache
 
 
-class JointLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of several caches."""
+class FreshRowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of several caches, which returns the fresh rows: attention reads the caches."""
 
     is_compileable = False
     is_sliding = False
-
-    def __init__(self, caches: Sequence[SplicedCache], index: int) -> None:
-        self._caches, self._index = caches, index
-        self.is_initialized = True
+    is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: the caches are there from the start."""
+
+    def get_seq_length(self) -> int:
+        """No number holds for all of them: rows come with their positions."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Unbounded: the caches make room."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys; the pass's rows take masks' place."""
+        return query_length, 0
+
+
+class JointLayer(FreshRowsLayer):  # type: ignore[no-untyped-call]
+    """One layer of some prompts' caches."""
+
+    def __init__(self, caches: Sequence[SplicedCache], index: int) -> None:
+        self._caches, self._index = caches, index
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -40,18 +56,6 @@ class JointLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         ):
             cache.update(keys, values, self._index, *args, **kwargs)
         return key_states, value_states
-
-    def get_seq_length(self) -> int:
-        """No number holds for all of them: rows come with their positions."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Unbounded: the caches make room."""
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys; the pass's rows take masks' place."""
-        return query_length, 0
 
 
 class JointCache(Cache):

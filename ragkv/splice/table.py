@@ -6,44 +6,26 @@ from typing import Any
 
 import torch
 from ragkv_kernels import RowTable, write_rows
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
+
+from ragkv.splice.joint import FreshRowsLayer
 
 
-class TableLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class TableLayer(FreshRowsLayer):  # type: ignore[no-untyped-call]
     """One layer of the caches of a table."""
 
     is_compileable = True
-    is_sliding = False
 
     def __init__(self, table: RowTable, index: int) -> None:
         self._table, self._index = table, index
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the caches are there from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write each row to its cache, and return the fresh rows.
-
-        Attention reads the caches themselves. ``[1, kv_heads, rows, head_dim]`` each.
-        """
+        """Write each row to its cache, and return the rows, ``[1, kv_heads, rows, head_dim]``."""
         del args, kwargs
         write_rows(key_states[0], value_states[0], self._table, self._index)
         return key_states, value_states
-
-    def get_seq_length(self) -> int:
-        """No number holds for all of them: rows come with their positions."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Unbounded: the caches make room."""
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys; the pass's rows take masks' place."""
-        return query_length, 0
 
 
 class TableCache(Cache):
