@@ -4,18 +4,16 @@ One file an operation in ``gpu/``, its twin in ``twins/``; ``dispatch.py`` picks
 imports ragkv, and nothing imports Triton before a GPU asks for it.
 """
 
+from ragkv_kernels.by_table import attend_rows, paid_rows, write_rows
 from ragkv_kernels.dispatch import (
     attend,
-    attend_rows,
     decode,
     drift,
     encode,
     paid,
-    paid_rows,
     place,
     restore,
     runs_attend,
-    write_rows,
 )
 from ragkv_kernels.grid import INT4, INT8, Encoded, Grid
 from ragkv_kernels.row_table import CacheRows, RowTable

@@ -11,7 +11,6 @@ import torch
 
 from ragkv_kernels import twins
 from ragkv_kernels.grid import Encoded, Grid
-from ragkv_kernels.row_table import RowTable
 from ragkv_kernels.stretches import Stretches
 
 log = logging.getLogger(__name__)
@@ -68,85 +67,6 @@ def attend(
     if runs_attend(query, key, value):
         from ragkv_kernels.gpu.attend import attend as run
     return run(query, key, value, positions, window=window, scaling=scaling)
-
-
-def attend_rows(
-    query: torch.Tensor, table: RowTable, layer: int, *, window: int | None, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let the rows of a table attend, each to its own cache, as :func:`attend` does.
-
-    Parameters
-    ----------
-    query
-        ``[heads, rows, head_dim]``, a row for each of the table's; of the caches' dtype.
-    layer
-        Index of the caches' layer.
-    window, scaling
-        As in :func:`attend`.
-
-    Raises
-    ------
-    ValueError
-        The query does not have the table's rows.
-    """
-    _check_rows(query, table)
-    run = twins.attend_rows
-    if runs_attend(query):
-        from ragkv_kernels.gpu.rows import attend_rows as run
-    return run(query, table, layer, window=window, scaling=scaling)
-
-
-def write_rows(keys: torch.Tensor, values: torch.Tensor, table: RowTable, layer: int) -> None:
-    """Write the rows of a table, ``[kv_heads, rows, head_dim]`` each, to their caches.
-
-    Raises
-    ------
-    ValueError
-        They do not have the table's rows.
-    """
-    _check_rows(keys, table)
-    run = twins.write_rows
-    if runs_attend(keys):
-        from ragkv_kernels.gpu.rows import write_rows as run
-    run(keys, values, table, layer)
-
-
-def paid_rows(
-    query: torch.Tensor,
-    table: RowTable,
-    layer: int,
-    lse: torch.Tensor,
-    *,
-    room: int,
-    window: int | None,
-    scaling: float,
-) -> torch.Tensor:
-    """Return what each key of a table's one cache is paid by its observed rows, as :func:`paid`.
-
-    Parameters
-    ----------
-    query, layer, window, scaling
-        As in :func:`attend_rows`.
-    lse
-        ``[heads, rows]`` float32: :func:`attend_rows`'s.
-    room
-        Keys in the result, at least the last row's position and one: those behind it mean nothing.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[2, room]`` float32.
-
-    Raises
-    ------
-    ValueError
-        The query does not have the table's rows.
-    """
-    _check_rows(query, table)
-    run = twins.paid_rows
-    if runs_attend(query):
-        from ragkv_kernels.gpu.rows import paid_rows as run
-    return run(query, table, layer, lse, room=room, window=window, scaling=scaling)
 
 
 def paid(
@@ -457,11 +377,6 @@ def _check_attention(
         raise ValueError("query, key and positions must lie on one device")
     if window is not None and window < 1:
         raise ValueError(f"a row sees itself at least: window must be 1 or more, not {window}")
-
-
-def _check_rows(tensor: torch.Tensor, table: RowTable) -> None:
-    if tensor.ndim != 3 or tensor.shape[1] != table.rows:
-        raise ValueError(f"{tuple(tensor.shape)} does not have the table's {table.rows} rows")
 
 
 def _check_moves(

@@ -160,7 +160,7 @@ class IngestionProgress(tqdm):  # type: ignore[type-arg]
         """Say what was done, and return it."""
         if self._is_shown:
             _say(
-                f"ragkv: {report.new:,} chunks are new, {report.existing:,} were known: "
+                f"ragkv: {count(report.new, 'chunk')} new, {report.existing:,} known: "
                 f"{_readable(report.bytes)} in {self.format_interval(report.seconds)}"
             )
         return report

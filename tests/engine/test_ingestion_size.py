@@ -31,7 +31,7 @@ def test_the_size_is_said_before_and_is_the_one_that_follows(
     kv = make_engine(store=StoreConfig(tmp_path, codec=codec))
     report = kv.precompute(some_chunks(4), show_progress=None)
     line, closing = capsys.readouterr().err.splitlines()  # standard error is no terminal here
-    assert closing.startswith("ragkv: 4 chunks are new, 0 were known: ")
+    assert closing.startswith("ragkv: 4 chunks new, 0 known: ")
     assert f"4 chunks of {report.tokens} tokens" in line
     assert f"codec {codec}" in line
     assert f"left in {tmp_path}" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,12 @@ POINTS = [pytest.param(10**6, marks=pytest.mark.slow, id="each"), pytest.param(7
 @pytest.fixture(autouse=True)
 def _in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the background's work where memory is scarce."""
-    submit = Background._submit
 
-    def run(self: Background, work: Any, *args: Any, thread: Any = None) -> None:
-        class Here:
-            def submit(self, work: Callable[[], object]) -> None:
-                work()
-
-        submit(self, work, *args, thread=Here())
+    def run(self: Background, work: Any, *args: Any) -> None:
+        self._run(partial(work, *args))
 
     monkeypatch.setattr(Background, "_submit", run)
+    monkeypatch.setattr(Background, "_heal", lambda self: self._run(self._healing.work))
 
 
 def endless(kv: RagKV) -> RagKV:

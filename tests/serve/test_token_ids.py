@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fastapi.testclient import TestClient
-from served import CHAT, CHUNKS, TEXT, events, refused
+from served import CHAT, CHUNKS, TEXT, events, refused, until
 from tiny import ask
 from tokenizer_kinds import KINDS, model_of, tokenizer_of
 
@@ -20,7 +20,7 @@ ODD = "if 日本語 the 😀"
 
 @pytest.fixture(params=KINDS)
 def kv(request):
-    reuse = ReuseConfig(history=False)
+    reuse = ReuseConfig(history=False, on_miss="skip")
     with RagKV(
         model_of(request.param), tokenizer_of(request.param), store=":memory:", reuse=reuse
     ) as kv:
@@ -29,7 +29,9 @@ def kv(request):
 
 @pytest.fixture
 def client(kv):
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    app = make_app(ServeConfig(), {"default": kv})
+    with TestClient(app) as client:
+        until(lambda: app.state.service.ready)
         yield client
 
 

@@ -48,10 +48,15 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
     assert waited == [[]] * 4  # query has a pass to choose by
 
 
-@pytest.mark.parametrize("store", [{"device_bytes": 0}, {}], ids=["from-host", "from-device"])
+@pytest.mark.parametrize(
+    ("store", "is_resident"),
+    [({"device_bytes": 0}, False), ({}, True)],
+    ids=["from-host", "from-device"],
+)
 def test_later_layers_are_copied_while_earlier_ones_are_computed(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, store: dict[str, int]
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, store: dict[str, int], *, is_resident: bool
 ) -> None:
+    """Those on the device already are placed at once: there is nothing to copy."""
     engine = make_engine(device="second", store=StoreConfig(":memory:", **store))
     engine.precompute(CHUNKS)
     engine.prefill(PROMPT)
@@ -66,7 +71,8 @@ def test_later_layers_are_copied_while_earlier_ones_are_computed(
     monkeypatch.setattr("ragkv.splice.place.put_on_device", noted)
     engine.prefill(PROMPT, method="epic", recompute_ratio=0.3)
     computed, waited_for = zip(*given, strict=True)
-    assert len(set(computed)) == len(computed) > 1
+    assert len(set(computed)) == len(computed)
+    assert (len(computed) == 1) == is_resident
     assert len(set(waited_for)) == 1
 
 

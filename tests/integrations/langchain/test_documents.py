@@ -229,8 +229,8 @@ def test_ingestion_says_its_size_and_its_end_where_there_is_no_terminal(make_eng
         "ragkv: encoding 1 chunk",
     ]
     assert [line.split(",")[0] for line in said[1::2]] == [
-        "ragkv: 2 chunks are new",
-        "ragkv: 1 chunks are new",
+        "ragkv: 2 chunks new",
+        "ragkv: 1 chunk new",
     ]
     llm.precompute(documents[3:], show_progress=False)
     llm.precompute(documents)

@@ -135,6 +135,6 @@ def test_ingestion_says_its_size_once_where_there_is_no_terminal(
         RagKVTransform(llm=llm, by_document=by_document)(nodes)
     size, closing = capsys.readouterr().err.splitlines()
     assert size.startswith(f"ragkv: encoding {len(nodes)} chunks")
-    assert closing.startswith(f"ragkv: {len(nodes)} chunks are new, 0 were known")
+    assert closing.startswith(f"ragkv: {len(nodes)} chunks new, 0 known")
     RagKVTransform(llm=llm, show_progress=False)(split(" ".join(some_chunks(4)[3:])))
     assert not capsys.readouterr().err
