@@ -253,12 +253,15 @@ class Graphs:
                     self._refuse(f"{type(error).__name__}: {error}")
                 return None
             self._graphs[key] = graph
-        _fill(graph.table, subsets, observed)
-        graph.replay()
-        graph.table.release()
+        try:
+            _fill(graph.table, subsets, observed)
+            graph.replay()
+        finally:
+            graph.table.release()
         self.replays += 1
         return graph
 
+    @torch.inference_mode(mode=False)  # its tensors are overwritten later, in whatever mode
     def _capture(
         self,
         loaded: ReusableModel,

@@ -245,3 +245,14 @@ def test_no_step_is_computed_within_a_capture(make_engine, recorded, monkeypatch
     assert Recording.captured >= 2
     assert nested
     assert not any(nested)
+
+
+def test_a_graph_that_was_captured_in_inference_mode_serves_others(make_engine, recorded):
+    expected = answers(make_engine())
+    kv = make_engine()
+    with torch.inference_mode():
+        assert answers(kv) == expected
+    counted = replays(kv)
+    assert counted
+    assert answers(kv) == expected
+    assert replays(kv) > counted
