@@ -80,6 +80,19 @@ def over_keys(
     return acc, top, total
 
 
+@triton.jit
+def store_share(state, out, lse, real_row, real):
+    """Write what some keys give to a tile's rows, and the log-sum-exp of their scores."""
+    acc, top, total = state
+    # a share without a key for a row weighs nothing: its log-sum-exp is -inf
+    nothing = total == 0.0
+    total = tl.where(nothing, 1.0, total)
+    acc = acc / total[:, None]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=real_row[:, None] & real[None, :])
+    mass = tl.where(nothing, float("-inf"), top + tl.log2(total))
+    tl.store(lse, mass * 0.6931471805599453, mask=real_row)
+
+
 # what changes with the request is not compiled in: a request must not wait for the compiler
 @triton.jit(
     do_not_specialize=["lse_split", "lse_head", "rows", "tokens", "window", "splits"],
@@ -229,23 +242,13 @@ def _attend(
         WINDOWED,
         PRECISION,
     )
-    acc, top, total = state
-
-    # a share without a key for a row weighs nothing: its log-sum-exp is -inf
-    nothing = total == 0.0
-    total = tl.where(nothing, 1.0, total)
-    acc = acc / total[:, None]
     there = split.to(tl.int64) * out_split + head * out_head + row.to(tl.int64) * out_row
-    tl.store(
+    store_share(
+        state,
         out + there[:, None] + channels[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=real_row[:, None] & real[None, :],
-    )
-    mass = tl.where(nothing, float("-inf"), top + tl.log2(total))
-    tl.store(
         lse + split.to(tl.int64) * lse_split + head * lse_head + row,
-        mass * 0.6931471805599453,
-        mask=real_row,
+        real_row,
+        real,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ragkv_kernels.gpu.attend import MOST_SPLITS, join, over_keys, splits_of
+from ragkv_kernels.gpu.attend import MOST_SPLITS, join, over_keys, splits_of, store_share
 from ragkv_kernels.gpu.paid import paid_by_head
 from ragkv_kernels.gpu.tiles import LOG2E, precision, stages, tiles_for
 from ragkv_kernels.row_table import RowTable
@@ -143,21 +143,13 @@ def _attend_rows(
         WINDOWED,
         PRECISION,
     )
-    acc, top, total = state
-    nothing = total == 0.0
-    total = tl.where(nothing, 1.0, total)
-    acc = acc / total[:, None]
     there = split.to(tl.int64) * out_split + head * out_head + row.to(tl.int64) * out_row
-    tl.store(
+    store_share(
+        state,
         out + there[:, None] + channels[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=real_row[:, None] & real[None, :],
-    )
-    mass = tl.where(nothing, float("-inf"), top + tl.log2(total))
-    tl.store(
         lse + split.to(tl.int64) * lse_split + head * rows + row,
-        mass * 0.6931471805599453,
-        mask=real_row,
+        real_row,
+        real,
     )
 
 
