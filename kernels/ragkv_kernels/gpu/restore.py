@@ -148,36 +148,23 @@ def restore(
     grid: Grid,
 ) -> None:
     """See :func:`ragkv_kernels.restore`."""
-    _, heads, _, width = keys.shape
-    data = _aligned(data)
-    *grids, key_codes, value_codes = split(data, (heads, tokens, width), grid)
-    layout = data.stride(0), tokens * width, width, 1
-    keys_at, values_at = (codes.data_ptr() - data.data_ptr() for codes in (key_codes, value_codes))
-    spans = grids[0].shape[2], grid.key_span(tokens), grid.value_span(heads, width)
-    _launch(
-        (*grids, data.stride(0), data, keys_at, *layout, data, values_at, *layout),
-        (keys, values),
-        (rows, slots, table, adjacent),
-        (tokens, *spans),
-        grid.levels,
-    )
-
-
-def _launch(
-    sources: tuple[object, ...],
-    targets: tuple[torch.Tensor, torch.Tensor],
-    moves: tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor], bool],
-    spans: tuple[int, ...],
-    levels: int,
-) -> None:
-    keys, values = targets
-    rows, slots, (cos, sin), adjacent = moves
     layers, heads, _, width = keys.shape
     if not len(rows) or not layers:
         return
+    data = _aligned(data)
+    *grids, key_codes, value_codes = split(data, (heads, tokens, width), grid)
+    layout = data.stride(0), tokens * width, width, 1
+    cos, sin = table
     with torch.cuda.device_of(keys):
         _restore[triton.cdiv(len(rows), _TOKENS), heads, layers](
-            *sources,
+            *grids,
+            data.stride(0),
+            data,
+            key_codes.data_ptr() - data.data_ptr(),
+            *layout,
+            data,
+            value_codes.data_ptr() - data.data_ptr(),
+            *layout,
             keys,
             *keys.stride(),
             values,
@@ -190,8 +177,11 @@ def _launch(
             sin,
             *sin.stride(),
             cos.shape[1],
-            *spans,
-            LEVELS=levels,
+            tokens,
+            grids[0].shape[2],
+            grid.key_span(tokens),
+            grid.value_span(heads, width),
+            LEVELS=grid.levels,
             HEAD_DIM=width,
             ADJACENT=adjacent,
             BLOCK_P=triton.next_power_of_2(width // 2),
