@@ -30,7 +30,7 @@ from ragkv.report.plural import count
 
 if TYPE_CHECKING:
     from ragkv import RagKV
-    from ragkv.engine.documents import Document
+    from ragkv.ingest.documents import Document
     from ragkv.ingest.worker import Row
 
 
@@ -69,7 +69,7 @@ def precompute(
     model and size.
     """
     from ragkv.cli.texts import read_system_prompt, read_texts
-    from ragkv.engine.documents import Document, grouped, precompute_documents
+    from ragkv.ingest.documents import Document, grouped, precompute_documents
     from ragkv.ingest.processes import store_in_processes
     from ragkv.ingest.worker import IngestWorker, for_workers, total
 
@@ -131,7 +131,7 @@ def precompute(
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
     """Return what workers did, and show how far they are."""
-    from ragkv.engine.ingestion_size import IngestionProgress
+    from ragkv.ingest.progress import IngestionProgress
 
     rows: list[Row] = []
     sizes = {each.name: len(each.texts[0]) for each in files}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig
-from ragkv.engine.corpus import Corpus, Sink
 from ragkv.engine.verify import verified
+from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.encode import get_or_encode
 from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel, require_reusable
@@ -36,7 +38,7 @@ class Auxiliaries:
             loaded = verified(load_model(name, None, device="cpu"), "raise")
             self._corpora[name] = self._make(require_reusable(loaded))
         corpus = self._corpora[name]
-        return corpus, corpus.sink(chat_head(corpus.loaded.tokenizer))
+        return corpus, corpus.sinks.of(chat_head(corpus.loaded.tokenizer))
 
     def scorer(self, config: ReuseConfig) -> Auxiliary:
         """Return what scores chunks, which are encoded where they are missing."""
@@ -45,5 +47,5 @@ class Auxiliaries:
         return Auxiliary(
             corpus.loaded,
             sink.rows,
-            lambda text: corpus.get_or_encode(text, sink, keep=keep),
+            lambda text: get_or_encode(corpus, text, sink, keep=keep),
         )

@@ -14,12 +14,14 @@ from typing import TypeVarTuple
 import numpy as np
 
 from ragkv.chunk.kv import ChunkKV
-from ragkv.engine.corpus import Corpus, Sink
-from ragkv.engine.former import FormerPrompts
+from ragkv.chunk.sinks import Sink
 from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
-from ragkv.engine.versions import Versions
+from ragkv.history.history import History
+from ragkv.history.versions import Versions
+from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.encode import encode_missing
 from ragkv.model.out_of_memory import is_out_of_memory, release_calls
 from ragkv.model.pool import Pool
 from ragkv.prompt.tokens import Tokens
@@ -45,14 +47,14 @@ class Background:
     def __init__(
         self,
         corpus: Corpus,
-        former: FormerPrompts,
+        history: History,
         versions: Versions,
         healing: Healing,
         *,
         writable: bool,
     ) -> None:
         self._corpus = corpus
-        self._former = former
+        self._history = history
         self._versions = versions
         self._healing = healing
         self._writable = writable
@@ -83,7 +85,7 @@ class Background:
         ConfigError
             The model is in training mode.
         """
-        self._corpus.usable_fingerprint()
+        self._corpus.sinks.usable_fingerprint()
         named = [text.strip() for text in texts]
         with self._lock:
             for text in named:
@@ -116,8 +118,8 @@ class Background:
         """
         located, config = plan.located, request.config
         if request.uses_history:
-            self._submit(self._former.settle)
-        sink_of = partial(self._corpus.sink_for, config)
+            self._submit(self._history.settle)
+        sink_of = partial(self._corpus.sinks.configured, config)
         if located.to_load:  # into memory, and to measure the speed again
             self._submit(self._corpus.fetch, located.to_load, sink_of())
         known = {span.text for span in located.known or ()}
@@ -126,7 +128,7 @@ class Background:
         missed = [*located.to_encode, *new]
         if missed and self.stores(request):
             self._forget(missed)
-            self._submit(self._corpus.encode_missing, missed, sink_of(), self._computed)
+            self._submit(encode_missing, self._corpus, missed, sink_of(), self._computed)
         if self._healing.note(request, plan):
             self._heal()
         if self._corpus.landmarks.is_behind:
@@ -135,7 +137,7 @@ class Background:
     def _computed(self, text: str, tokens: Tokens, sink: Sink) -> ChunkKV | None:
         """Return a chunk as a prompt computed it that had it directly behind the sink."""
         ids = np.concatenate([sink.ids, tokens.ids])
-        return self._former.exact_chunk(text, ids, tokens.offsets, sink)
+        return self._history.exact_chunk(text, ids, tokens.offsets, sink.fingerprint)
 
     def _submit(self, work: Callable[[*Given], object], *args: *Given) -> None:
         """Run it in the thread."""
@@ -174,7 +176,7 @@ class Background:
         self._thread.shutdown(wait=True)
         self.stop_healing()
         self._corpus.on_removed = lambda _: None
-        self._former.clear()
+        self._history.clear()
         self._healing.drop()
         self._versions.kept.drop_unknown(lambda _: False)
 

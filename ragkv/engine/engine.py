@@ -27,7 +27,7 @@ from ragkv.engine.lifecycle import Lifecycle
 from ragkv.engine.plan import Plan, report_of
 from ragkv.engine.quality import warn_if_garbled
 from ragkv.engine.remote import RemoteDecoder
-from ragkv.engine.request import Request, check_calibration, check_document, check_texts
+from ragkv.engine.request import Request, check_calibration
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
@@ -36,6 +36,7 @@ from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
+from ragkv.ingest.arguments import check_chunk, check_document, check_texts
 from ragkv.model.flops import prefill_flops_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
@@ -169,7 +170,7 @@ class RagKV:
         config, _ = self._configured(overrides)
         with self._lifecycle:
             corpus = None if self._reuse is None else self._reuse.corpus
-            return corpus is not None and corpus.contains(text, corpus.sink_for(config))
+            return corpus is not None and corpus.contains(text, corpus.sinks.configured(config))
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
         """Delete a chunk, or a document's own, also from former prompts; return how many."""
@@ -179,7 +180,7 @@ class RagKV:
         with self._lifecycle:
             if text is None:
                 return owner.forget_document(check_document(document))
-            return int(owner.delete(check_texts([text])[0].strip()) > 0)
+            return int(owner.delete(check_chunk(text)) > 0)
 
     def prefetch(
         self,
@@ -370,7 +371,7 @@ class RagKV:
         config = self.reuse.override(**overrides) if overrides else self.reuse
         method = method_of(config)
         if "calibrated_for" in overrides and self._reuse is not None:
-            check_calibration(config, self._loaded.name, self._reuse.corpus.fingerprint)
+            check_calibration(config, self._loaded.name, self._reuse.corpus.sinks.fingerprint)
         return config, method
 
     def close(self) -> None:

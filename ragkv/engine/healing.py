@@ -25,13 +25,15 @@ import torch
 
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
-from ragkv.engine.corpus import SINKS_KEPT, Corpus, Sink
-from ragkv.engine.former import FormerPrompts
+from ragkv.chunk.sinks import SINKS_KEPT, Sink
 from ragkv.engine.idle import IdleWork
 from ragkv.engine.plan import Located, Plan
 from ragkv.engine.request import Request
 from ragkv.engine.requests import Cancelled, RequestQueue
-from ragkv.engine.versions import Versions
+from ragkv.history.history import History
+from ragkv.history.node import Rows
+from ragkv.history.versions import Versions
+from ragkv.ingest.corpus import Corpus
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import Rendered
@@ -39,7 +41,6 @@ from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.prefixes.node import Rows
 from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
 
 Paid = npt.NDArray[np.float64]
@@ -98,13 +99,13 @@ class Healing:
     def __init__(
         self,
         corpus: Corpus,
-        former: FormerPrompts,
+        history: History,
         versions: Versions,
         requests: RequestQueue,
         budget: int,
     ) -> None:
         self._corpus = corpus
-        self._former = former
+        self._history = history
         self._versions = versions
         self._idle = IdleWork(corpus.loaded, requests)
         self._budget = budget
@@ -121,7 +122,7 @@ class Healing:
         """Count a prompt's runs; return whether somebody has to call :meth:`work` now."""
         located = plan.located
         sink, tokens = located.sink, located.tokens
-        if sink is None or not request.uses_history or self._former.is_beyond(tokens):
+        if sink is None or not request.uses_history or self._history.is_beyond(len(tokens)):
             return False
         chunks = tuple(chunks_of(located))
         if not chunks or not self._budget:
@@ -156,7 +157,11 @@ class Healing:
         limit = self._corpus.loaded.positions
         fits = limit is None or len(tokens) < limit
         fits = fits and not len(self._corpus.loaded.without_embedding(tokens.ids))
-        if not fits or self._former.is_beyond(tokens) or not all(map(self._corpus.knows, texts)):
+        if (
+            not fits
+            or self._history.is_beyond(len(tokens))
+            or not all(map(self._corpus.knows, texts))
+        ):
             return False
         run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
         return self._budget > 0 and self._count(run)
@@ -210,7 +215,7 @@ class Healing:
         if len(run.ids) * row > self._budget // 2:
             return
         for at, chunk in enumerate(run.chunks):
-            if self._corpus.usable_fingerprint().weights != run.sink.fingerprint.weights:
+            if self._corpus.sinks.usable_fingerprint().weights != run.sink.fingerprint.weights:
                 return
             if not self._is_exact(run, chunk):
                 cache, paid = self._idle.run(partial(self._compute, run, at), chunk.stop)
@@ -219,10 +224,11 @@ class Healing:
     def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
         """Whether the tree has exact rows of the chunk, or has them now from the store."""
         path = run.ids[: chunk.stop]
-        if self._former.exact_rows(path, run.sink).exact == chunk.stop:
+        if self._history.exact_rows(path, run.sink.fingerprint).exact == chunk.stop:
             return True
-        given = chunk.text, path[: chunk.end], chunk.first, run.sink, run.begun
-        return self._versions.restore_chunk(*given)
+        return self._versions.restore(
+            chunk.text, path[: chunk.end], chunk.first, run.sink.fingerprint, run.begun
+        )
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
         """Compute one chunk of a run behind the others, which are exact.
@@ -236,7 +242,7 @@ class Healing:
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
-        former = self._former.exact_rows(ids, run.sink).between(0, start)
+        former = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
         layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
         cache = splice(layout, None, loaded, 0)
         paid: Paid | None = None
@@ -250,7 +256,8 @@ class Healing:
     def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None) -> None:
         """Keep a chunk's rows, as a version too; requests need not wait for it."""
         chunk = run.chunks[at]
-        self._former.keep_exact(run.ids[: chunk.stop], rows, run.sink, run.begun)
+        model = run.sink.fingerprint
+        self._history.keep_exact(run.ids[: chunk.stop], rows, model, run.begun)
         if paid is not None:
             own = rows[0][:, :, chunk.first : chunk.end], rows[1][:, :, chunk.first : chunk.end]
             layers = self._corpus.loaded.architecture.layers

@@ -19,14 +19,16 @@ from ragkv.attend.forward import subset_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
-from ragkv.engine.corpus import Corpus
-from ragkv.engine.former import FormerPrompts
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.plan import Located, LocatedEntry, Plan, Spliced
+from ragkv.engine.prompt_rows import found_rows, left_rows, restore_versions, with_versions
 from ragkv.engine.remote import RemoteAnswer
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
-from ragkv.engine.versions import Versions
+from ragkv.history.history import History
+from ragkv.history.node import Rows
+from ragkv.history.versions import Versions
+from ragkv.ingest.corpus import Corpus
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.out_of_memory import is_out_of_memory, release_calls, release_unused
 from ragkv.prompt.tokens import IntArray
@@ -39,7 +41,6 @@ from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.place import splice
 from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
-from ragkv.store.prefixes.node import Rows
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
@@ -67,8 +68,8 @@ class Pipeline(FullPrefill):
         The model's chunks.
     auxiliary
         Returns the auxiliary model of a configuration.
-    former
-        What former prompts left; None keeps nothing.
+    history
+        Rows of earlier prompts; None keeps nothing.
     versions
         The chunks' contextual versions; None for entries alone.
     """
@@ -78,12 +79,12 @@ class Pipeline(FullPrefill):
         corpus: Corpus,
         auxiliary: Callable[[ReuseConfig], Auxiliary],
         requests: RequestQueue,
-        former: FormerPrompts | None = None,
+        history: History | None = None,
         versions: Versions | None = None,
     ) -> None:
         super().__init__(corpus.loaded, requests)
         self._corpus = corpus
-        self._former = former or FormerPrompts(corpus, None)
+        self._history = history or History(corpus.loaded, None, lambda: corpus.sinks.fingerprint)
         self._versions = versions
         self._model = corpus.loaded
         self._auxiliary = auxiliary
@@ -139,7 +140,7 @@ class Pipeline(FullPrefill):
         sink, waited = located.sink, request.clock.steps.get("wait", 0.0)
         if sink is None or waited < _WAITED_S:
             return False
-        found = self._former.find(request, located.tokens, sink, located.known or ())
+        found = found_rows(request, located, self._history)
         before = 0 if located.former is None else len(located.former.positions)
         return found is not None and len(found.positions) > before
 
@@ -171,12 +172,13 @@ class Pipeline(FullPrefill):
         """Take former prompts' rows, and open the entries of the chunks that were found."""
         tokens, spans = located.tokens, located.known or ()
         with request.clock.step("load"):
-            sink = self._corpus.sink_for(request.config)
-            former = self._former.find(request, tokens, sink, spans)
-            located = replace(located, sink=sink, former=former)
-            if self._versions is not None and self._versions.restore(request, located):
-                former = self._former.find(request, tokens, sink, spans)
-                located = replace(located, former=former)
+            sink = self._corpus.sinks.configured(request.config)
+            located = replace(located, sink=sink)
+            located = replace(located, former=found_rows(request, located, self._history))
+            if self._versions is not None and restore_versions(
+                request, located, self._history, self._versions
+            ):
+                located = replace(located, former=found_rows(request, located, self._history))
             known = {span for span in spans if located.has_rows(span)}
             slower = set[str]()
             for span in spans:
@@ -208,11 +210,11 @@ class Pipeline(FullPrefill):
             to_encode=tuple(t for t, reason in missed if reason not in ("slower", "expired")),
             to_load=tuple(t for t, reason in missed if reason == "slower"),
         )
-        if self._former.is_beyond(tokens):
+        if self._history.is_beyond(len(tokens)):
             unused = tuple((entry.text, "positions") for entry, _, _ in entries)
             located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
-            located = self._versions.place(request, located)
+            located = with_versions(request, located, self._history, self._versions)
         return located
 
     def _read_ahead(self, located: Located, reading: ExitStack) -> ReadAhead:
@@ -228,7 +230,7 @@ class Pipeline(FullPrefill):
         if sink is None or not (located.entries or former):
             return Spliced.nothing(located)
         with request.clock.step("splice"):
-            head = _NO_IDS if self._former.is_beyond(tokens) else sink.ids
+            head = _NO_IDS if self._history.is_beyond(len(tokens)) else sink.ids
             layout = lay_out(tokens, head, located.entries, former)
             missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
@@ -290,7 +292,7 @@ class Pipeline(FullPrefill):
 
         with request.clock.step("hand_over"):
             if remote.hand_over(plan.ids[:end], compute):
-                self._former.keep(request, plan, cache)
+                self._leave(request, plan, cache)
 
     def _begun(
         self, request: Request, plan: Plan, loaded: ReusableModel
@@ -309,9 +311,21 @@ class Pipeline(FullPrefill):
 
     def _keep(self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn) -> None:
         """Keep the prompt's and the answer's rows for prompts that begin with them."""
-        self._former.keep(request, plan, cache, drawn)
+        self._leave(request, plan, cache, drawn)
 
     # ---- details
+
+    def _leave(
+        self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn | None = None
+    ) -> None:
+        """Keep the rows of a prompt, and of its answer, for later prompts."""
+        left = left_rows(
+            request, plan, cache, self._history, drawn, lossless=self._corpus.is_lossless
+        )
+        if left is not None:
+            if plan.located.former is not None:
+                self._history.count_hit()
+            self._history.keep(left, request.clock.started)
 
     def _make_room(self) -> None:
         """Free what the device keeps for later requests, its tier of chunks too."""

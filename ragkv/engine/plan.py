@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import KnownChunk, LayeredKV
+from ragkv.chunk.sinks import Sink
 from ragkv.decode.generate import Drawn
-from ragkv.engine.corpus import Sink
 from ragkv.engine.request import Request
+from ragkv.history.node import PrefixMatch
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
@@ -22,7 +23,6 @@ from ragkv.report.trace import Trace
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
-from ragkv.store.prefixes.node import PrefixMatch
 from ragkv.store.versions.version import PlacedVersion
 
 Account = tuple[tuple[Miss, ...], tuple[str, ...]]

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener
+from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.prefixes.node import Rows
 
 
 class RemoteAnswer(Protocol):

@@ -10,16 +10,20 @@ from typing import Self
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
-from ragkv.engine.corpus import Corpus
-from ragkv.engine.former import FormerPrompts
 from ragkv.engine.healing import Healing
 from ragkv.engine.history import history_warnings
+from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
-from ragkv.engine.request import Request, check_revision
+from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.unused import Teller, Unused
-from ragkv.engine.versions import Versions
+from ragkv.history.history import History
+from ragkv.history.tree import PrefixTree
+from ragkv.history.versions import Versions
+from ragkv.ingest.arguments import check_revision
+from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.encode import encode
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
@@ -28,7 +32,6 @@ from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.prefixes.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +41,7 @@ class Reuse:
     corpus: Corpus
     auxiliaries: Auxiliaries
     background: Background
-    former: FormerPrompts
+    history: History
     versions: Versions
     healing: Healing
     teller: Teller = field(default_factory=Teller)
@@ -52,28 +55,32 @@ class Reuse:
         costs: Callable[[int, int], float] | None,
     ) -> Self:
         """Make them over a store; ``costs`` are those that the store weighs entries by."""
-        make = partial(Corpus, store=store, lock=lock_of(loaded.model), codec=settings.codec)
+
+        def make(model: ReusableModel) -> Corpus:
+            return Corpus(model, store, PassesBesideRequests(model), settings.codec)
+
         corpus = make(loaded)
         budget = default_history() if settings.history_bytes is None else settings.history_bytes
         tree = PrefixTree(budget, costs) if budget else None
-        former = FormerPrompts(corpus, tree)
+        history = History(loaded, tree, lambda: corpus.sinks.fingerprint)
         writable = not settings.read_only
         requests = lock_of(loaded.model).shared(RequestQueue)
-        versions = Versions(corpus, former, writable=writable)
-        healing = Healing(corpus, former, versions, requests, budget)
-        background = Background(corpus, former, versions, healing, writable=writable)
-        made = cls(corpus, Auxiliaries(corpus, make), background, former, versions, healing)
-        corpus.on_removed = made._drop_former
+        versions = Versions(
+            loaded, store, history, corpus.has, lossless=corpus.is_lossless, writable=writable
+        )
+        healing = Healing(corpus, history, versions, requests, budget)
+        background = Background(corpus, history, versions, healing, writable=writable)
+        made = cls(corpus, Auxiliaries(corpus, make), background, history, versions, healing)
+        corpus.on_removed = made._drop
         return made
 
     def pipeline(self, requests: RequestQueue) -> Pipeline:
         """Return what runs prompts over these chunks."""
-        kept = self.former, self.versions
-        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, *kept)
+        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, self.history, self.versions)
 
     def warm_up(self, config: ReuseConfig, method: Method) -> None:
         """Encode the sink; load the method's auxiliary model."""
-        self.corpus.sink_for(config)
+        self.corpus.sinks.configured(config)
         if method.auxiliary:
             self.auxiliaries.corpus(config)
 
@@ -89,12 +96,14 @@ class Reuse:
     ) -> PrecomputeReport:
         """Encode the missing chunks, for the method's auxiliary model too."""
         config, method = setting
-        corpora = [(self.corpus, self.corpus.sink_for(config))]
+        corpora = [(self.corpus, self.corpus.sinks.configured(config))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
         reports = [
-            corpus.encode(
-                *(chunks, sink),
+            encode(
+                corpus,
+                chunks,
+                sink,
                 document=document,
                 revision=check_revision(revision, document),
                 expires_in=expires_in,
@@ -104,25 +113,25 @@ class Reuse:
         ]
         if config.history:
             self.versions.note_ingested(chunks)
-        self._drop_former_after(reports[0].removed)
+        self._drop_after(reports[0].removed)
         return reports[0]
 
     def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
         """Start loading chunks that the next prompts will contain."""
         config, method = setting
         heal = config.history and method.uses_chunks
-        self.background.fetch(named, partial(self.corpus.sink_for, config), heal=heal)
+        self.background.fetch(named, partial(self.corpus.sinks.configured, config), heal=heal)
 
     def delete(self, text: str) -> int:
         """Delete a chunk, and what former prompts left of it; return the number of entries."""
-        deleted = self._drop_former_after(self.corpus.forget(text))
+        deleted = self._drop_after(self.corpus.forget(text))
         if not deleted:  # it may have been evicted before
-            self._drop_former([text])
+            self._drop([text])
         return deleted
 
     def forget_document(self, document: str) -> int:
         """Delete a document's own chunks, and what former prompts left; return how many."""
-        return self._drop_former_after(self.corpus.store.forget_document(document))
+        return self._drop_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
         """Return the chunks that were not reused, and what the user could change."""
@@ -136,20 +145,20 @@ class Reuse:
         """Bytes and hits of the store's tiers, of former prompts and of versions."""
         return (
             *self.corpus.store.tiers_in_use(),
-            *self.former.in_use(),
+            *self.history.in_use(),
             *self.versions.in_use(),
         )
 
-    def _drop_former_after(self, deleted: int) -> int:
+    def _drop_after(self, deleted: int) -> int:
         if deleted and not self.corpus.refresh():
-            self._drop_former(None)
+            self._drop(None)
         return deleted
 
-    def _drop_former(self, texts: Sequence[str] | None) -> None:
+    def _drop(self, texts: Sequence[str] | None) -> None:
         """Drop what depends on some chunks; None for any."""
         if texts is None:
-            self.former.clear()
+            self.history.clear()
         else:
-            self.former.drop(texts)
+            self.history.drop(texts)
         self.healing.drop(texts)
         self.versions.drop_deleted()

@@ -33,7 +33,7 @@ class EngineStatus:
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
     """Return what is known of an engine's model; without ``reuse``, it has no fingerprint."""
-    digest = None if reuse is None else reuse.corpus.fingerprint.digest
+    digest = None if reuse is None else reuse.corpus.sinks.fingerprint.digest
     known = (loaded.name, digest, loaded.positions, loaded.unsupported)
     own = getattr(loaded.model, "generation_config", None)
     return ModelInfo(*known, bool(loaded.tokenizer.chat_template), own)

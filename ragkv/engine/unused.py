@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ragkv.engine.corpus import Corpus
 from ragkv.engine.plan import Account, Plan
 from ragkv.engine.request import Request
 from ragkv.engine.rewritten import Rewritten
+from ragkv.ingest.corpus import Corpus
 from ragkv.prompt.find import Span, is_registrable
 from ragkv.report.account import Miss
 from ragkv.report.reasons import level_of
@@ -157,7 +157,7 @@ class Unused:
         if not is_registrable(text):
             return "too_short"
         others = self._plan.located.known or ()
-        if self._corpus.knows(text, refresh=False) and any(
+        if self._corpus.has(text) and any(
             other.start < start + len(text) and start < other.end for other in others
         ):
             return "overlap"

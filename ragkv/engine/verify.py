@@ -12,12 +12,14 @@ import torch
 
 from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.full import full_prefill, rounding_kl
-from ragkv.engine.corpus import Corpus
+from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
+from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.encode import encode
 from ragkv.model.architecture import config_of, is_verified
 from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
@@ -119,8 +121,9 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
 def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
     """Encode chunks in memory; return what runs prompts over them, and keeps nothing of these."""
     lock = lock_of(loaded.model)
-    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), lock)
-    corpus.encode(chunks, corpus.sink_for(ReuseConfig()))
+    passes = PassesBesideRequests(loaded)
+    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), passes)
+    encode(corpus, chunks, corpus.sinks.configured(ReuseConfig()))
     return Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.config import StoreConfig
-from ragkv.engine.documents import Document
 from ragkv.errors import MissingDependencyError, RagKVError, install_command
+from ragkv.ingest.documents import Document
 from ragkv.ingest.worker import IngestWorker, Row, for_workers, largest_first, row_of
 
 try:

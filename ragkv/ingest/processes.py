@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
-from ragkv.engine.documents import Document
+from ragkv.ingest.documents import Document
 from ragkv.ingest.worker import IngestWorker, Row, largest_first, row_of
 
 _log = logging.getLogger(__name__)

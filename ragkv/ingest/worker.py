@@ -8,8 +8,8 @@ from typing import Any
 
 from ragkv.answer.engine import Engine
 from ragkv.config import MEMORY, StoreConfig
-from ragkv.engine.documents import Document, grouped, precompute_documents
 from ragkv.errors import ConfigError, RagKVError
+from ragkv.ingest.documents import Document, grouped, precompute_documents
 from ragkv.report.account import PrecomputeReport
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from ragkv.chunk.kv import LayeredKV
 from ragkv.prompt.tokens import IntArray, Tokens
 
 if TYPE_CHECKING:  # the stores, and the kernels' codecs with them, are loaded later
-    from ragkv.store.prefixes.node import PrefixMatch
+    from ragkv.history.node import PrefixMatch
 
 
 class Origin(IntEnum):

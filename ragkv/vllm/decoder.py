@@ -19,9 +19,9 @@ from ragkv.decode.generate import Drawn, within_max_length
 from ragkv.decode.listener import Listener
 from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.errors import ServerError
+from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.prefixes.node import Rows
 from ragkv.vllm.sampling import fields_of
 from ragkv.vllm.server import COMPLETIONS, ID, VllmServer
 

@@ -18,7 +18,7 @@ from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import ConfigError
-from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
+from ragkv.history.tree import ComputedPrompt, PrefixTree
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)

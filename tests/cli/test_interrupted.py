@@ -13,8 +13,8 @@ from tiny import some_chunks
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.engine import corpus, ingestion_size
-from ragkv.ingest import processes, worker
+from ragkv.ingest import encode as encoding
+from ragkv.ingest import processes, progress, worker
 
 TOTAL = 6
 
@@ -40,7 +40,7 @@ def run(model, files, tmp_path):
 
 @pytest.mark.parametrize("stored", [0, 1, 4])
 def test_what_is_stored_is_said_and_kept(run, monkeypatch, stored):
-    encode = corpus.encode_chunks
+    encode = encoding.encode_chunks
     monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 1)
 
     def interrupted(*given):
@@ -50,7 +50,7 @@ def test_what_is_stored_is_said_and_kept(run, monkeypatch, stored):
             yield batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "encode_chunks", interrupted)
+        patch.setattr(encoding, "encode_chunks", interrupted)
         code, said, _ = run()
     assert code == 130
     assert f"Interrupted: {stored} of {TOTAL} chunks are stored; the same command goes on." in said
@@ -66,7 +66,7 @@ def test_workers_say_it_of_files(run, files, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
-    monkeypatch.setattr(ingestion_size, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
     code, said, _ = run("--workers", 2)
     assert code == 130
     assert re.search(rf"ragkv: 1 of {TOTAL} files done, 00:00 left", said)
@@ -76,17 +76,17 @@ def test_workers_say_it_of_files(run, files, monkeypatch):
 SLOWLY = """
 import sys, time
 from ragkv.chunk import encode
-from ragkv.engine import corpus
+from ragkv.ingest import encode as encoding
 from ragkv.cli.main import app
 encode.BATCH_TOKENS_CPU = 1
-whole = corpus.encode_chunks
+whole = encoding.encode_chunks
 def slowly(*given):
     for at, batch in enumerate(whole(*given)):
         yield batch
         if at == 1:
             print("two are written", flush=True)
             time.sleep(60)
-corpus.encode_chunks = slowly
+encoding.encode_chunks = slowly
 app(sys.argv[1:])
 """
 

@@ -91,14 +91,14 @@ def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
     encoded: list[str],
 ) -> None:
     engine, plain = make_engine(family, reuse=ReuseConfig(history=history)), make_engine(family)
-    sink = engine._reuse.corpus.sink_for(engine.reuse)
+    sink = engine._reuse.corpus.sinks.configured(engine.reuse)
     passes = list[list[str]]()
 
     def counted(chunks: Sequence[tuple[str, Tokens]], *given: Any) -> Iterator[list[ChunkKV]]:
         passes.append([text for text, _ in chunks])
         return encode_chunks(chunks, *given)
 
-    monkeypatch.setattr("ragkv.engine.corpus.encode_chunks", counted)
+    monkeypatch.setattr("ragkv.ingest.encode.encode_chunks", counted)
     ran = 0
 
     def note(*_: object) -> None:

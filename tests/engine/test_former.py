@@ -35,10 +35,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tiny import FAMILIES, some_chunks
 
 from ragkv import StoreConfig
+from ragkv.history.node import ABSENT, EXACT
 from ragkv.select import get_method
 from ragkv.select.method import Focus, Sparse
 from ragkv.splice.layout import Origin
-from ragkv.store.prefixes.node import ABSENT, EXACT
 
 make_engine = former_prompts.make_engine
 left = former_prompts.left
@@ -83,7 +83,7 @@ def test_what_is_called_exact_is_a_full_prefills(
     )
     @given(steps=STEPS)
     def check(steps: list[tuple[tuple[str, Any], list[int], str]]) -> None:
-        engine._reuse.former.clear()
+        engine._reuse.history.clear()
         chat, answer = Chat(), None
         for (method, ratio), chunks, question in steps:
             if question == "a chat" and answer is not None:
@@ -168,7 +168,7 @@ def test_rows_with_sparse_attention_are_not_exact(make_engine: Make, left: list[
     engine.precompute(CHUNKS)
     exact = []
     for sparse in (None, Sparse(after=0.0, near=1)):
-        engine._reuse.former.clear()
+        engine._reuse.history.clear()
         first = replace(get_method("query"), score=by_place, sparse=sparse)
         engine.generate(ask(), method=first, recompute_ratio=0.2, max_new_tokens=1)
         chosen = left[-1].plan.choice.positions

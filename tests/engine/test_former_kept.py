@@ -27,8 +27,8 @@ from tiny import LONGROPE, SIZE, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
 from ragkv import RagKV, StoreConfig
-from ragkv.engine import former
 from ragkv.engine.pipeline import Pipeline
+from ragkv.history import history
 from ragkv.prompt.find import MIN_HEAD
 
 make_engine = former_prompts.make_engine
@@ -147,7 +147,7 @@ def test_asking_and_deleting_in_any_order(make_engine: Make) -> None:
 def test_who_began_before_too_many_deletions_leaves_nothing(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(former, "MOST_DROPPED", 2)
+    monkeypatch.setattr(history, "MOST_DROPPED", 2)
     engine = make_engine()
     for number in range(4):
         running = engine.stream(ask(), max_new_tokens=8)
@@ -156,7 +156,7 @@ def test_who_began_before_too_many_deletions_leaves_nothing(
             engine.forget(text)
         list(running)
         assert (taken(engine.prefill(ask(), on_miss="skip")) > 0) == (number < 3)
-        engine._reuse.former.clear()
+        engine._reuse.history.clear()
 
 
 @pytest.mark.parametrize("budget", [0, 1000])
@@ -185,7 +185,7 @@ def test_rows_are_evicted_while_a_request_runs(
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
     expected = engine.prefill(chat)
-    tree, plan = engine._reuse.former._tree, Pipeline._plan
+    tree, plan = engine._reuse.history._tree, Pipeline._plan
 
     def cleared(*given: Any) -> Any:
         tree.clear()

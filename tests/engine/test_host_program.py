@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
+from ragkv.ingest import encode
 from ragkv.model.fingerprint import fingerprint_of
+from ragkv.report.account import PrecomputeReport
 from ragkv.select import method_names
 
 Make = Callable[..., RagKV]
@@ -154,11 +157,18 @@ def test_weights_that_change_between_calls(
 
 @pytest.mark.parametrize("change", [load_others, torch.nn.Module.train])
 def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
-    make_engine: Make, change: Callable[[torch.nn.Module], object]
+    make_engine: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[torch.nn.Module], object],
 ) -> None:
     engine = make_engine()
-    encode = engine._reuse.corpus.encode
-    engine._reuse.corpus.encode = lambda *given: (change(engine.model), encode(*given))
+    encode_now = encode.encode
+
+    def changed(*given: Any, **more: Any) -> PrecomputeReport:
+        change(engine.model)
+        return encode_now(*given, **more)
+
+    monkeypatch.setattr(encode, "encode", changed)
     engine.prefetch(CHUNKS)
     engine.generate(PROMPT, max_new_tokens=2)
     engine.wait()

@@ -13,7 +13,7 @@ from tiny import some_chunks
 
 from ragkv import RagKV
 from ragkv.chunk import encode
-from ragkv.engine import corpus
+from ragkv.ingest import encode as encoding
 from ragkv.model.architecture import backbone_of
 from ragkv.model.pool import Pool
 from ragkv.store import TieredStore
@@ -39,7 +39,7 @@ def test_a_batch_is_written_while_the_next_is_computed(
 
     stored = TieredStore.put
     monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
-    monkeypatch.setattr(corpus, "encode_chunks", batches)
+    monkeypatch.setattr(encoding, "encode_chunks", batches)
     monkeypatch.setattr(TieredStore, "put", put)
     chunks = some_chunks(3)
     engine.precompute(chunks)

@@ -13,8 +13,8 @@ import pytest
 from tiny import UNEVEN, some_chunks
 
 from ragkv import RagKV, StoreConfig
-from ragkv.engine import ingestion_size
 from ragkv.errors import StoreFullError
+from ragkv.ingest import progress
 from ragkv.store.backends import files
 
 Make = Callable[..., RagKV]
@@ -25,8 +25,8 @@ CLOSING = re.compile(r"ragkv: (\d+) chunks? new, (\d+) known: [\d.]+ [KM]B in \d
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log gets a line for every chunk, and chunks are encoded one by one."""
-    monkeypatch.setattr(ingestion_size, "FIRST_LINE_S", 0.0)
-    monkeypatch.setattr(ingestion_size, "LINES_S", -1e9)
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINES_S", -1e9)
     monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 1)
 
 

@@ -12,8 +12,8 @@ import pytest
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
-from ragkv.engine.ingestion_size import IngestionSize
 from ragkv.errors import StoreFullError
+from ragkv.ingest.progress import IngestionSize
 
 Make = Callable[..., RagKV]
 

@@ -14,9 +14,9 @@ from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
+from ragkv.chunk.sinks import Sink
 from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
-from ragkv.engine.corpus import Sink
 from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.base import Blob
 from ragkv.store.backends.memory import MemoryBackend
@@ -40,7 +40,7 @@ class Planted(MemoryBackend):
 
 
 def sink_of(engine: RagKV) -> Sink:
-    return engine._reuse.corpus.sink_for(engine.reuse)
+    return engine._reuse.corpus.sinks.configured(engine.reuse)
 
 
 @pytest.fixture

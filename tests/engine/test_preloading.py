@@ -27,7 +27,7 @@ def fresh(make_engine: Make, tmp_path: Path) -> Callable[[], RagKV]:
 
 def in_memory(kv: RagKV) -> list[str]:
     corpus = kv._reuse.corpus
-    behind = corpus.sink_for(kv.reuse).fingerprint
+    behind = corpus.sinks.configured(kv.reuse).fingerprint
     return [text for text in CHUNKS if kv._store.tiers[0].contains(text, behind)]
 
 

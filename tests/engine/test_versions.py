@@ -45,7 +45,7 @@ def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
     with torch.no_grad():
         model(ids, **cache_argument(model, cache))
         out = tiny_model(family, "eager")(ids, output_attentions=True)
-    known = engine._reuse.former.exact_rows(run.ids, run.sink)
+    known = engine._reuse.history.exact_rows(run.ids, run.sink.fingerprint)
     assert known.exact == len(run.ids)
     for layer, keys, values in zip(cache.layers, *known.rows, strict=True):
         torch.testing.assert_close(keys, layer.keys[0], atol=5e-5, rtol=1e-3)
@@ -242,7 +242,7 @@ def test_all_of_it_goes_with_the_engine(make_engine: Make) -> None:
     engine = runs.healed(runs.ingested(make_engine()), [A, B])
     engine.close()
     assert runs.versions(engine) == list(runs.healing(engine)._runs) == []
-    assert engine._reuse.former.in_use()[0].nbytes == 0
+    assert engine._reuse.history.in_use()[0].nbytes == 0
 
 
 # ---- in the store
@@ -283,10 +283,10 @@ def test_rows_outlast_a_restart_bit_by_bit(on_disk: Make, family: str) -> None:
     rows = list[list[torch.Tensor]]()
     for engine in (before, after):
         runs.once_more(engine, [A, B, C])
-        sink = engine._reuse.corpus.sink_for(engine.reuse)
-        hot = [engine._reuse.former.exact_rows(ids, sink) for ids, _ in places]
+        sink = engine._reuse.corpus.sinks.configured(engine.reuse)
+        hot = [engine._reuse.history.exact_rows(ids, sink.fingerprint) for ids, _ in places]
         own = [h.between(first, len(ids)) for h, (ids, first) in zip(hot, places, strict=True)]
-        taken = [engine._reuse.versions._rows_of(each, sink) for each in runs.versions(engine)]
+        taken = [engine._reuse.versions._rows_of(each) for each in runs.versions(engine)]
         of_versions = [part for each in taken if each for part in (each.keys, each.values)]
         rows.append([part for each in own for part in each.rows] + of_versions)
     assert len(rows[0]) == len(rows[1]) == 8

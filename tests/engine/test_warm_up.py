@@ -12,7 +12,7 @@ from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.engine import corpus
+from ragkv.chunk import sinks
 from ragkv.model import linear
 from ragkv.model.implementation import override_implementation
 
@@ -36,7 +36,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, name, call)
 
     record(linear, "packed_weight")
-    record(corpus, "encode_sink")
+    record(sinks, "encode_sink")
     return found
 
 

@@ -86,7 +86,7 @@ def test_encoding(make_engine: Make, counted_buffers: Buffers, points: int, *, l
     kv = make_engine(layers=2)
 
     def forget() -> None:
-        kv._reuse.corpus._sinks.clear()
+        kv._reuse.corpus.sinks._kept.clear()
         for chunk in CHUNKS:
             kv.forget(chunk)
 
@@ -106,7 +106,7 @@ def test_keeping_rows_and_continuing_them(
     """Two turns of a conversation, the second behind the rows of the first."""
     kv = endless(make_engine(layers=2, reuse=ReuseConfig(recompute_ratio=1)))
     kv.precompute(CHUNKS)
-    tree = kv._reuse.former._tree
+    tree = kv._reuse.history._tree
 
     def way() -> list[list[int]]:
         first = kv.generate(PROMPT, max_new_tokens=4)
@@ -117,7 +117,7 @@ def test_keeping_rows_and_continuing_them(
         assert tree.nbytes == sum(
             each.nbytes for root in tree._roots.values() for each in below(root)
         )
-        kv._reuse.former.clear()
+        kv._reuse.history.clear()
 
     ended, _ = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts, before=clear)
     assert ended or lasts
@@ -138,13 +138,13 @@ def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> No
         kv.prefetch(CHUNKS)
 
     def clear() -> None:
-        reuse.former.clear()
+        reuse.history.clear()
         reuse.healing.drop()
         reuse.versions.kept.drop_unknown(lambda _: False)
 
     clear()
     heal()
-    kept = reuse.former._tree.nbytes
+    kept = reuse.history._tree.nbytes
     expected = kv.generate(PROMPT, max_new_tokens=4).token_ids
     clear()
     count = allocations(heal)
@@ -155,7 +155,7 @@ def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> No
         with nothing_left(kv, counted_buffers, where), ScarceMemory(number).in_this_thread():
             heal()
         heal()
-        assert reuse.former._tree.nbytes == kept, where
+        assert reuse.history._tree.nbytes == kept, where
         assert kv.generate(PROMPT, max_new_tokens=4).token_ids == expected, where
 
 

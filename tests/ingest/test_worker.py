@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from tiny import some_chunks
 
-from ragkv.engine.documents import Document
+from ragkv.ingest.documents import Document
 from ragkv.ingest.worker import IngestWorker, total
 
 CHUNKS = some_chunks(6)

@@ -36,7 +36,7 @@ def test_a_token_pays_for_the_layers_weights_once(family):
 def test_the_tree_the_tiers_and_eviction_weigh_by_it(make_engine, tmp_path):
     engine: RagKV = make_engine(store=StoreConfig(tmp_path, disk_bytes=1 << 20))
     expected = prefill_flops_of(engine.loaded)(7, 5)
-    store, tree = engine._store, engine._reuse.former._tree
+    store, tree = engine._store, engine._reuse.history._tree
     assert store.tiers
     assert {each._costs(7, 5) for each in (tree, store._eviction, *store.tiers)} == {expected}
 

@@ -13,8 +13,8 @@ from threads import each_in_a_thread
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
+from ragkv.chunk.sinks import SINKS_KEPT
 from ragkv.config import MEMORY
-from ragkv.engine.corpus import SINKS_KEPT
 from ragkv.model import memory
 from ragkv.model.calls import cache_argument
 from ragkv.model.memory import Workspace, default_history, uninitialised
@@ -172,14 +172,14 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
 
 def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
     kv = make_engine()
-    first = kv._reuse.corpus.sink("First of all")
+    first = kv._reuse.corpus.sinks.of("First of all")
     for number in range(SINKS_KEPT - 1):
-        kv._reuse.corpus.sink(f"For reader {number}")
-    assert kv._reuse.corpus.sink("First of all") is first
-    kv._reuse.corpus.sink("One more")
-    assert len(kv._reuse.corpus._sinks) == SINKS_KEPT
-    assert kv._reuse.corpus.sink("First of all") is first
-    assert "For reader 0" not in kv._reuse.corpus._sinks
+        kv._reuse.corpus.sinks.of(f"For reader {number}")
+    assert kv._reuse.corpus.sinks.of("First of all") is first
+    kv._reuse.corpus.sinks.of("One more")
+    assert len(kv._reuse.corpus.sinks._kept) == SINKS_KEPT
+    assert kv._reuse.corpus.sinks.of("First of all") is first
+    assert "For reader 0" not in kv._reuse.corpus.sinks._kept
 
 
 def test_a_closed_engine_lets_go_of_its_model() -> None:

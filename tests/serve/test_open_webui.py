@@ -118,7 +118,9 @@ def test_documents_are_reused(server, reports, monkeypatch, caplog, order, templ
     text, usage = chat(server, [system, asked])
     (report,) = reports
     assert [use.text for use in report.chunks] == chunks
-    assert report.sink_tokens == len(server.engine._reuse.corpus.sink(server.engine.reuse.sink).ids)
+    assert report.sink_tokens == len(
+        server.engine._reuse.corpus.sinks.of(server.engine.reuse.sink).ids
+    )
     assert usage["prompt_tokens_details"]["cached_tokens"] == report.cached_tokens > 100
     assert "prompt's head" not in caplog.text
     # the next turn: the first one's documents are gone

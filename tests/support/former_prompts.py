@@ -15,14 +15,13 @@ from tiny import some_chunks
 from transformers.cache_utils import DynamicCache
 
 from ragkv import Completion, RagKV, ReuseConfig
-from ragkv.engine import healing
-from ragkv.engine.former import FormerPrompts
+from ragkv.engine import healing, pipeline
 from ragkv.engine.plan import Plan
+from ragkv.history.node import EXACT
+from ragkv.history.tree import ComputedPrompt, PrefixTree
 from ragkv.model.calls import cache_argument
 from ragkv.select import get_method, method_names
 from ragkv.splice.layout import Origin
-from ragkv.store.prefixes.node import EXACT
-from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
 
 Make = Callable[..., RagKV]
 Chat = list[dict[str, str]]
@@ -84,7 +83,7 @@ def is_former_behind(answer: Any, text: str) -> bool:
 
 def paths(engine: RagKV) -> list[str]:
     """Return the text of each path in the tree, down to each of its nodes."""
-    found, waiting = [], list(engine._reuse.former._tree._roots.values())
+    found, waiting = [], list(engine._reuse.history._tree._roots.values())
     while waiting:
         node = waiting.pop()
         waiting += node.children.values()
@@ -134,18 +133,18 @@ class Left:
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[Left]:
     found, plans = list[Left](), list[Plan]()
-    keep, add = FormerPrompts.keep, PrefixTree.add
+    left_rows, add = pipeline.left_rows, PrefixTree.add
 
-    def kept(former: FormerPrompts, request: Any, plan: Plan, *more: Any) -> None:
+    def kept(request: Any, plan: Plan, *given: Any, **more: Any) -> ComputedPrompt | None:
         plans.append(plan)
-        keep(former, request, plan, *more)
+        return left_rows(request, plan, *given, **more)
 
     def added(tree: PrefixTree, new: ComputedPrompt) -> None:
         both = torch.stack([part[:, :, : len(new.ids)] for part in new.rows])
         found.append(Left(plans[-1], new.ids, new.freshness, both))
         add(tree, new)
 
-    monkeypatch.setattr(FormerPrompts, "keep", kept)
+    monkeypatch.setattr(pipeline, "left_rows", kept)
     monkeypatch.setattr(PrefixTree, "add", added)
     return found
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ragkv.engine.documents import Document
+from ragkv.ingest.documents import Document
 from ragkv.ingest.worker import IngestWorker, Row
 
 KILLED = "RAGKV_TEST_KILLED"

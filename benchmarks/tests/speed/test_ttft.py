@@ -191,7 +191,7 @@ def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_what_its_name_says(
     loaded = make_engine().loaded
     monkeypatch.setattr(RagKV, "__init__", made)
     monkeypatch.setattr(RagKV, "prefill", noted)
-    monkeypatch.setattr("ragkv.engine.corpus.is_slower", lambda *_: True)
+    monkeypatch.setattr("ragkv.ingest.corpus.is_slower", lambda *_: True)
     bench_ttft(loaded, replace(SMALL, tiers=("disk", "memory"), rounds=2))
     timed = calls[: 2 * 2 * 3]  # two settings: once to warm up, then two rounds
     assert [method for method, _ in timed] == ["full", "query"] * 6

@@ -15,7 +15,7 @@ from langchain_ragkv.model import ChunkReuse
 from langchain_ragkv.texts import chunk_texts
 from ragkv import PrecomputeReport
 from ragkv.answer.engine import Engine
-from ragkv.engine.documents import Documents, precompute_documents
+from ragkv.ingest.documents import Documents, precompute_documents
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from tiny import some_chunks
 
 from ragkv import RagKV
 from ragkv.config import StoreConfig
-from ragkv.engine.corpus import Corpus
+from ragkv.ingest.corpus import Corpus
 from ragkv.model.streams import SideStream, side_stream
 from ragkv.splice.on_device import put_on_device
 

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVStagedRetriever
 from tiny import some_chunks
 
-from ragkv.engine.corpus import Corpus
+from ragkv.ingest.corpus import Corpus
 from ragkv.retrieve.staged import StagedSearch
 
 DOCUMENTS = [Document(text, metadata={"page": i}) for i, text in enumerate(some_chunks(8))]
@@ -87,7 +87,7 @@ def test_a_stage_is_loaded_while_the_next_is_searched(asynchronous, make, kv, lo
     assert retrieved(retriever, asynchronous) == DOCUMENTS[2:4]
     kv.wait()
     assert [texts for texts, _ in loaded] == [TEXTS[:3], TEXTS[2:4], TEXTS[2:4]]
-    behind = kv._reuse.corpus.sink_for(kv.reuse.override(sink=sink))
+    behind = kv._reuse.corpus.sinks.configured(kv.reuse.override(sink=sink))
     assert all(ids == behind.ids.tolist() for _, ids in loaded)
 
 

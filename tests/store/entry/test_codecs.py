@@ -356,7 +356,7 @@ def test_an_engine_stores_in_its_codec(make_engine, tmp_path):
         assert not kv.contains(text)
         kv.precompute([text])
         assert kv.contains(text)
-        sink = kv._reuse.corpus.sink_for(kv.reuse)
+        sink = kv._reuse.corpus.sinks.configured(kv.reuse)
         assert sink.fingerprint.codec == name
         entry = kv._reuse.corpus.get(text, sink).entry
         assert isinstance(entry, ChunkKV)

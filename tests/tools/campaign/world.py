@@ -14,13 +14,14 @@ from store_entries import FINGERPRINT, make_entry
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
+from ragkv.chunk.sinks import Sink
 from ragkv.config import StoreConfig
-from ragkv.engine.corpus import Sink
+from ragkv.history import kept
+from ragkv.history.node import PrefixMatch
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
 from ragkv.report.account import ReuseReport
 from ragkv.store.base import Found
-from ragkv.store.versions import kept
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
@@ -84,8 +85,10 @@ def engine(store: StoreConfig | str) -> RagKV:
     """Open an engine over a store."""
     kv = RagKV(loaded(), store=store, reuse=_REUSE)
     kv._reuse.corpus.loads_always = True  # how long things take must not decide what is compared
-    former, healing = kv._reuse.former, kv._reuse.healing
-    former.find = former.keep = lambda *_: None  # what was asked before decides nothing
+    history, healing = kv._reuse.history, kv._reuse.healing
+    # earlier prompts decide nothing
+    history.find = lambda *_, **__: PrefixMatch(())
+    kv._pipeline._leave = lambda *_: None
     healing.note = lambda *_: False
     return kv
 
@@ -145,7 +148,7 @@ def precompute(kv: RagKV, chunk: int, *, version: bool = True) -> None:
 
 def sink_of(kv: RagKV) -> Sink:
     """Return the engine's sink."""
-    return kv._reuse.corpus.sink_for(kv.reuse)
+    return kv._reuse.corpus.sinks.configured(kv.reuse)
 
 
 def whole(kv: RagKV, chunks: Iterable[int]) -> list[int]:

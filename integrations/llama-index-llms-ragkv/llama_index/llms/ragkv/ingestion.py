@@ -15,7 +15,7 @@ from llama_index.llms.ragkv.serialisation import OverLLM
 from llama_index.llms.ragkv.texts import rendered_texts
 
 from ragkv.config import check_known
-from ragkv.engine.documents import precompute_documents
+from ragkv.ingest.documents import precompute_documents
 
 
 class RagKVTransform(OverLLM, TransformComponent):

@@ -13,10 +13,10 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from ragkv.history import tree as module
+from ragkv.history.node import ABSENT, EXACT, NODE_OVERHEAD, PrefixMatch, PrefixNode
+from ragkv.history.tree import ComputedPrompt, PrefixTree
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.prefixes import tree as module
-from ragkv.store.prefixes.node import ABSENT, EXACT, NODE_OVERHEAD, PrefixMatch, PrefixNode
-from ragkv.store.prefixes.tree import ComputedPrompt, PrefixTree
 
 MODEL = Fingerprint("weights", "tokenizer", "attention", "float32")
 OTHER = Fingerprint("other weights", "tokenizer", "attention", "float32")

@@ -7,16 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import uninitialised
-from ragkv.model.out_of_memory import is_out_of_memory
-from ragkv.prompt.tokens import IntArray
-from ragkv.store.prefixes.node import (
+from ragkv.history.node import (
     ABSENT,
     NODE_OVERHEAD,
     NOTHING,
@@ -28,6 +24,10 @@ from ragkv.store.prefixes.node import (
     Rows,
     copy_rows,
 )
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.memory import uninitialised
+from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.prompt.tokens import IntArray
 from ragkv.store.tiers.pgdsf import PGDSF
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,13 @@ class ComputedPrompt:
     root: Hashable = None
     first: int = 0
     prompt: int = 0
+
+    def up_to(self, end: int | None) -> ComputedPrompt:
+        """Return its first ``end`` tokens, None for all."""
+        if end is None or end >= len(self.ids):
+            return self
+        prompt = self.prompt if self.prompt <= end else 0
+        return replace(self, ids=self.ids[:end], freshness=self.freshness[:end], prompt=prompt)
 
 
 class PrefixTree:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from ragkv.errors import ConfigError, StoreFullError
+from ragkv.errors import StoreFullError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.loaded import LoadedModel
-from ragkv.prompt.tokens import Tokens
-from ragkv.report.plural import count
 from ragkv.store.chunk_store import ChunkStore
 
-_log = logging.getLogger(__name__)
-Chunks = list[tuple[str, Tokens]]
 MOST_NOTED = 4096
 """Texts whose reason is remembered: the last."""
 
@@ -48,45 +41,13 @@ class NotStored:
             while len(self._reasons) > MOST_NOTED:
                 del self._reasons[next(iter(self._reasons))]
 
-    def without_unfit(
-        self, chunks: Chunks, loaded: LoadedModel, *, behind: int
-    ) -> tuple[Chunks, int, int]:
-        """Leave out, and note, chunks that no prompt can hold ``behind`` so many tokens.
-
-        Returns
-        -------
-        tuple
-            The others, and how many have a token without an embedding, or are too long.
-        """
-        known, fitting = Chunks(), Chunks()
-        for text, tokens in chunks:
-            try:
-                loaded.require_embedded(tokens.ids, f"the chunk {text[:40]!r}")
-                known.append((text, tokens))
-            except ConfigError as error:
-                if self._reasons.get(text) != "unknown_token":  # said once
-                    _log.warning("a chunk was left out: %s", error)
-                self.note([text], "unknown_token")
-        for text, tokens in known:
-            if behind + len(tokens) < (loaded.positions or sys.maxsize):
-                fitting.append((text, tokens))
-            else:
-                self.note([text], "too_long")
-        if len(fitting) < len(known):
-            _log.warning(
-                "left out, longer than the model's %d positions: %s. Split into smaller chunks.",
-                loaded.positions,
-                count(len(known) - len(fitting), "chunk"),
-            )
-        return fitting, len(chunks) - len(known), len(known) - len(fitting)
-
     @contextmanager
-    def noting_full(self, chunks: Iterable[tuple[str, object]]) -> Iterator[None]:
-        """Note the chunks, which are being written, where the store turns out to be full."""
+    def noting_full(self, texts: Iterable[str]) -> Iterator[None]:
+        """Note chunks that are being written where the store turns out to be full."""
         try:
             yield
         except StoreFullError:
-            self.note((text for text, _ in chunks), "budget")
+            self.note(texts, "budget")
             raise
 
     def reason_of(self, text: str) -> str:

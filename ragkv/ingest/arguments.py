@@ -1,0 +1,64 @@
+"""Checks of what callers give an ingestion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ragkv.errors import ConfigError
+from ragkv.prompt.tokens import require_readable
+
+
+def check_texts(texts: Iterable[str]) -> list[str]:
+    """Return chunk texts as a list; refuse a single string, which would be its characters.
+
+    Raises
+    ------
+    ConfigError
+        ``texts`` is one string or no iterable, or an item is no string.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
+    out = list(texts)
+    for text in out:
+        if not isinstance(text, str):
+            raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return out
+
+
+def check_chunk(text: object) -> str:
+    """Return a chunk's text, stripped; raise ConfigError where it is no string."""
+    return check_texts([text])[0].strip()  # type: ignore[list-item]
+
+
+def check_chunks(texts: Iterable[str]) -> list[str]:
+    """Return the stripped texts, each once, in order; refuse what :func:`check_texts` does."""
+    unique = dict.fromkeys(text.strip() for text in check_texts(texts))
+    for text in unique:
+        require_readable(text, "chunk")
+    return list(unique)
+
+
+def check_document(name: object) -> str:
+    """Return a document's name; raise ConfigError where it is no string."""
+    if not isinstance(name, str):
+        raise ConfigError(f"document must be a string, not {type(name).__name__}")
+    return name
+
+
+def check_revision(revision: object, document: str | None) -> str | None:
+    """Return a document's revision; raise ConfigError where it is no string, or of none."""
+    if revision is None:
+        return None
+    if document is None or not isinstance(revision, str):
+        raise ConfigError(f"revision is a string beside document=..., not {revision!r:.80}")
+    return revision
+
+
+def check_seconds(seconds: object) -> float:
+    """Return the seconds until a chunk expires; raise ConfigError unless a number above 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
+    try:
+        return float(seconds)
+    except OverflowError:
+        raise ConfigError("expires_in is too large for a number of seconds") from None

@@ -1,0 +1,157 @@
+"""A model's chunks in a store: find them in prompts, open their entries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.chunk.sinks import Sink, Sinks
+from ragkv.engine.landmarks import Landmarks
+from ragkv.errors import StoreError
+from ragkv.ingest.arguments import check_chunk
+from ragkv.model.loaded import ReusableModel
+from ragkv.model.passes import Passes
+from ragkv.model.pool import Pool
+from ragkv.prompt.find import ChunkFinder, Span
+from ragkv.store.base import Found
+from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.not_stored import NotStored
+from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
+
+_log = logging.getLogger(__name__)
+_REMOTE_REQUESTS = 16
+Answer = TypeVar("Answer")
+
+
+class Corpus:
+    """One model's chunks in one store.
+
+    Parameters
+    ----------
+    passes
+        Runs passes of the model.
+    codec
+        How entries are stored: a part of every fingerprint.
+
+    Attributes
+    ----------
+    on_removed
+        Callback for chunks that any process deleted; not for those that this process evicted.
+    loads_always
+        Load entries even where computing is faster: loading itself is measured, or compared.
+    """
+
+    def __init__(
+        self, loaded: ReusableModel, store: ChunkStore, passes: Passes, codec: str = "raw"
+    ) -> None:
+        self.loaded = loaded
+        self.store = store
+        self.passes = passes
+        self.codec = codec
+        self.sinks = Sinks(loaded, passes, codec)
+        self.landmarks = Landmarks(self.has)
+        self.not_stored = NotStored(store)
+        self.prefill_rate = Rate()
+        """Tokens a second that the model computes, as measured."""
+        self.on_removed: Callable[[Sequence[str]], object] = lambda _: None
+        self.loads_always = False
+        self._finder = ChunkFinder()
+        self._lock = threading.Lock()  # of the finder and the changes that were read
+        self._seen = 0
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether an entry's rows are, bit by bit, those that were encoded."""
+        return self.codec.startswith("raw")
+
+    # ---- texts
+
+    def find(self, prompt: str) -> list[Span]:
+        """Return the known chunks in a prompt, those of other processes included."""
+        self.refresh()
+        return self._finder.find(prompt)
+
+    def has(self, text: str) -> bool:
+        """Whether the text is a chunk in this namespace, by the changes that were read last."""
+        return text in self._finder
+
+    def knows(self, text: str) -> bool:
+        """Whether the text is a chunk in this namespace, for any model."""
+        self.refresh()
+        return self.has(text)
+
+    def refresh(self) -> bool:
+        """Read which chunks any process added and deleted; return whether that succeeded."""
+        with self._lock:
+            try:
+                newest, added, removed = self.store.changes(self._seen)
+            except StoreError as error:
+                _log.warning("cannot read the store's changes: %s", error)
+                return False
+            self._seen = newest
+            self.not_stored.note(removed, "deleted")
+            for text in removed:
+                self._finder.discard(text)
+            self._finder.add(added)
+            self.landmarks.add(added)
+            if deleted := [text for text in removed if not self.store.was_evicted(text)]:
+                self.on_removed(deleted)
+        return True
+
+    def forget(self, text: str) -> int:
+        """Delete a chunk's entries; return how many there were."""
+        text = check_chunk(text)
+        with self._lock:  # or a put right after the deletion would be discarded
+            removed = self.store.delete(text)
+            self._finder.discard(text)
+            if removed:
+                self.not_stored.note([text], "deleted")
+        return removed
+
+    # ---- entries
+
+    def contains(self, text: str, sink: Sink) -> bool:
+        """Whether the chunk is stored for this model behind this sink."""
+        return self.store.contains(check_chunk(text), sink.fingerprint)
+
+    def get(self, text: str, sink: Sink) -> Found[ChunkKV]:
+        """Return the chunk's entry, or the reason of the miss."""
+        return self.store.get(text, sink.fingerprint)
+
+    def open(self, texts: Sequence[str], sink: Sink) -> list[Found[LayeredKV]]:
+        """Return the chunks' entries, perhaps lazy, or the reasons of the misses.
+
+        See :meth:`ragkv.store.chunk_store.ChunkStore.open`.
+        """
+        return self._each(partial(self.store.open, fingerprint=sink.fingerprint), texts)
+
+    def fetch(self, texts: Sequence[str], sink: Sink) -> None:
+        """Load the chunks' entries into the store's tiers."""
+        self._each(lambda text: self.get(text, sink).reason, texts)
+
+    def _each(self, look_up: Callable[[str], Answer], texts: Sequence[str]) -> list[Answer]:
+        """Query the store about texts, several at once where it is remote."""
+        if not self.store.remote or len(texts) < 2:
+            return [look_up(text) for text in texts]
+        with Pool(min(len(texts), _REMOTE_REQUESTS)) as pool:
+            return list(pool.map(look_up, texts))
+
+    # ---- loading or computing
+
+    def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
+        """Whether the chunk is stored, and loading it takes longer than computing it."""
+        compute = None if self.loads_always else self.prefill_rate.seconds(tokens)
+        if compute is None:
+            return False
+        nbytes = tokens * self.loaded.architecture.values_per_token * self.loaded.dtype.itemsize
+        load = self.store.load_seconds(text, sink.fingerprint, nbytes)
+        return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
+
+    def record_speed(self, tokens: int, seconds: float) -> None:
+        """Record the seconds of computing some tokens; small numbers are ignored."""
+        if tokens >= LEAST_TOKENS:
+            self.prefill_rate.add(tokens, seconds)

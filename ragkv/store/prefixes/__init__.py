@@ -1,1 +1,0 @@
-"""A knowledge tree: rows that former prompts computed, by their tokens (RAGCache)."""
