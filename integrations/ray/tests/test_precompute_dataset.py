@@ -23,7 +23,7 @@ def cluster(request, tmp_path, monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv(KILLED, str(tmp_path / request.param))
-    monkeypatch.setattr("ragkv.ingest.on_ray.IngestWorker", Killed)
+    monkeypatch.setattr("ragkv_ray.actors.IngestWorker", Killed)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     assert made.add_node(num_cpus=1) != made.add_node(num_cpus=1)
     ray.init(made.address, log_to_driver=False)
@@ -33,7 +33,7 @@ def cluster(request, tmp_path, monkeypatch):
 
 
 def test_what_dies_loses_nothing(cluster, tmp_path):
-    from ragkv.ingest.on_ray import precompute_dataset
+    from ragkv_ray import precompute_dataset
 
     model = str(tmp_path / "model")
     tiny_model(layers=2).save_pretrained(model)

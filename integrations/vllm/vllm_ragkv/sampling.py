@@ -1,4 +1,4 @@
-"""How tokens are drawn, as the fields of a request to vLLM."""
+"""Sampling settings as the fields of a request to vLLM."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _NAMES = {name: name for name in ("repetition_penalty", "min_p")} | {"min_new_to
 
 
 def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
-    """Return the fields that ``/v1/completions`` takes; ConfigError for what vLLM does not do.
+    """Return the fields of ``/v1/completions``, none left to vLLM's defaults.
 
-    vLLM's own defaults count nowhere.
+    Raises
+    ------
+    ConfigError
+        vLLM does not support a setting.
     """
     settings = generation_config(loaded, within_max_length(loaded, decode, 0))
     sampling = decode.temperature > 0

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing, closing, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from ragkv import RagKV
 from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import Drawn, within_max_length
@@ -22,11 +26,42 @@ from ragkv.errors import ServerError
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.prefixes.node import Rows
-from ragkv.vllm.sampling import fields_of
-from ragkv.vllm.server import COMPLETIONS, ID, VllmServer
+from vllm_ragkv.files import default_folder
+from vllm_ragkv.handover import HandOverFolder
+from vllm_ragkv.sampling import fields_of
+from vllm_ragkv.server import COMPLETIONS, ID, VllmServer
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
+
+
+def decode_by_vllm(
+    *engines: RagKV,
+    url: str = "http://127.0.0.1:8001",
+    folder: Path | None = None,
+    most_bytes: int | None = None,
+) -> VllmServer:
+    """Let a vLLM decode the answers of engines over one model; return it, to be closed after them.
+
+    Parameters
+    ----------
+    url
+        A vLLM with ragkv's connector. The environment variable ``VLLM_API_KEY`` has its key.
+    folder
+        The connector's folder of hand-overs; None is the user's, in shared memory.
+    most_bytes
+        Limit for pending hand-overs; None is half of the free space.
+
+    Raises
+    ------
+    ConfigError
+        ``url`` is no address, or other users can enter the folder.
+    """
+    handovers = HandOverFolder(folder or default_folder(), most_bytes=most_bytes)
+    server = VllmServer(url, handovers, os.environ.get("VLLM_API_KEY"))
+    for engine in engines:
+        engine.decoder = partial(VllmAnswer, server, engine.namespace)
+    return server
 
 
 class VllmAnswer:
@@ -43,7 +78,7 @@ class VllmAnswer:
         self._salt, self._opens = server.folder.salt(namespace), ""
 
     def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
-        """Write rows where vLLM finds them; without room for them it computes the prompt itself."""
+        """Write rows for vLLM; without room for them it computes the prompt itself."""
         server = self._server
         server.connect(self._loaded)
         size = self._loaded.architecture.values_per_token * getattr(torch, server.dtype).itemsize
@@ -59,7 +94,7 @@ class VllmAnswer:
         return True
 
     def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
-        """Have vLLM go on from the prompt, and hear its tokens as they come."""
+        """Have vLLM continue the prompt; pass its tokens on as they come."""
         server, tokens = self._server, list[int]()
         reason: FinishReason | None = None
         listener.put(torch.from_numpy(ids))
@@ -142,7 +177,7 @@ def _events(
 def _tokens_in(
     choice: Mapping[str, Any], top: int | None
 ) -> Iterator[tuple[int, TokenLogprobs | None]]:
-    """Yield the tokens of a part, with their records where they were asked for."""
+    """Yield the tokens of a part, each with its log-probabilities if ``top`` is a number."""
     ids = choice.get("token_ids") or []
     if top is None:
         yield from ((token, None) for token in ids)
