@@ -87,7 +87,13 @@ def store_on_ray(
 
 
 def _rows(
-    ds: Dataset, make: Callable[..., Any], of: Callable[..., Document], workers: int, **how: Any
+    ds: Dataset,
+    make: Callable[..., IngestWorker],
+    of: Callable[[Row], Document],
+    workers: int,
+    *,
+    batch_size: int,
+    num_gpus: float | None,
 ) -> Dataset:
     """Return the status rows, computed when they are read; ``of`` makes a row a document."""
     threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
@@ -96,16 +102,18 @@ def _rows(
         fn_constructor_args=(partial(make, threads=threads), of),
         batch_format="pyarrow",
         compute=ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
-        num_cpus=None if how["num_gpus"] else 0.5,
-        **how,
+        batch_size=batch_size,
+        num_cpus=None if num_gpus else 0.5,
+        num_gpus=num_gpus,
     )
 
 
 class _Actor:
     """A worker, made at its first batch: Ray would restart a failing constructor endlessly."""
 
-    def __init__(self, *given: Callable[..., Any]) -> None:
-        self._make, self._of = given
+    def __init__(self, make: Callable[[], IngestWorker], of: Callable[[Row], Document]) -> None:
+        self._make = make
+        self._of = of
         self._worker: IngestWorker | None = None
 
     def __call__(self, batch: Any) -> dict[str, list[Any]]:
@@ -123,6 +131,11 @@ class _Actor:
 def _document(
     row: Row, text: str = "texts", document: str | None = "name", revision: str | None = "revision"
 ) -> Document:
-    texts, named = row[text], [row[column] if column else None for column in (document, revision)]
+    texts = row[text]
     listed = [texts] if isinstance(texts, str) else texts or []
-    return Document(listed, *(None if each is None else str(each) for each in named))
+    return Document(listed, _text_in(row, document), _text_in(row, revision))
+
+
+def _text_in(row: Row, column: str | None) -> str | None:
+    value = row[column] if column else None
+    return None if value is None else str(value)

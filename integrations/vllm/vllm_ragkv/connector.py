@@ -288,8 +288,10 @@ class RagKVConnector(KVConnectorBase_V1):
         slots = torch.tensor(load.blocks)[positions // size] * size + positions % size
         for layer, (key, value) in zip(self._layers, rows, strict=True):
             cache = layer.kv_cache
-            moved = [each.to(cache.device) for each in (key, value, slots)]
-            layer.impl.do_kv_cache_update(layer, *moved[:2], cache, moved[2])
+            device = cache.device
+            layer.impl.do_kv_cache_update(
+                layer, key.to(device), value.to(device), cache, slots.to(device)
+            )
 
 
 def _ours(request: Any) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing, closing, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -85,9 +84,9 @@ class VllmAnswer:
         self.told["not_loaded"] = "full"
         if not server.folder.has_room(len(ids) * size):
             return False
-        rows = compute()
+        keys, values = compute()
         try:
-            self._opens = server.folder.write(ids, *rows, server.dtype, server.instance)
+            self._opens = server.folder.write(ids, keys, values, server.dtype, server.instance)
             self.told["handed_over_tokens"] = len(ids)
         except OSError as error:
             _log.warning("nothing is handed over to vLLM: %s", error)
@@ -113,9 +112,15 @@ class VllmAnswer:
                 self.told["not_loaded"] = server.folder.take_outcome(self._opens)
         if self.told.get("not_loaded") == "instance":
             server.instance = ""
-        first, last = (at or time.perf_counter() for at in (listener.first_at, listener.last_at))
-        drawn = Drawn(tokens, first, last, len(tokens) - 1, finish_reason=reason or "cancelled")
-        return replace(drawn, logprobs=tuple(listener.progress.logprobs))
+        now = time.perf_counter()
+        return Drawn(
+            tokens,
+            listener.first_at or now,
+            listener.last_at or now,
+            len(tokens) - 1,
+            finish_reason=reason or "cancelled",
+            logprobs=tuple(listener.progress.logprobs),
+        )
 
     def _body(self, ids: IntArray) -> dict[str, Any]:
         self._server.connect(self._loaded)
@@ -127,8 +132,9 @@ class VllmAnswer:
             "return_token_ids": True,
             "cache_salt": self._opens or self._salt,
         }
-        handed_over = {"kv_transfer_params": {"ragkv": {"id": self._opens}}}
-        return body | handed_over if self._opens else body
+        if self._opens:
+            body["kv_transfer_params"] = {"ragkv": {"id": self._opens}}
+        return body
 
     def _take(
         self, choice: Mapping[str, Any], tokens: list[int], listener: Listener
@@ -136,7 +142,8 @@ class VllmAnswer:
         """Take the tokens of a part of the answer; return why it ends, if it does."""
         for token, record in _tokens_in(choice, self._decode.logprobs):
             tokens.append(token)
-            listener.progress.logprobs += [] if record is None else [record]
+            if record is not None:
+                listener.progress.logprobs.append(record)
             listener.put(torch.tensor([token]))
             if listener.ends() or self._stops.reached(torch.tensor(tokens)):
                 return "stop"
@@ -183,8 +190,8 @@ def _tokens_in(
         yield from ((token, None) for token in ids)
         return
     found = choice["logprobs"]
-    parts = ids, found["token_logprobs"], found["top_logprobs"]
-    for token, logprob, others in zip(*parts, strict=True):
+    records = zip(ids, found["token_logprobs"], found["top_logprobs"], strict=True)
+    for token, logprob, others in records:
         pairs = ((int(name.removeprefix(ID)), each) for name, each in (others or {}).items())
         best = sorted(pairs, key=lambda pair: -pair[1])[:top]
         yield token, TokenLogprobs(token, logprob, tuple(best))

@@ -35,8 +35,10 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
         and (sampling or name not in SAMPLING)
     }
     lacks = sorted(used.keys() - _NAMES)
-    lacks += ["sparse"] if decode.sparse != "off" else []
-    lacks += ["a JSON schema beside tools that may be called"] if decode.json_schema_unless else []
+    if decode.sparse != "off":
+        lacks.append("sparse")
+    if decode.json_schema_unless:
+        lacks.append("a JSON schema beside tools that may be called")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")
     known = config_of(loaded.model).vocab_size
