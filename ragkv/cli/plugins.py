@@ -1,7 +1,8 @@
-"""Commands that other packages add by entry points of the group ``ragkv.commands``.
+"""What other packages add by entry points.
 
-An entry is a function with typer's options, or a ``typer.Typer`` with several. Nothing is looked up
-for a command of ragkv's own.
+The group ``ragkv.commands`` has commands: functions with typer's options, or a ``typer.Typer`` with
+several. The group ``ragkv.extensions`` has functions that options of ragkv's own commands call.
+Nothing is looked up for a command of ragkv's own without such an option.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import typer
 
 from ragkv.errors import MissingDependencyError
 
-GROUP = "ragkv.commands"
+COMMANDS, EXTENSIONS = "ragkv.commands", "ragkv.extensions"
 _OF_RAGKV_BENCH = ("bench", "calibrate", "eval", "tune-auxiliary")
 _log = logging.getLogger(__name__)
 
@@ -22,9 +23,9 @@ _log = logging.getLogger(__name__)
 def plugin_names() -> list[str]:
     """Return the commands that can be loaded; others are named in a warning."""
     names = []
-    for entry in sorted(entry_points(group=GROUP)):
+    for entry in sorted(entry_points(group=COMMANDS)):
         try:
-            _load(entry)
+            _command(entry)
         except MissingDependencyError as error:
             _log.warning("%s", error)
         else:
@@ -40,25 +41,46 @@ def plugin_command(name: str) -> Any:
     MissingDependencyError
         Its package is not installed or cannot be loaded.
     """
-    for entry in entry_points(group=GROUP, name=name):
-        return _load(entry)
+    for entry in entry_points(group=COMMANDS, name=name):
+        return _command(entry)
     if name in _OF_RAGKV_BENCH:
-        raise MissingDependencyError(
-            f"ragkv {name} is in a package of its own: pip install ragkv-bench, or in a clone "
-            "pip install ./benchmarks"
-        )
+        raise _not_installed(f"ragkv {name}", "ragkv-bench", "benchmarks")
     return None
+
+
+def extension(name: str, package: str) -> Any:
+    """Return the function that a package adds to a command.
+
+    Raises
+    ------
+    MissingDependencyError
+        The package is not installed or cannot be loaded.
+    """
+    for entry in entry_points(group=EXTENSIONS, name=name):
+        return _load(entry)
+    raise _not_installed(name, package, f"integrations/{name}")
+
+
+def _not_installed(name: str, package: str, folder: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{name} is in a package of its own: pip install {package}, or in a clone "
+        f"pip install ./{folder}"
+    )
 
 
 def _load(entry: EntryPoint) -> Any:
     try:
-        found = entry.load()
+        return entry.load()
     except Exception as error:  # another package's import may raise anything
         package = entry.value if entry.dist is None else entry.dist.name
         raise MissingDependencyError(
-            f"ragkv {entry.name} cannot be loaded from {package}: {error!r}. Install it again, or "
+            f"{entry.name} cannot be loaded from {package}: {error!r}. Install it again, or "
             "uninstall it"
         ) from error
+
+
+def _command(entry: EntryPoint) -> Any:
+    found = _load(entry)
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(add_completion=False)
         found.command(entry.name)(function)

@@ -23,6 +23,7 @@ from ragkv.cli.options import (
     SinkFrom,
     StorePath,
 )
+from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY, ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError, StoreError
@@ -103,9 +104,8 @@ def precompute(
         opened = partial(open_engine, model, store=for_workers(where), quiet=True, **engine)
         store_in = store_in_processes
         if ray is not None:
-            from ragkv.ingest.on_ray import store_on_ray
-
             gpus = 1 if (device or "").startswith("cuda") else None
+            store_on_ray = extension("ray", "ragkv-ray")
             store_in = partial(store_on_ray, address=ray, num_gpus=gpus)
         began = time.perf_counter()
         rows = _rows(store_in(partial(IngestWorker, opened, cut), files, workers), files)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,6 +22,7 @@ from ragkv.cli.options import (
     SinkFrom,
     StorePath,
 )
+from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine, reuse_config
 from ragkv.config import StoreConfig
 from ragkv.errors import MissingDependencyError, install_command
@@ -62,21 +60,20 @@ Drain = Annotated[
     float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
 ]
 Decoder = Annotated[
-    Literal["ragkv", "vllm"], typer.Option("--engine", help="What decodes the answers.")
+    Literal["ragkv", "vllm"],
+    typer.Option("--engine", help="What decodes the answers; vllm: package vllm-ragkv."),
 ]
 VllmUrl = Annotated[
     str, typer.Option(help="The vLLM that decodes, started with ragkv's connector.")
 ]
 VllmFolder = Annotated[
     Path | None,
-    typer.Option(
-        help="Where vLLM finds what was repaired.", show_default="of this user, in shared memory"
-    ),
+    typer.Option(help="The connector's folder.", show_default="the user's, in shared memory"),
 ]
 VllmBytes = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of what vLLM has not loaded yet.", show_default="half of what is free there"
+        min=1, help="Limit for pending hand-overs.", show_default="half of the free space"
     ),
 ]
 CorsOrigins = Annotated[
@@ -150,10 +147,10 @@ def serve(
     from ragkv.serve.keys import read_keys
 
     needs = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client"), "serve")
-    needs |= {"openai": "client"} if engine == "vllm" else {}
     for package, extra in needs.items():
         if find_spec(package) is None:
             raise MissingDependencyError(f"serve needs {package}: {install_command(extra)}")
+    decode_by_vllm = extension("vllm", "vllm-ragkv") if engine == "vllm" else None
     system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,
@@ -202,24 +199,12 @@ def serve(
         for each in others:
             other = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
             engines[each] = stack.enter_context(other)
-        if engine == "vllm":
-            stack.callback(_decode_by_vllm(engines, vllm_url, vllm_folder, vllm_bytes))
+        if decode_by_vllm is not None:
+            vllm = decode_by_vllm(
+                *engines.values(), url=vllm_url, folder=vllm_folder, most_bytes=vllm_bytes
+            )
+            stack.callback(vllm.close)
         _run(settings, engines)
-
-
-def _decode_by_vllm(
-    engines: dict[str, RagKV], url: str, path: Path | None, most_bytes: int | None
-) -> Callable[[], object]:
-    """Let a vLLM decode; return what ends its answers."""
-    from ragkv.vllm.decoder import VllmAnswer
-    from ragkv.vllm.handover import HandOverFolder, default_folder
-    from ragkv.vllm.server import VllmServer
-
-    folder = HandOverFolder(path or default_folder(), most_bytes=most_bytes)
-    server = VllmServer(url, folder, os.environ.get("VLLM_API_KEY"))
-    for name, engine in engines.items():
-        engine.decoder = partial(VllmAnswer, server, name)
-    return server.connection.close
 
 
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:

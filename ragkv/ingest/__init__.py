@@ -1,1 +1,1 @@
-"""Ingestion by several workers over one store: processes of this machine, actors of Ray."""
+"""Ingestion by several workers over one store."""

@@ -13,20 +13,17 @@ from ragkv.ingest.documents import Document, grouped, precompute_documents
 from ragkv.report.account import PrecomputeReport
 
 Row = dict[str, Any]
-"""What became of a document: ``digest`` of its texts in the store, ``document``, ``status``
-(``stored``; ``existing``: all of it; ``skipped``: all too short, too long or with unknown tokens;
-``failed``), its ``reason``. A batch's first row has the fields of its PrecomputeReport."""
+"""The status of a document: ``document`` (its name), ``status`` (``stored``; ``existing``: all of
+it; ``skipped``: all too short, too long or with unknown tokens; ``failed``), its ``reason``. A
+batch's first row has the fields of its PrecomputeReport."""
 
 
 def row_of(
     document: Document, status: str, reason: str = "", report: PrecomputeReport | None = None
 ) -> Row:
     """Return a document's row; its batch's report is in one of the rows."""
-    from ragkv.store.names import digest_of_text  # loads torch
-
-    digest = digest_of_text("".join(document.texts).strip())
-    told = {"digest": digest, "document": document.name or "", "status": status, "reason": reason}
-    return told | (report or PrecomputeReport()).to_dict()
+    own = {"document": document.name or "", "status": status, "reason": reason}
+    return own | (report or PrecomputeReport()).to_dict()
 
 
 def total(rows: Sequence[Row], seconds: float) -> PrecomputeReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +33,10 @@ group = one_plugin:group
 broken = one_plugin:nothing
 missing = no_such_module:command
 """
+EXTENSIONS = [
+    (["serve", "--engine", "vllm"], "vllm", "vllm-ragkv"),
+    (["precompute", __file__, "--ray", "local"], "ray", "ragkv-ray"),
+]
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_another_package_adds_commands(caplog):
         record.message.split(" cannot")[0]
         for record in caplog.records
         if "one-plugin" in record.message
-    ) == ["ragkv broken", "ragkv missing"]
+    ) == ["broken", "missing"]
     assert "ran ran" in run("alone", "--times", "2").output
     assert "one of them" in run("group", "one").output
 
@@ -75,7 +80,7 @@ def test_another_package_adds_commands(caplog):
 def test_one_that_cannot_be_loaded_says_why(name, reason):
     done = run(name, "--any", "option")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"Error: ragkv {name} cannot be loaded from one-plugin: {reason}")
+    assert done.stderr.startswith(f"Error: {name} cannot be loaded from one-plugin: {reason}")
 
 
 @pytest.mark.usefixtures("_installed")
@@ -83,6 +88,24 @@ def test_nothing_is_loaded_for_ragkvs_own_commands(monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", None)
     assert run("serve", "--help").exit_code == 0
     assert "one_plugin" not in sys.modules
+
+
+@pytest.mark.parametrize(("words", "name", "package"), EXTENSIONS, ids=str)
+def test_options_of_other_packages_name_them(words, name, package, monkeypatch):
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: ())
+    done = run(*words)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{name} is in a package of its own: pip install {package}, or" in done.stderr
+    assert f"pip install ./integrations/{name}" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "name", "package"), EXTENSIONS, ids=str)
+def test_an_option_whose_package_is_broken_says_why(words, name, package, monkeypatch):
+    broken = (EntryPoint(name, "no_such_module:function", plugins.EXTENSIONS),)
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: broken)
+    done = run(*words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {name} cannot be loaded from no_such_module")
 
 
 @pytest.mark.parametrize(

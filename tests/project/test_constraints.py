@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-WRAPPERS = [path.parent for path in ROOT.glob("integrations/*/pyproject.toml")]
-OWN = {"ragkv", "ragkv-bench", *(folder.name for folder in WRAPPERS)}
+INTEGRATIONS = [path.parent for path in ROOT.glob("integrations/*/pyproject.toml")]
+OWN = {
+    tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+    for folder in (ROOT, ROOT / "benchmarks", *INTEGRATIONS)
+}
 LINES = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
 
 
@@ -58,7 +62,7 @@ def test_an_ordinary_index_has_all_of_it(tmp_path: Path, dropped: tuple[str, ...
             str(kept),
             f"{ROOT}[{extras},docs,release]",
             str(ROOT / "benchmarks"),
-            *map(str, WRAPPERS),
+            *map(str, INTEGRATIONS),
         ],
         env=os.environ | ordinary,
         capture_output=True,

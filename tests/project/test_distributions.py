@@ -1,4 +1,4 @@
-"""What is released: four distributions in step, none with another's files, each complete."""
+"""What is released: six distributions in step, none with another's files, each complete."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ FOLDERS = {
     "ragkv-bench": ROOT / "benchmarks",
     "langchain-ragkv": ROOT / "integrations" / "langchain-ragkv",
     "llama-index-llms-ragkv": ROOT / "integrations" / "llama-index-llms-ragkv",
+    "ragkv-ray": ROOT / "integrations" / "ray",
+    "vllm-ragkv": ROOT / "integrations" / "vllm",
 }
 PYPROJECTS = {
     name: tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
@@ -64,11 +66,27 @@ llm = llama_index.llms.ragkv.RagKVLLM(model_name=model, store=":memory:", max_ne
 llm.kv.precompute([chunk], sink=llm.reuse_overrides.get("sink"))
 report = llm.complete(prompt).additional_kwargs
 """,
+    "ragkv-ray": """
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec
+(entry,) = entry_points(group="ragkv.extensions", name="ray")
+if find_spec("ray") is None:
+    sys.modules["ragkv_ray"] = module_from_spec(find_spec("ragkv_ray"))
+else:
+    assert entry.load().__name__ == "store_on_ray"
+report = None
+""",
+    "vllm-ragkv": """
+from ragkv.cli.plugins import extension
+assert extension("vllm", "vllm-ragkv").__name__ == "decode_by_vllm"
+report = None
+""",
 }
 BEFORE = "import sys\nmodel, chunk = sys.argv[1:]\nprompt = chunk + '\\n\\nWhat is a target?'\n"
 AFTER = """
 assert report is None or report["reused_tokens"] > 0, report
 ours = ("ragkv", "ragkv_kernels", "ragkv_bench", "langchain_ragkv", "llama_index.llms.ragkv")
+ours += ("ragkv_ray", "vllm_ragkv")
 files = [sys.modules[name].__file__ for name in ours if name in sys.modules]
 assert files and all(file.startswith(sys.prefix) for file in files), files
 """
@@ -117,7 +135,11 @@ def test_they_require_one_another_in_this_minor_version():
         ("llama-index-llms-ragkv", "ragkv"),
         ("ragkv", "langchain-ragkv"),
         ("ragkv", "llama-index-llms-ragkv"),
+        ("ragkv", "ragkv-ray"),
+        ("ragkv", "vllm-ragkv"),
         ("ragkv-bench", "ragkv"),
+        ("ragkv-ray", "ragkv"),
+        ("vllm-ragkv", "ragkv"),
     ]
 
 
@@ -126,7 +148,7 @@ def test_no_two_own_a_file_and_all_are_typed():
     assert not [file for file, count in Counter(owned).items() if count > 1]
     marked = {file.removesuffix("/py.typed") for file in owned if file.endswith("/py.typed")}
     typed = {"ragkv", "ragkv_bench", "langchain_ragkv", "llama_index/llms/ragkv"}
-    assert marked == typed | {"ragkv_kernels"}
+    assert marked == typed | {"ragkv_kernels", "ragkv_ray", "vllm_ragkv"}
     assert not [file for file in owned if not file.endswith((".py", "py.typed", ".css"))]
 
 

@@ -19,7 +19,9 @@ WRAPPERS = (
     "integrations/langchain-ragkv/langchain_ragkv",
     "integrations/llama-index-llms-ragkv/llama_index",
 )
-SOURCES = ("ragkv", "kernels", *WRAPPERS, "benchmarks/ragkv_bench", "examples")
+EXTENSIONS = ("integrations/ray/ragkv_ray", "integrations/vllm/vllm_ragkv")
+PACKAGES = (*WRAPPERS, *EXTENSIONS, "benchmarks/ragkv_bench")
+SOURCES = ("ragkv", "kernels", *PACKAGES, "examples")
 ROOMS = (
     "errors",
     "config",
@@ -37,7 +39,6 @@ ROOMS = (
     "recompute",
     "decode",
     "engine",
-    "vllm",
     "ingest",
     "serve",
     "cli",
@@ -130,11 +131,14 @@ def test_imports_go_one_way():
     assert not wrong
 
 
-def test_only_the_benchmarks_import_the_benchmarks():
+@pytest.mark.parametrize("package", [*EXTENSIONS, "benchmarks/ragkv_bench"])
+def test_only_a_package_imports_itself(package: str):
+    """ragkv loads their functions by entry points."""
+    name = package.rpartition("/")[2]
     assert not [
         path
-        for path in python_files("ragkv", "kernels", *WRAPPERS, "examples")
-        if any(name.split(".")[0] == "ragkv_bench" for name in imported(path))
+        for path in python_files(*(folder for folder in SOURCES if folder != package))
+        if any(each.split(".")[0] == name for each in imported(path))
     ]
 
 
@@ -219,7 +223,7 @@ def test_public_names_exist_and_are_few():
 def test_every_direct_requirement_is_pinned():
     projects = [
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        for folder in (".", "benchmarks", *(path.rpartition("/")[0] for path in WRAPPERS))
+        for folder in (".", *(path.rpartition("/")[0] for path in PACKAGES))
     ]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {_name(line) for line in lines if line and not line.startswith("#")}
@@ -275,6 +279,7 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Scene",
         "Scored",
         "StagedSearch",
+        "decode_by_vllm",
         "page",
     }
     for path in classes:

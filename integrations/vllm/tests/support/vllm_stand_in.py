@@ -44,16 +44,16 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 @pytest.fixture
 def connector_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return ``ragkv.vllm.connector``, imported with the stand-in."""
+    """Return ``vllm_ragkv.connector``, imported with the stand-in."""
     for whole in (_BASE, _CACHES):
         for end in (at for at, char in enumerate(whole + ".") if char == "."):
             monkeypatch.setitem(sys.modules, whole[:end], ModuleType(whole[:end]))
     metadata = type("KVConnectorMetadata", (), {})
     vars(sys.modules[_BASE]).update(KVConnectorBase_V1=ConnectorBase, KVConnectorMetadata=metadata)
     vars(sys.modules[_CACHES]).update(FullAttentionSpec=FullAttentionSpec)
-    monkeypatch.setitem(sys.modules, "ragkv.vllm.connector", ModuleType("to be imported"))
-    del sys.modules["ragkv.vllm.connector"]
-    return importlib.import_module("ragkv.vllm.connector")
+    monkeypatch.setitem(sys.modules, "vllm_ragkv.connector", ModuleType("to be imported"))
+    del sys.modules["vllm_ragkv.connector"]
+    return importlib.import_module("vllm_ragkv.connector")
 
 
 class Backend:

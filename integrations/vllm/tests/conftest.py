@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 from served import CHUNKS
 from tiny import tiny_model
 from vllm_over_http import StandIn, running
+from vllm_ragkv.decoder import decode_by_vllm
+from vllm_ragkv.server import VllmServer
 
 from ragkv import RagKV
-from ragkv.vllm.decoder import VllmAnswer
-from ragkv.vllm.handover import HandOverFolder
-from ragkv.vllm.server import VllmServer
 
 
 @pytest.fixture
@@ -24,15 +22,13 @@ def vllm(tmp_path) -> StandIn:
 
 @pytest.fixture
 def connect(vllm) -> Iterator[Callable[..., VllmServer]]:
-    """Return ``connect(*engines, **HandOverFolder's arguments)``: the stand-in decodes for them."""
+    """Return ``connect(*engines, **limits)``: the stand-in decodes for them."""
     with ExitStack() as stack:
 
         def make(*engines: RagKV, **limits: float) -> VllmServer:
             url = stack.enter_context(running(vllm))
-            server = VllmServer(url, HandOverFolder(vllm.folder, **limits))
-            stack.callback(server.connection.close)
-            for engine in engines:
-                engine.decoder = partial(VllmAnswer, server, engine.namespace)
+            server = decode_by_vllm(*engines, url=url, folder=vllm.folder, **limits)
+            stack.callback(server.close)
             return server
 
         yield make

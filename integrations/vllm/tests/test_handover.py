@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from vllm_ragkv.handover import HandOverFolder
 
 from ragkv.errors import ConfigError
-from ragkv.vllm.handover import HandOverFolder
 
 IDS = np.arange(5, dtype=np.int32)
 KEYS, VALUES = torch.randn(2, 2, 3, 9, 4).unbind()
@@ -107,7 +107,7 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(folder, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("ragkv.vllm.handover.save_file", full)
+    monkeypatch.setattr("vllm_ragkv.handover.save_file", full)
     with pytest.raises(OSError, match="No space"):
         folder.write(IDS, KEYS, VALUES, "float32", "one")
     assert [path.name for path in folder.path.iterdir()] == ["secret"]

@@ -1,4 +1,4 @@
-"""How tokens are drawn, as the fields of a request to vLLM."""
+"""Sampling settings as the fields of a request to vLLM."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _NAMES = {name: name for name in ("repetition_penalty", "min_p")} | {"min_new_to
 
 
 def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
-    """Return the fields that ``/v1/completions`` takes; ConfigError for what vLLM does not do.
+    """Return the fields of ``/v1/completions``, none left to vLLM's defaults.
 
-    vLLM's own defaults count nowhere.
+    Raises
+    ------
+    ConfigError
+        vLLM does not support a setting.
     """
     settings = generation_config(loaded, within_max_length(loaded, decode, 0))
     sampling = decode.temperature > 0
@@ -32,8 +35,10 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
         and (sampling or name not in SAMPLING)
     }
     lacks = sorted(used.keys() - _NAMES)
-    lacks += ["sparse"] if decode.sparse != "off" else []
-    lacks += ["a JSON schema beside tools that may be called"] if decode.json_schema_unless else []
+    if decode.sparse != "off":
+        lacks.append("sparse")
+    if decode.json_schema_unless:
+        lacks.append("a JSON schema beside tools that may be called")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")
     known = config_of(loaded.model).vocab_size

@@ -1,19 +1,14 @@
-"""vLLM's side: a KV connector that loads what ragkv has repaired as an external prefix.
+"""vLLM's side: a KV connector that loads repaired KV as an external prefix.
 
-One file that imports no other module of ragkv: it runs in vLLM's environment
-(docs/vllm.md). ragkv writes the KV of a prompt's first tokens to a folder and sends vLLM the
-prompt with a signed id. The connector loads that KV into vLLM's blocks; where anything is
-wrong with it, vLLM computes the tokens itself.
+It runs in vLLM's environment, which does not need ragkv (docs/vllm.md). ragkv writes the KV of a
+prompt's first tokens to a folder and sends vLLM the prompt with a signed id. The connector loads
+that KV into vLLM's blocks. If anything is wrong with it, vLLM computes the tokens itself.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import json
 import logging
-import os
 import re
 import secrets
 import struct
@@ -32,9 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-FORMAT = 1
-_HEAD = struct.Struct(">16sQI")  # of an id: name, expiry in unix seconds, tokens; then signature
-_SIGNATURE_BYTES = 16
+from vllm_ragkv.files import FORMAT, SUFFIX, default_folder, read_id, shared_secret
+
 _LONGEST_HEADER = 1 << 24
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _log = logging.getLogger("vllm.ragkv")  # vLLM shows its own loggers
@@ -44,7 +38,7 @@ Rows = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class UnusableError(Exception):
-    """A hand-over cannot be used; the message is the reason that ragkv is told."""
+    """A hand-over cannot be used. The message is the reason in ragkv's report."""
 
 
 @dataclass
@@ -82,7 +76,7 @@ class RagKVConnector(KVConnectorBase_V1):
     """Loads hand-overs of ragkv, asynchronously, through the layers' own cache update.
 
     vLLM makes one in its scheduler, which decides, and one in its worker, which loads.
-    ``kv_connector_extra_config`` may name the ``folder`` (default: ``/dev/shm/ragkv-<uid>``).
+    ``kv_connector_extra_config`` can name the ``folder`` (default: ``/dev/shm/ragkv-<uid>``).
 
     Raises
     ------
@@ -102,8 +96,8 @@ class RagKVConnector(KVConnectorBase_V1):
             "dtype": _DTYPES[self._spec.dtype],
         }
         folder = vllm_config.kv_transfer_config.kv_connector_extra_config.get("folder")
-        self._folder = Path(folder or f"/dev/shm/ragkv-{os.getuid()}")  # noqa: S108
-        self._secret = _read_secret(self._folder)
+        self._folder = Path(folder) if folder else default_folder()
+        self._secret = shared_secret(self._folder)
         self._instance = secrets.token_hex(16)
         self._uses: dict[str, _Use] = {}
         self._new: list[_Load] = []
@@ -175,8 +169,11 @@ class RagKVConnector(KVConnectorBase_V1):
             It must not be loaded.
         """
         prompt = request.prompt_token_ids or []
-        name, expires, tokens = _verify(self._secret, identity, prompt)
-        use.name, use.tokens = name.hex(), min(tokens, len(prompt) - 1)  # vLLM computes one
+        try:
+            use.name, expires, tokens = read_id(self._secret, identity, prompt)
+        except (ValueError, struct.error):
+            raise UnusableError("signature") from None
+        use.tokens = min(tokens, len(prompt) - 1)  # vLLM computes one
         _reject(
             salt=request.cache_salt != identity,  # other prompts would get these blocks
             prompt=bool(request.mm_features or request.skip_reading_prefix_cache or use.tokens < 1),
@@ -217,7 +214,7 @@ class RagKVConnector(KVConnectorBase_V1):
         return {**known, "loaded": use.loaded, "reason": use.reason}
 
     def _path(self, named: _Use | _Load) -> Path:
-        return self._folder / f"{named.name}.safetensors"
+        return self._folder / f"{named.name}{SUFFIX}"
 
     # In the worker
 
@@ -291,28 +288,16 @@ class RagKVConnector(KVConnectorBase_V1):
         slots = torch.tensor(load.blocks)[positions // size] * size + positions % size
         for layer, (key, value) in zip(self._layers, rows, strict=True):
             cache = layer.kv_cache
-            moved = [each.to(cache.device) for each in (key, value, slots)]
-            layer.impl.do_kv_cache_update(layer, *moved[:2], cache, moved[2])
+            device = cache.device
+            layer.impl.do_kv_cache_update(
+                layer, key.to(device), value.to(device), cache, slots.to(device)
+            )
 
 
 def _ours(request: Any) -> dict[str, Any] | None:
     """Return what a request says to this connector."""
     ours = (request.kv_transfer_params or {}).get("ragkv")
     return ours if isinstance(ours, dict) else None
-
-
-def _verify(secret: bytes, identity: str, prompt: list[int]) -> tuple[bytes, int, int]:
-    """Return an id's name, expiry and tokens, if it was signed for this prompt."""
-    try:
-        known = base64.urlsafe_b64decode(identity + "=" * (-len(identity) % 4))
-        name, expires, tokens = _HEAD.unpack(known[: _HEAD.size])
-    except (ValueError, struct.error):
-        raise UnusableError("signature") from None
-    ids = prompt[:tokens]
-    digest = hashlib.sha256(struct.pack(f"<{len(ids)}i", *ids)).digest()
-    signature = hmac.digest(secret, known[: _HEAD.size] + digest, "sha256")[:_SIGNATURE_BYTES]
-    _reject(signature=not hmac.compare_digest(known[_HEAD.size :], signature))
-    return name, expires, tokens
 
 
 def _reject(**reasons: bool) -> None:
@@ -352,20 +337,3 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:
     (length,) = struct.unpack("<Q", file.read(8))
     header = json.loads(file.read(min(length, _LONGEST_HEADER)))
     return header, dict(json.loads(header["__metadata__"]["ragkv"])), 8 + length
-
-
-def _read_secret(folder: Path) -> bytes:
-    """Return the folder's key, made by whoever comes first."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ValueError(f"{folder} must belong to this user alone: chmod 700, or name another")
-    path = folder / "secret"
-    if not path.exists():
-        draft = folder / f"{secrets.token_hex(8)}.draft"
-        draft.touch(0o600, exist_ok=False)
-        draft.write_bytes(secrets.token_bytes(32))
-        with suppress(FileExistsError):
-            path.hardlink_to(draft)
-        draft.unlink()
-    return path.read_bytes()

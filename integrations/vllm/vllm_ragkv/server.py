@@ -1,4 +1,4 @@
-"""A running vLLM: how it keeps keys and values, and whether it has the same model."""
+"""A running vLLM: its process, its KV type, and whether it has the same model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ragkv.model.linear import arithmetic_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.splice.buffer import SplicedCache
-from ragkv.vllm.handover import HandOverFolder
+from vllm_ragkv.handover import HandOverFolder
 
 COMPLETIONS = "/v1/completions"
 ID = "token_id:"
 _TIMEOUT_S = 60.0
 _TOLERANCE, _ROUNDED_TOLERANCE = 0.02, 0.2
-"""Nats between log-probabilities of one model: both in float32, or either rounded."""
+"""Nats between log-probabilities of one model: both in float32, or one of them rounded."""
 _TEXT = (
     "The water of a river comes from rain and melting snow. It runs downhill, and where two "
     "rivers meet, the larger one keeps its name. In 1858 a map showed 27 of them; today we know "
@@ -33,7 +33,7 @@ _START = "start it with ragkv's connector, and give both the same folder (docs/v
 class VllmServer:
     """Requests to one vLLM, and hand-overs to it.
 
-    ``instance`` names the vLLM that runs there: empty before :meth:`connect`, another one after a
+    ``instance`` names the running process: empty before :meth:`connect`, different after a
     restart. ``dtype`` is that of its keys and values.
     """
 
@@ -43,8 +43,12 @@ class VllmServer:
         self.connection = Connection(self.url, api_key, _TIMEOUT_S, 0, program="vllm serve")
         self.instance, self.dtype, self.positions = "", "", 0
 
+    def close(self) -> None:
+        """End its answers; later requests raise ClosedError."""
+        self.connection.close()
+
     def connect(self, loaded: ReusableModel) -> None:
-        """See that it is there, with the connector and the same model: ServerError if not."""
+        """Check that it runs with the connector and the same model; ServerError if not."""
         with lock_of(loaded.model), loaded.without_autocast():
             if not self.instance:
                 try:
@@ -53,7 +57,7 @@ class VllmServer:
                     raise ServerError(str(error)) from error
 
     def _compared(self, loaded: ReusableModel) -> str:
-        """Compare log-probabilities of a text, then of the token behind rows that it is given."""
+        """Compare the log-probabilities of a text, then of a token behind handed-over rows."""
         found = loaded.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
         ids, every = np.asarray(found, dtype=np.int32), np.arange(len(found))
         cache = SplicedCache(loaded, len(ids), spare=0)
@@ -62,7 +66,7 @@ class VllmServer:
         answer = self._ask(ids, "ragkv", {}, prompt_logprobs=0)
         told = (answer.get("kv_transfer_params") or {}).get("ragkv")
         if told is None:
-            raise ServerError(f"{self.url} is no vLLM with ragkv's connector: {_START}")
+            raise ServerError(f"{self.url} is not a vLLM with ragkv's connector: {_START}")
         (served,) = self.connection.call("get", "/v1/models")["data"][:1]
         self.dtype, self.positions = told["dtype"], int(served["max_model_len"])
         exact = self.dtype == arithmetic_of(loaded.model) == "float32"
@@ -90,12 +94,12 @@ class VllmServer:
         return self.connection.call("post", COMPLETIONS, body)
 
     def _refuse_others(self, own: torch.Tensor, given: list[float], most: float, of: str) -> None:
-        """Refuse log-probabilities ``[tokens]`` that are another model's."""
+        """Refuse log-probabilities ``[tokens]`` of a different model."""
         theirs = torch.tensor(given)
         apart = float((own - theirs).abs().mean())
         if not apart <= most:
             raise ServerError(
-                f"{self.url} serves another model, or keeps it otherwise: the log-probability of "
+                f"{self.url} serves a different model or KV type: the log-probability of "
                 f"{of} is {float(theirs.mean()):.3f} there and {float(own.mean()):.3f} here, "
                 f"{apart:.3f} apart on average instead of at most {most}"
             )

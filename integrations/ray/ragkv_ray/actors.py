@@ -1,4 +1,4 @@
-"""Workers in actors of Ray, over a dataset of Ray Data. Nothing else imports ray."""
+"""Actors of Ray that store the chunks of a Ray Data dataset."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.data import ActorPoolStrategy, DataContext, Dataset, from_items
+
+from ragkv import RagKV
 from ragkv.config import StoreConfig
-from ragkv.errors import MissingDependencyError, RagKVError, install_command
+from ragkv.errors import RagKVError
 from ragkv.ingest.documents import Document
 from ragkv.ingest.worker import IngestWorker, Row, for_workers, largest_first, row_of
-
-try:
-    import ray
-    from ray.data import ActorPoolStrategy, DataContext, Dataset, from_items
-except ImportError as error:
-    raise MissingDependencyError(f"ingestion on Ray: {install_command('ray')}") from error
+from ragkv.store.names import digest_of_text
 
 
 def precompute_dataset(
@@ -35,31 +34,30 @@ def precompute_dataset(
     num_gpus: float | None = None,
     **engine: Any,
 ) -> Dataset:
-    """Store a dataset's chunks by several actors; when all is done, return their status rows.
+    """Store a dataset's chunks by several actors; return status rows when all are stored.
 
-    Each is a :data:`ragkv.ingest.worker.Row`. Stored chunks are not encoded again: a second call
-    does what is missing. Where an actor or a node dies, another stores its batches.
+    A status row is a :data:`ragkv.ingest.worker.Row` with the ``digest`` of its texts in the store.
+    Stored chunks are not encoded again: a second call stores what is missing. If an actor or a node
+    dies, another one stores its batches.
 
     Parameters
     ----------
     model, store, **engine
-        As :class:`ragkv.RagKV` takes them. Every node must reach the store: a server, a bucket, or
-        a folder that all have under this path.
+        Arguments of :class:`ragkv.RagKV`. Every node must reach the store: a server, a bucket, or
+        a folder that all nodes mount under this path.
     text
-        The column of chunks; a row may have a list of them.
+        The column of chunks; a row can have a list of them.
     document, revision
         The columns of the documents' names and revisions, as in :meth:`ragkv.RagKV.precompute`.
-        Without a revision, a row has all chunks of its document.
+        Without a revision, a row must have all chunks of its document.
     expires_in
         Seconds until the chunks expire; None is never.
     workers, batch_size
-        Actors, and rows that one stores at a time.
+        Number of actors, and of rows in a batch.
     num_gpus
-        What an actor takes, beside ``device="cuda"``. Others reserve half a CPU, as Ray hangs where
-        actors hold all, and compute with their share of the cluster's.
+        GPUs of an actor, with ``device="cuda"``. Without GPUs an actor reserves half a CPU, because
+        Ray hangs when actors hold all CPUs, and computes with its share of the cluster's CPUs.
     """
-    from ragkv import RagKV
-
     at = for_workers(store if isinstance(store, StoreConfig) else StoreConfig(store))
     make = partial(IngestWorker, partial(RagKV, model, store=at, **engine), expires_in=expires_in)
     named = partial(_document, text=text, document=document, revision=revision)
@@ -74,7 +72,7 @@ def store_on_ray(
     address: str,
     num_gpus: float | None = None,
 ) -> Iterator[list[Row]]:
-    """Store documents in the cluster at ``address``, as ``ray.init`` takes it; yield their rows."""
+    """Store documents in the cluster at ``address``, for ``ray.init``; yield their status rows."""
     ray.init(address, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
     try:
         DataContext.get_current().enable_progress_bars = False
@@ -89,25 +87,33 @@ def store_on_ray(
 
 
 def _rows(
-    ds: Dataset, make: Callable[..., Any], of: Callable[..., Document], workers: int, **how: Any
+    ds: Dataset,
+    make: Callable[..., IngestWorker],
+    of: Callable[[Row], Document],
+    workers: int,
+    *,
+    batch_size: int,
+    num_gpus: float | None,
 ) -> Dataset:
-    """Return the status rows, which are computed when they are read; ``of`` reads a row."""
+    """Return the status rows, computed when they are read; ``of`` makes a row a document."""
     threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
     return ds.map_batches(
         _Actor,
         fn_constructor_args=(partial(make, threads=threads), of),
         batch_format="pyarrow",
         compute=ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
-        num_cpus=None if how["num_gpus"] else 0.5,
-        **how,
+        batch_size=batch_size,
+        num_cpus=None if num_gpus else 0.5,
+        num_gpus=num_gpus,
     )
 
 
 class _Actor:
-    """A worker, made at its first batch: Ray would make one that fails again and again."""
+    """A worker, made at its first batch: Ray would restart a failing constructor endlessly."""
 
-    def __init__(self, *given: Callable[..., Any]) -> None:
-        self._make, self._of = given
+    def __init__(self, make: Callable[[], IngestWorker], of: Callable[[Row], Document]) -> None:
+        self._make = make
+        self._of = of
         self._worker: IngestWorker | None = None
 
     def __call__(self, batch: Any) -> dict[str, list[Any]]:
@@ -115,14 +121,21 @@ class _Actor:
         try:
             self._worker = self._worker or self._make()
             rows = self._worker.store(documents)
-        except RagKVError as error:  # raised here, Ray would keep nothing but a traceback's text
+        except RagKVError as error:  # Ray would keep only the text of its traceback
             rows = [row_of(each, "failed", str(error)) for each in documents]
+        for row, document in zip(rows, documents, strict=True):
+            row["digest"] = digest_of_text("".join(document.texts).strip())
         return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _document(
     row: Row, text: str = "texts", document: str | None = "name", revision: str | None = "revision"
 ) -> Document:
-    texts, named = row[text], [row[column] if column else None for column in (document, revision)]
+    texts = row[text]
     listed = [texts] if isinstance(texts, str) else texts or []
-    return Document(listed, *(None if each is None else str(each) for each in named))
+    return Document(listed, _text_in(row, document), _text_in(row, revision))
+
+
+def _text_in(row: Row, column: str | None) -> str | None:
+    value = row[column] if column else None
+    return None if value is None else str(value)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing, closing, suppress
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from ragkv import RagKV
 from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import Drawn, within_max_length
@@ -22,11 +25,42 @@ from ragkv.errors import ServerError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.prompt.tokens import IntArray
-from ragkv.vllm.sampling import fields_of
-from ragkv.vllm.server import COMPLETIONS, ID, VllmServer
+from vllm_ragkv.files import default_folder
+from vllm_ragkv.handover import HandOverFolder
+from vllm_ragkv.sampling import fields_of
+from vllm_ragkv.server import COMPLETIONS, ID, VllmServer
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
+
+
+def decode_by_vllm(
+    *engines: RagKV,
+    url: str = "http://127.0.0.1:8001",
+    folder: Path | None = None,
+    most_bytes: int | None = None,
+) -> VllmServer:
+    """Let a vLLM decode the answers of engines over one model; return it, to be closed after them.
+
+    Parameters
+    ----------
+    url
+        A vLLM with ragkv's connector. The environment variable ``VLLM_API_KEY`` has its key.
+    folder
+        The connector's folder of hand-overs; None is the user's, in shared memory.
+    most_bytes
+        Limit for pending hand-overs; None is half of the free space.
+
+    Raises
+    ------
+    ConfigError
+        ``url`` is no address, or other users can enter the folder.
+    """
+    handovers = HandOverFolder(folder or default_folder(), most_bytes=most_bytes)
+    server = VllmServer(url, handovers, os.environ.get("VLLM_API_KEY"))
+    for engine in engines:
+        engine.decoder = partial(VllmAnswer, server, engine.namespace)
+    return server
 
 
 class VllmAnswer:
@@ -43,23 +77,23 @@ class VllmAnswer:
         self._salt, self._opens = server.folder.salt(namespace), ""
 
     def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
-        """Write rows where vLLM finds them; without room for them it computes the prompt itself."""
+        """Write rows for vLLM; without room for them it computes the prompt itself."""
         server = self._server
         server.connect(self._loaded)
         size = self._loaded.architecture.values_per_token * getattr(torch, server.dtype).itemsize
         self.told["not_loaded"] = "full"
         if not server.folder.has_room(len(ids) * size):
             return False
-        rows = compute()
+        keys, values = compute()
         try:
-            self._opens = server.folder.write(ids, *rows, server.dtype, server.instance)
+            self._opens = server.folder.write(ids, keys, values, server.dtype, server.instance)
             self.told["handed_over_tokens"] = len(ids)
         except OSError as error:
             _log.warning("nothing is handed over to vLLM: %s", error)
         return True
 
     def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
-        """Have vLLM go on from the prompt, and hear its tokens as they come."""
+        """Have vLLM continue the prompt; pass its tokens on as they come."""
         server, tokens = self._server, list[int]()
         reason: FinishReason | None = None
         listener.put(torch.from_numpy(ids))
@@ -78,9 +112,15 @@ class VllmAnswer:
                 self.told["not_loaded"] = server.folder.take_outcome(self._opens)
         if self.told.get("not_loaded") == "instance":
             server.instance = ""
-        first, last = (at or time.perf_counter() for at in (listener.first_at, listener.last_at))
-        drawn = Drawn(tokens, first, last, len(tokens) - 1, finish_reason=reason or "cancelled")
-        return replace(drawn, logprobs=tuple(listener.progress.logprobs))
+        now = time.perf_counter()
+        return Drawn(
+            tokens,
+            listener.first_at or now,
+            listener.last_at or now,
+            len(tokens) - 1,
+            finish_reason=reason or "cancelled",
+            logprobs=tuple(listener.progress.logprobs),
+        )
 
     def _body(self, ids: IntArray) -> dict[str, Any]:
         self._server.connect(self._loaded)
@@ -92,8 +132,9 @@ class VllmAnswer:
             "return_token_ids": True,
             "cache_salt": self._opens or self._salt,
         }
-        handed_over = {"kv_transfer_params": {"ragkv": {"id": self._opens}}}
-        return body | handed_over if self._opens else body
+        if self._opens:
+            body["kv_transfer_params"] = {"ragkv": {"id": self._opens}}
+        return body
 
     def _take(
         self, choice: Mapping[str, Any], tokens: list[int], listener: Listener
@@ -101,7 +142,8 @@ class VllmAnswer:
         """Take the tokens of a part of the answer; return why it ends, if it does."""
         for token, record in _tokens_in(choice, self._decode.logprobs):
             tokens.append(token)
-            listener.progress.logprobs += [] if record is None else [record]
+            if record is not None:
+                listener.progress.logprobs.append(record)
             listener.put(torch.tensor([token]))
             if listener.ends() or self._stops.reached(torch.tensor(tokens)):
                 return "stop"
@@ -142,14 +184,14 @@ def _events(
 def _tokens_in(
     choice: Mapping[str, Any], top: int | None
 ) -> Iterator[tuple[int, TokenLogprobs | None]]:
-    """Yield the tokens of a part, with their records where they were asked for."""
+    """Yield the tokens of a part, each with its log-probabilities if ``top`` is a number."""
     ids = choice.get("token_ids") or []
     if top is None:
         yield from ((token, None) for token in ids)
         return
     found = choice["logprobs"]
-    parts = ids, found["token_logprobs"], found["top_logprobs"]
-    for token, logprob, others in zip(*parts, strict=True):
+    records = zip(ids, found["token_logprobs"], found["top_logprobs"], strict=True)
+    for token, logprob, others in records:
         pairs = ((int(name.removeprefix(ID)), each) for name, each in (others or {}).items())
         best = sorted(pairs, key=lambda pair: -pair[1])[:top]
         yield token, TokenLogprobs(token, logprob, tuple(best))

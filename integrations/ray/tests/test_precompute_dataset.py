@@ -10,6 +10,7 @@ from ingesting import KILLED, Killed, assert_alike
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
+from ragkv.store.names import digest_of_text
 
 ray = pytest.importorskip("ray", reason="make ray brings it")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -23,7 +24,7 @@ def cluster(request, tmp_path, monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv(KILLED, str(tmp_path / request.param))
-    monkeypatch.setattr("ragkv.ingest.on_ray.IngestWorker", Killed)
+    monkeypatch.setattr("ragkv_ray.actors.IngestWorker", Killed)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     assert made.add_node(num_cpus=1) != made.add_node(num_cpus=1)
     ray.init(made.address, log_to_driver=False)
@@ -33,7 +34,7 @@ def cluster(request, tmp_path, monkeypatch):
 
 
 def test_what_dies_loses_nothing(cluster, tmp_path):
-    from ragkv.ingest.on_ray import precompute_dataset
+    from ragkv_ray import precompute_dataset
 
     model = str(tmp_path / "model")
     tiny_model(layers=2).save_pretrained(model)
@@ -43,6 +44,8 @@ def test_what_dies_loses_nothing(cluster, tmp_path):
     first, again = (precompute_dataset(ds, model, **given).take_all() for _ in range(2))
     assert cluster.exists()
     assert sorted(row["document"] for row in first) == sorted(item["of"] for item in ITEMS)
+    digests = {digest_of_text(item["text"].strip()) for item in ITEMS}
+    assert {row["digest"] for row in first} == digests
     assert {row["status"] for row in first} <= {"stored", "existing"}
     assert {row["status"] for row in again} == {"existing"}
     with RagKV(model, store=tmp_path / "one") as one, RagKV(model, store=tmp_path / "two") as two:

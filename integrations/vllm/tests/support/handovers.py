@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from ragkv.vllm.handover import HandOverFolder
+from vllm_ragkv.handover import HandOverFolder
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 """Each layer's keys and values, ``[tokens, kv_heads, head_dim]``."""

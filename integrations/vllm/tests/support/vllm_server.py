@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 from store_servers import free_port
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[2]
 VERSIONS = ("0.27.1", "0.30.0", "0.32.0")
 
 
 def installed_python(version: str) -> Path:
     """Return the Python that has this version; `make vllm` installs it."""
-    return ROOT / ".vllm" / version / "bin" / "python"
+    return PACKAGE.parents[1] / ".vllm" / version / "bin" / "python"
 
 
 class VLLM:
@@ -33,7 +33,7 @@ class VLLM:
         self.log = folder.with_name(f"{folder.name}.log")
         transfer = {
             "kv_connector": "RagKVConnector",
-            "kv_connector_module_path": "ragkv.vllm.connector",
+            "kv_connector_module_path": "vllm_ragkv.connector",
             "kv_role": "kv_consumer",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"folder": str(folder)},
@@ -66,7 +66,7 @@ class VLLM:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command,
-                env={**own, **quiet, "PYTHONPATH": str(ROOT)},
+                env={**own, **quiet, "PYTHONPATH": str(PACKAGE)},
                 cwd=self.folder.parent,
                 stdout=log,
                 stderr=subprocess.STDOUT,

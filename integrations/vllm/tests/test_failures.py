@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, chat, events, refused, until
 from tiny import ask, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 from vllm_over_http import running
+from vllm_ragkv.decoder import decode_by_vllm
+from vllm_ragkv.handover import HandOverFolder
 
 from ragkv.cli import serve
 from ragkv.cli.main import app
 from ragkv.errors import ClosedError, ConfigError, ServerError
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
-from ragkv.vllm.decoder import VllmAnswer
-from ragkv.vllm.handover import HandOverFolder
-from ragkv.vllm.server import VllmServer
 
 PROMPT = ask(CHUNKS)
 
@@ -41,7 +38,7 @@ def test_vllm_computes_what_it_cannot_load(kv, vllm, connect, monkeypatch, reaso
     elif reason == "instance":
         vllm.instance = "second"
     elif reason != "full":
-        monkeypatch.setattr("ragkv.vllm.handover.save_file", no_space)
+        monkeypatch.setattr("vllm_ragkv.handover.save_file", no_space)
     with client(kv) as http:
         until(lambda: http.get("/health").status_code == 200)
         answer = http.post(CHAT, json=chat(ragkv={"report": True})).json()
@@ -59,8 +56,7 @@ def test_vllm_computes_what_it_cannot_load(kv, vllm, connect, monkeypatch, reaso
 
 def test_a_vllm_that_is_down_is_waited_for(kv, connect, tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.serve.service._PAUSE_S", 0.01)
-    down = VllmServer("http://127.0.0.1:9", HandOverFolder(tmp_path / "kv"))
-    kv.decoder = partial(VllmAnswer, down, "default")
+    down = decode_by_vllm(kv, url="http://127.0.0.1:9", folder=tmp_path / "kv")
     with client(kv) as http:
         refused(http.get("/health"), 503, code="starting")
         response = http.post(CHAT, json=chat())
@@ -69,7 +65,7 @@ def test_a_vllm_that_is_down_is_waited_for(kv, connect, tmp_path, monkeypatch):
         connect(kv)
         until(lambda: http.get("/health").status_code == 200)
         assert http.post(CHAT, json=chat()).status_code == 200
-    down.connection.close()
+    down.close()
 
 
 def test_a_connection_that_breaks_in_the_middle(kv, vllm, connect):
@@ -104,7 +100,7 @@ def test_another_model_is_refused_with_both_figures(kv, vllm, connect):
 def test_a_vllm_without_the_connector_or_the_folder(kv, vllm, connect, tmp_path):
     server = connect(kv)
     vllm.connector = False
-    with pytest.raises(ServerError, match="no vLLM with ragkv's connector"):
+    with pytest.raises(ServerError, match="not a vLLM with ragkv's connector"):
         kv.generate(PROMPT)
     vllm.connector, vllm.folder = True, HandOverFolder(tmp_path / "other").path
     with pytest.raises(ServerError, match=r"does not load from .*\(unknown\).* same folder"):
@@ -134,7 +130,7 @@ def test_whoever_does_not_wait_ends_vllm_s_work(kv, vllm, connect):
         refused(http.post(CHAT, json=chat()), 504, code="timeout")
     until(lambda: vllm.aborted >= 2)
     stream = kv.stream(PROMPT, max_new_tokens=100)
-    server.connection.close()
+    server.close()
     with pytest.raises(ClosedError):
         stream.whole()
 
@@ -164,8 +160,6 @@ def test_the_command(vllm, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert min(found) > 100
     assert "address" in run(*where, "--vllm-url", "localhost:8001").output
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "openai" else 1)
-    assert "needs openai" in run().output
 
 
 def test_settings_that_vllm_lacks_are_refused_over_http(kv, connect):
@@ -173,4 +167,4 @@ def test_settings_that_vllm_lacks_are_refused_over_http(kv, connect):
     with client(kv) as http:
         assert "sparse" in refused(http.post(CHAT, json=chat(sparse="auto")), 400)
     with pytest.raises(ConfigError, match="address"):
-        VllmServer("localhost:8001", HandOverFolder(connect().folder.path))
+        decode_by_vllm(url="localhost:8001", folder=connect().folder.path)

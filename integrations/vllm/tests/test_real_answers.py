@@ -6,18 +6,15 @@ import pydoc_data.topics
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from tiny import ask
+from vllm_ragkv.decoder import decode_by_vllm
 from vllm_server import VERSIONS, VLLM, installed_python
 
 from ragkv import RagKV
 from ragkv.model.default_model import default_model_folder
 from ragkv.select.rules.query import METHOD
-from ragkv.vllm.decoder import VllmAnswer
-from ragkv.vllm.handover import HandOverFolder
-from ragkv.vllm.server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 WITHOUT_COPIES = replace(METHOD, lookup=None)
@@ -50,13 +47,12 @@ def server(request, tmp_path_factory):
 def engines(server):
     alone = RagKV(store=":memory:", dtype="float32")
     remote = RagKV(alone.loaded, store=":memory:")
-    at = VllmServer(f"http://127.0.0.1:{server.port}", HandOverFolder(server.folder))
-    remote.decoder = partial(VllmAnswer, at, "default")
+    at = decode_by_vllm(remote, url=f"http://127.0.0.1:{server.port}", folder=server.folder)
     with alone, remote:
         for kv in (alone, remote):
             kv.precompute(CHUNKS)
         yield alone, remote
-        at.connection.close()
+        at.close()
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])

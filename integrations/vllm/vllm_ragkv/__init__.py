@@ -1,0 +1,1 @@
+"""vLLM decodes prompts that ragkv repaired. vLLM's side (``connector``) does not import ragkv."""
