@@ -32,7 +32,7 @@ from ragkv.report.plural import count
 if TYPE_CHECKING:
     from ragkv import RagKV
     from ragkv.ingest.documents import Document
-    from ragkv.ingest.worker import Row
+    from ragkv.workers.worker import Row
 
 
 def precompute(
@@ -71,8 +71,8 @@ def precompute(
     """
     from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.ingest.documents import Document, grouped, precompute_documents
-    from ragkv.ingest.processes import store_in_processes
-    from ragkv.ingest.worker import IngestWorker, for_workers, total
+    from ragkv.workers.processes import store_in_processes
+    from ragkv.workers.worker import IngestWorker, for_workers, total
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")

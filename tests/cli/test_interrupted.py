@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.ingest import encode as encoding
-from ragkv.ingest import processes, progress, worker
+from ragkv.ingest import progress
+from ragkv.workers import processes, worker
 
 TOTAL = 6
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ragkv import RagKV
 from ragkv.cli.main import app
-from ragkv.ingest import processes, worker
+from ragkv.workers import processes, worker
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.ingest.documents import Document
-from ragkv.ingest.worker import IngestWorker, Row
+from ragkv.workers.worker import IngestWorker, Row
 
 KILLED = "RAGKV_TEST_KILLED"
 """Environment variable: a file that is made when a worker is killed; if "node", its Ray node is."""

@@ -14,7 +14,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 
 from ragkv.ingest.documents import Document
-from ragkv.ingest.worker import IngestWorker, Row, largest_first, row_of
+from ragkv.workers.worker import IngestWorker, Row, largest_first, row_of
 
 _log = logging.getLogger(__name__)
 _opened: list[IngestWorker] = []  # this process's own

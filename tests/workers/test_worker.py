@@ -9,7 +9,7 @@ import pytest
 from tiny import some_chunks
 
 from ragkv.ingest.documents import Document
-from ragkv.ingest.worker import IngestWorker, total
+from ragkv.workers.worker import IngestWorker, total
 
 CHUNKS = some_chunks(6)
 

@@ -1,0 +1,1 @@
+"""Ingestion by several workers over one store."""
