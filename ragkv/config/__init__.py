@@ -1,6 +1,6 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
-from ragkv.config.checks import check_known, check_removed, check_whole
+from ragkv.config.checks import check_known, check_whole
 from ragkv.config.decode import DECODE_SETTINGS, LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
 from ragkv.config.generation import (
     GENERATION,
@@ -29,7 +29,6 @@ __all__ = [
     "SparseDecoding",
     "StoreConfig",
     "check_known",
-    "check_removed",
     "check_whole",
     "checked_variables",
     "engine_arguments",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ragkv.config.checks import Settings, check_bool, check_choice, check_number, check_whole
+from ragkv.config.checks import check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
 from ragkv.config.sparse import SparseDecoding
@@ -21,7 +21,7 @@ MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig(Settings):
+class DecodeConfig:
     """How tokens are drawn; handed to transformers' ``generate``.
 
     Parameters

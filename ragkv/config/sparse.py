@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ragkv.config.checks import Settings, check_choice, check_whole
+from ragkv.config.checks import check_choice, check_whole
 
 REPRESENTATIVES = ("quest", "meanstd")
 
 
 @dataclass(frozen=True, slots=True)
-class SparseDecoding(Settings):
+class SparseDecoding:
     """In decoding steps, layers without a window read some blocks of the context alone.
 
     The context is an initial window, a middle of whole blocks, and a local window. Both windows

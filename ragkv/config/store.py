@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.config.checks import (
-    Settings,
     check_bool,
     check_choice,
     check_number,
@@ -30,7 +29,7 @@ def _check_codec(codec: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreConfig(Settings):
+class StoreConfig:
     """Where chunk caches are stored.
 
     Parameters
