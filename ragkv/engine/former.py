@@ -199,8 +199,6 @@ class FormerPrompts:
         """
         layout, origin, repair = plan.spliced.layout, plan.origin, plan.repair
         computed = np.isin(origin, (Origin.RECOMPUTED, Origin.FRESH))
-        if repair.focus is not None:
-            computed[repair.focus.left] = False
         exact = np.isin(origin, (Origin.SINK, Origin.EXACT))
         if self._corpus.is_lossless:
             exact[: layout.exact] |= origin[: layout.exact] == Origin.CACHED
