@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragkv.config import DecodeConfig
+from ragkv.config import DecodeConfig, SchemaOrCall
 from ragkv.config.generation import PASSED_ON, SAMPLING
 from ragkv.config.schema import resolved
 from ragkv.decode.generate import generation_config, within_max_length
@@ -33,7 +33,8 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
     }
     lacks = sorted(used.keys() - _NAMES)
     lacks += ["sparse"] if decode.sparse != "off" else []
-    lacks += ["a JSON schema beside tools that may be called"] if decode.json_schema_unless else []
+    if isinstance(decode, SchemaOrCall):
+        lacks.append("a JSON schema beside tools that may be called")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")
     known = config_of(loaded.model).vocab_size
