@@ -8,11 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.representatives import REPRESENTATIVES
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
 from ragkv.config.sparse import SparseDecoding
 from ragkv.model.loaded import ReusableModel
+
+BLOCK_SIZE = 16
+"""Tokens of a block."""
+
+TOKEN_STEP = 2
+"""Blocks are chosen once in this many steps."""
 
 LEAST_SKIPPED = 6 << 20
 """Bytes a layer that an answer's steps skip where ``"auto"`` is on: choosing takes as long as
@@ -23,7 +28,7 @@ reading some 4 MB does."""
 class _Layer:
     """One layer's blocks.
 
-    ``table``: representatives of the first blocks, ``[kv_heads, blocks, width]``. ``chosen``:
+    ``table``: the first blocks' :func:`_bounds`, ``[kv_heads, blocks, 2 * head_dim]``. ``chosen``:
     ``[kv_heads, blocks]``, ascending. ``rewritten``: blocks with newer keys.
     """
 
@@ -44,7 +49,6 @@ class BlockAttention:
     def __init__(self, settings: SparseDecoding, layers: int) -> None:
         self.blocks = self.read = 0
         self._settings = settings
-        self._representative = REPRESENTATIVES[settings.representative]
         self._layers = [_Layer() for _ in range(layers)]
         self._step, self._count = -1, 0
         self._everything = True
@@ -55,8 +59,8 @@ class BlockAttention:
         """Prepare for a step over the rows from position ``first`` on, and ``repaired`` ones."""
         settings = self._settings
         middle = first - settings.initial_window - settings.local_window
-        self._count = max(0, middle // settings.block_size)
-        blocks = set(((repaired - settings.initial_window) // settings.block_size).tolist())
+        self._count = max(0, middle // BLOCK_SIZE)
+        blocks = set(((repaired - settings.initial_window) // BLOCK_SIZE).tolist())
         for layer in self._layers:
             layer.rewritten |= blocks
         self._everything = bool(blocks) or self._count < self._wanted
@@ -88,7 +92,7 @@ class BlockAttention:
             chosen = self._choose(self._layers[layer], query[0] * scaling, key[0])
             key, value = self._gather(key, chosen), self._gather(value, chosen)
             if self._moved is None:  # what is read stands closer together
-                away = (self._count - self._wanted) * self._settings.block_size
+                away = (self._count - self._wanted) * BLOCK_SIZE
                 self._moved = Rows(rows.places - away, rows.positions - away)
             rows = self._moved
         return attend(query, key, value, rows, None, scaling, score_rule=score_rule)
@@ -98,39 +102,41 @@ class BlockAttention:
 
         ``query`` is ``[heads, rows, head_dim]``, scaled, ``key`` ``[kv_heads, tokens, head_dim]``.
         """
-        if known.chosen is None or self._step % self._settings.token_step == 0:
-            rows = self._representative.query(query.reshape(len(key), -1, query.shape[-1]).float())
-            scores = torch.matmul(rows, self._table(known, key).transpose(1, 2))
+        if known.chosen is None or self._step % TOKEN_STEP == 0:
+            rows = query.reshape(len(key), -1, query.shape[-1]).float()
+            split = torch.cat([rows.clamp(max=0), rows.clamp(min=0)], dim=-1)
+            # an upper bound of the scores of a block's keys
+            scores = torch.matmul(split, self._table(known, key).transpose(1, 2))
             # heads differ in scale, and agree by shares of attention
             shares = torch.softmax(scores, dim=2).sum(dim=1)
             known.chosen = shares.topk(self._wanted, dim=1).indices.sort(dim=1).values
         return known.chosen
 
     def _table(self, known: _Layer, key: torch.Tensor) -> torch.Tensor:
-        """Return a layer's representatives, brought up to date."""
-        blocks, made = self._in_blocks(key), self._representative.table
+        """Return the bounds of a layer's blocks, brought up to date."""
+        blocks = self._in_blocks(key)
         have = 0 if known.table is None else known.table.shape[1]
         if known.table is None:
-            known.table = made(blocks)
+            known.table = _bounds(blocks)
         elif have < self._count:
-            known.table = torch.cat([known.table, made(blocks[:, have:])], dim=1)
+            known.table = torch.cat([known.table, _bounds(blocks[:, have:])], dim=1)
         for block in known.rewritten:
             if 0 <= block < have:
-                known.table[:, block] = made(blocks[:, block : block + 1])[:, 0]
+                known.table[:, block] = _bounds(blocks[:, block : block + 1])[:, 0]
         known.rewritten.clear()
         return known.table
 
     def _in_blocks(self, part: torch.Tensor) -> torch.Tensor:
         """Return the middle of ``[kv_heads, tokens, …]`` as ``[kv_heads, blocks, size, …]``."""
-        begin, size = self._settings.initial_window, self._settings.block_size
-        middle = part[:, begin : begin + self._count * size]
-        return middle.view(len(part), self._count, size, part.shape[2])
+        begin = self._settings.initial_window
+        middle = part[:, begin : begin + self._count * BLOCK_SIZE]
+        return middle.view(len(part), self._count, BLOCK_SIZE, part.shape[2])
 
     def _gather(self, part: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Copy both windows and the chosen blocks of ``[1, kv_heads, tokens, head_dim]``."""
         blocks, begin = self._in_blocks(part[0]), self._settings.initial_window
-        end = begin + self._count * self._settings.block_size
-        before = begin + self._wanted * self._settings.block_size
+        end = begin + self._count * BLOCK_SIZE
+        before = begin + self._wanted * BLOCK_SIZE
         _, heads, tokens, width = part.shape
         out = part.new_empty(1, heads, before + tokens - end, width)
         out[:, :, :begin], out[:, :, before:] = part[:, :, :begin], part[:, :, end:]
@@ -138,6 +144,14 @@ class BlockAttention:
             into = out[0, head, begin:before].view(len(own), -1)
             torch.index_select(blocks[head].flatten(1), 0, own, out=into)
         return out
+
+
+def _bounds(keys: torch.Tensor) -> torch.Tensor:
+    """Return the minimum and maximum of each block's keys by channel.
+
+    From ``[kv_heads, blocks, size, head_dim]`` to ``[kv_heads, blocks, 2 * head_dim]`` float32.
+    """
+    return torch.cat([*keys.float().aminmax(dim=2)], dim=-1)
 
 
 def blocks_for(
@@ -148,7 +162,7 @@ def blocks_for(
     if isinstance(sparse, SparseDecoding):
         return BlockAttention(sparse, layers)
     settings = SparseDecoding()
-    read = settings.second_block_count * settings.block_size
+    read = settings.second_block_count * BLOCK_SIZE
     skipped = tokens - settings.initial_window - settings.local_window - read
     nbytes = loaded.architecture.values_per_token * loaded.dtype.itemsize // layers
     pays = skipped * nbytes >= LEAST_SKIPPED and loaded.device.type == "cpu"

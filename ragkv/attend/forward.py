@@ -20,7 +20,6 @@ from ragkv.attend.attention import (
     subset_attention,
 )
 from ragkv.attend.interface import runs_pass
-from ragkv.attend.leaving import Leaving, rows_leave
 from ragkv.attend.observe import Observer, StopPass
 from ragkv.attend.rows import Rows
 from ragkv.model.calls import cache_argument, require_used
@@ -52,9 +51,6 @@ class SubsetPass:
         What rows attend to in layers without a window; None: all positions up to their own.
     keep
         Number of last rows whose logits are computed.
-    leaving
-        Asked which rows leave between the layers, in a pass of its own without an observer and
-        whose other parts need no row that may leave.
     """
 
     ids: IntArray
@@ -64,7 +60,6 @@ class SubsetPass:
     drift: BeforeWrite | None = None
     sparse: SparseAttention | None = None
     keep: int = 1
-    leaving: Leaving | None = None
 
 
 @torch.no_grad()
@@ -171,7 +166,6 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
         _writing(subset, described),
         subset_attention(model, described),
         last_row_ends(model, described) if described.last_row_ends else nullcontext(),
-        rows_leave(model, described, cache, subset.leaving) if subset.leaving else nullcontext(),
         feed_forward_in_pieces(model, described),
         fast_linear_layers(model),
     ):

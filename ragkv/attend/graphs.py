@@ -316,7 +316,7 @@ def release_kept(loaded: LoadedModel) -> None:
 
 def _is_plain(subset: SubsetPass) -> bool:
     """Whether a pass does nothing that depends on its prompt."""
-    parts = subset.observer, subset.drift, subset.sparse, subset.leaving
+    parts = subset.observer, subset.drift, subset.sparse
     return all(part is None for part in parts)
 
 

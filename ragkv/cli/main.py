@@ -18,22 +18,6 @@ from ragkv.cli.serve import serve
 from ragkv.cli.store import store_app
 from ragkv.errors import RagKVError
 
-_REMOVED = {
-    "bench speculate": "docs/log.md has what it found; RagKV.prefetch loads what a stage has found",
-    "--contextual-versions": "--method cachecraft keeps versions of chunks",
-    "demo": "make demo runs it in a clone (examples/demo)",
-    "explain": "ragkv ask --page FILE writes the page",
-    "--encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
-    "eval --codec": "docs/log.md has what codecs lose; ragkv plan has their sizes",
-    "eval --recurring": "docs/log.md has what contextual versions save",
-    "store bench": "fio measures a disk",
-    "store export": "a folder is copied with cp, any store by ragkv store copy FROM TO",
-    "store import": "a folder is copied with cp, any store by ragkv store copy FROM TO",
-    "store key": "encrypt the disk below the store, the S3 bucket or the Redis server",
-    "store simulate": "keep the policy pgdsf, which served skewed traces best",
-}
-"""Commands and options of former versions, and what to do instead."""
-
 
 class _Commands(TyperGroup):
     """Has other packages' commands too; prints errors as one line, without a traceback."""
@@ -43,15 +27,6 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for name, instead in _REMOVED.items():
-            *before, last = name.split()
-            rest = args[len(before) :]
-            places = rest if last.startswith("-") else rest[:1]
-            if args[: len(before)] == before and last in places:
-                raise typer.BadParameter(f"{name} is no more: {instead}", ctx)
-        return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         replace_unencodable()

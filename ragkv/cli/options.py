@@ -27,9 +27,7 @@ StorePath = Annotated[
     ),
 ]
 Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are never seen.")]
-Codec = Annotated[
-    str, typer.Option(help="How chunks are stored: raw, int8, int4, each also with +zstd.")
-]
+Codec = Annotated[str, typer.Option(help="How chunks are stored: raw, int8 or int4.")]
 SinkFrom = Annotated[
     Path | None,
     typer.Option(

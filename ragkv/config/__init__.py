@@ -1,7 +1,13 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
-from ragkv.config.checks import check_known, check_removed, check_whole
-from ragkv.config.decode import DECODE_SETTINGS, LEAST_TEMPERATURE, MOST_LOGPROBS, DecodeConfig
+from ragkv.config.checks import check_known, check_whole
+from ragkv.config.decode import (
+    DECODE_SETTINGS,
+    LEAST_TEMPERATURE,
+    MOST_LOGPROBS,
+    DecodeConfig,
+    SchemaOrCall,
+)
 from ragkv.config.generation import (
     GENERATION,
     PASSED_ON,
@@ -26,10 +32,10 @@ __all__ = [
     "DecodeConfig",
     "Named",
     "ReuseConfig",
+    "SchemaOrCall",
     "SparseDecoding",
     "StoreConfig",
     "check_known",
-    "check_removed",
     "check_whole",
     "checked_variables",
     "engine_arguments",

@@ -2,51 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Self
 
 from ragkv.errors import ConfigError
-
-_CONTINUE = (
-    "keep the prompt's beginning and put new documents after the conversation, and it continues"
-)
-_REMOVED = {
-    "auto": "omit it: recompute_ratio='auto' chooses by fixed shares (docs/settings.md)",
-    "cache_implementation": "answers are decoded over ragkv's own cache: omit it",
-    "contextual_versions": "versions of chunks are kept unless history=False",
-    "costs": "omit it: entries are weighed by the FLOPs of computing them",
-    "encrypt": "encrypt the disk below the store, the S3 bucket or the Redis server",
-    "evict": "set disk_bytes: a store that has it evicts",
-    "grouping": "give method= a Method with the grouping",
-    "load": "omit it: a chunk is computed where loading it would take longer",
-    "neighbours": "method='cachecraft' keeps versions of the chunks of former prompts",
-    "policy": "omit it: what costs least to compute, and is seldom asked for, is evicted",
-    "prefix_bytes": "history_bytes bounds former prompts, and versions as well",
-    "prompt_lookup_num_tokens": "give drafts=True or drafts=False",
-    "remember_turns": _CONTINUE,
-    "repair_ahead": "what an answer copies is always repaired: omit it",
-    "turns_expire_in": _CONTINUE,
-    "version_bytes": "history_bytes bounds former prompts, and versions as well",
-}
-"""Settings of former versions, and what to do instead."""
-
-
-def check_removed(names: Container[str], known: Container[str] = ()) -> None:
-    """Raise ConfigError for a setting that is no more, unless a framework has it: ``known``."""
-    for name, instead in _REMOVED.items():
-        if name in names and name not in known:
-            raise ConfigError(f"{name} is no setting of ragkv any more: {instead}")
-
-
-class Settings:
-    """Base of the settings' classes: a setting that is no more is a ConfigError."""
-
-    __slots__ = ()
-
-    def __new__(cls, *_: object, **given: object) -> Self:  # noqa: D102  __init__ has the fields
-        check_removed(given)
-        return object.__new__(cls)
 
 
 def check_known(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ragkv.config.checks import Settings, check_bool, check_choice, check_number, check_whole
+from ragkv.config.checks import check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
 from ragkv.config.sparse import SparseDecoding
@@ -21,7 +21,7 @@ MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig(Settings):
+class DecodeConfig:
     """How tokens are drawn; handed to transformers' ``generate``.
 
     Parameters
@@ -58,9 +58,6 @@ class DecodeConfig(Settings):
         the schema says something of others. Keywords that cannot be enforced are left out and
         logged once each; with ``"strict": true`` in the schema they are an error. Needs
         ``ragkv[structured]``.
-    json_schema_unless
-        Texts: an answer that begins with one of them is free of the schema. Where a prompt has
-        tools they are what calls begin with.
     generation
         More settings by their names in transformers' ``GenerationConfig``: ``repetition_penalty``,
         ``no_repeat_ngram_size``, ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
@@ -81,7 +78,6 @@ class DecodeConfig(Settings):
     logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] | None = None
-    json_schema_unless: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
@@ -126,7 +122,18 @@ def _is_readable(text: str) -> bool:
     return False
 
 
-DECODE_SETTINGS = tuple(
-    each.name for each in fields(DecodeConfig) if each.name != "json_schema_unless"
-)
-"""Names of what a call can set."""
+DECODE_SETTINGS = tuple(each.name for each in fields(DecodeConfig))
+"""Names of the settings that a call can give."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOrCall(DecodeConfig):
+    """Settings of an answer that follows ``json_schema`` or is a tool call; internal.
+
+    Parameters
+    ----------
+    call_marks
+        Beginnings of calls: an answer that begins with one of them does not follow the schema.
+    """
+
+    call_marks: tuple[str, ...] = ()

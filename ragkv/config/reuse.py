@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from ragkv.config.checks import (
-    Settings,
     check_bool,
     check_choice,
     check_known,
     check_number,
-    check_removed,
     check_text,
     check_whole,
 )
@@ -35,7 +33,7 @@ class Named(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReuseConfig(Settings):
+class ReuseConfig:
     """How cached chunks are reused and how much of them is recomputed.
 
     Parameters
@@ -114,7 +112,6 @@ class ReuseConfig(Settings):
 
     def override(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed; unknown names raise ConfigError."""
-        check_removed(changes)
         check_known("reuse setting", changes, [each.name for each in fields(self)], DECODE_SETTINGS)
         return replace(self, **changes)
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ragkv.config.checks import (
-    Settings,
     check_bool,
     check_choice,
     check_number,
 )
-from ragkv.errors import ConfigError, MissingDependencyError, install_command
+from ragkv.errors import ConfigError
 
 MEMORY = ":memory:"
 """Store location in memory alone, with nothing on disk."""
 
-CODECS = ("raw", "int8", "int4", "raw+zstd", "int8+zstd", "int4+zstd")
+CODECS = ("raw", "int8", "int4")
 """How entries can be stored, see docs/store-format.md."""
 
 
-def _check_codec(codec: object) -> None:
-    check_choice("codec", codec, CODECS)
-    if str(codec).endswith("+zstd") and find_spec("zstandard") is None:
-        raise MissingDependencyError(f"codec {codec} needs zstandard: {install_command('zstd')}")
-
-
 @dataclass(frozen=True, slots=True)
-class StoreConfig(Settings):
+class StoreConfig:
     """Where chunk caches are stored.
 
     Parameters
@@ -49,8 +41,7 @@ class StoreConfig(Settings):
         Serve from the store without writing to it.
     codec
         How entries are stored: ``raw`` bit by bit, ``int8`` or ``int4`` in a half or a quarter
-        of 16-bit numbers; each with ``+zstd`` compressed as well. Entries of other codecs are
-        not used.
+        of 16-bit numbers. Entries of a different codec are not used.
     history_bytes
         Budget of what former prompts and answers computed, in bytes of the host's memory: prompts
         that begin with the same tokens continue it. ``None`` is an eighth of the memory, 0 keeps
@@ -74,7 +65,7 @@ class StoreConfig(Settings):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
         check_bool("read_only", self.read_only)
-        _check_codec(self.codec)
+        check_choice("codec", self.codec, CODECS)
         if self.path == MEMORY and self.codec != "raw":
             raise ConfigError(
                 f"codec {self.codec} with {MEMORY}: entries in memory are not encoded; give a "

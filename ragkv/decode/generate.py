@@ -24,7 +24,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs
-from ragkv.config import DecodeConfig
+from ragkv.config import DecodeConfig, SchemaOrCall
 from ragkv.config.generation import SAMPLING
 from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import LONGEST, Drafts
@@ -161,7 +161,7 @@ def draw(
             vocabulary=config_of(loaded.model).vocab_size,
             ends=tuple(settings.eos_token_id or ()),
             begin=begin,
-            unless=config.json_schema_unless,
+            unless=config.call_marks if isinstance(config, SchemaOrCall) else (),
         )
         processors.append(constraint)
     out = generate(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.config import DecodeConfig
+from ragkv.config import DECODE_SETTINGS, DecodeConfig, SchemaOrCall
 from ragkv.config.schema import DOCUMENT
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, CutOffError
@@ -46,7 +46,9 @@ def with_calls(
         if "{" in texts:  # a call may be JSON, too
             answer = {**(decode.json_schema or {}), DOCUMENT: "json_schema"}
             decode = replace(decode, json_schema={"anyOf": [answer, *prompt.call_schemas]})
-        return replace(decode, json_schema_unless=tuple(text for text in texts if text != "{"))
+        marks = tuple(text for text in texts if text != "{")
+        given = {name: getattr(decode, name) for name in DECODE_SETTINGS}
+        return SchemaOrCall(**given, call_marks=marks) if marks else decode
     if decode.json_schema is not None:
         raise ConfigError("tool_choice asks for a call, and json_schema for an answer: omit one")
     return replace(decode, json_schema=schema)

@@ -262,7 +262,7 @@ class Pipeline(FullPrefill):
             )
             choice = choose(method, scene, config)
             rows = np.union1d(layout.fresh, choice.positions)
-            if request.remote is not None and method.focus is None:  # a focus is the query's
+            if request.remote is not None:
                 rows = rows[rows < layout.known_end]
             shift = spliced.cache.shift
             repair = Repair.of(method, layout, choice, rows, self._model, shift=shift)

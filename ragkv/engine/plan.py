@@ -207,7 +207,6 @@ def report_of(
         **({} if drawn is None else _decoding(drawn)),
         **({} if request.remote is None else request.remote.told),
         ahead_tokens=0 if copies is None else copies.repaired,
-        focused_from=None if plan.repair.focus is None else plan.repair.focus.ended_at,
         exact_tokens=_exact_tokens(plan),
         trace=Trace(
             plan.located.text,

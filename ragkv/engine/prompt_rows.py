@@ -130,8 +130,6 @@ def _freshness(plan: Plan, tokens: int, *, lossless: bool) -> Freshness:
     """
     layout, origin, repair = plan.spliced.layout, plan.origin, plan.repair
     computed = np.isin(origin, (Origin.RECOMPUTED, Origin.FRESH))
-    if repair.focus is not None:
-        computed[repair.focus.left] = False
     exact = np.isin(origin, (Origin.SINK, Origin.EXACT))
     if lossless:
         exact[: layout.exact] |= origin[: layout.exact] == Origin.CACHED

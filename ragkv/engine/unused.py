@@ -36,7 +36,7 @@ _OF_A_PART = frozenset({"cut", "shortened"})
 
 _DAMAGED = frozenset({"tokens", "checksum", "format", "unreadable"})
 _UNFIT = frozenset({"too_long", "unknown_token"})
-_NOT_STORED_NEXT = frozenset({"budget", "codec", "expired", "slower", "too_short"}) | _UNFIT
+_NOT_STORED_NEXT = frozenset({"budget", "expired", "slower", "too_short"}) | _UNFIT
 
 
 def miss_of(text: str, reason: str, detail: str = "", *, stored_next: bool = False) -> Miss:

@@ -39,9 +39,9 @@ class IngestionSize:
     lengths: Sequence[int]
 
     def nbytes(self, codec: str | None = None) -> int:
-        """Return the bytes in a codec; what zstd compresses is not known before."""
+        """Return the bytes in a codec, by default that of the store."""
         shape, dtype = self.loaded.architecture, self.loaded.dtype
-        size = codec_of((codec or self.codec).removesuffix("+zstd")).size
+        size = codec_of(codec or self.codec).size
         return sum(
             shape.layers * size((2, shape.kv_heads, length, shape.head_dim), dtype)
             + _BESIDE_TENSORS * length
@@ -81,13 +81,13 @@ class IngestionSize:
         )
         if room is not None:
             line += f"; {_readable(room.nbytes)} left in {room.place}"
-            if self.codec.startswith("raw"):
+            if self.codec == "raw":
                 line += f'; codec="int8" takes {_readable(self.nbytes("int8"))}'
         return line
 
     def _require(self, room: Room | None) -> None:
         needed = self.nbytes()
-        if room is not None and needed > room.nbytes and not self.codec.endswith("+zstd"):
+        if room is not None and needed > room.nbytes:
             raise StoreFullError(
                 f"the chunks take {_readable(needed)}, and {_readable(room.nbytes)} are left in "
                 f"{room.place}: free that much, give another store, or a smaller codec, "

@@ -1,1 +1,1 @@
-"""8 recompute: what a method does besides recomputing the chosen rows."""
+"""Recompute: drift of the rows that are not recomputed, and copy repair."""

@@ -14,7 +14,6 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.recompute.drift import Drift
-from ragkv.recompute.focus import FEWEST, FocusedChunks
 from ragkv.select.choose import Choice
 from ragkv.select.method import Method
 from ragkv.splice.buffer import BeforeWrite, Shift, SplicedCache
@@ -31,15 +30,12 @@ class Repair:
         Moves the rows that are not recomputed.
     sparse
         Sparse attention of recomputed rows in the upper layers.
-    focus
-        Ends the repair of some chunks between the layers.
     copies
         Repair of copies during decoding.
     """
 
     drift: BeforeWrite | None = None
     sparse: SparseRows | None = None
-    focus: FocusedChunks | None = None
     copies: CopyRepair | None = None
 
     @classmethod
@@ -77,9 +73,6 @@ class Repair:
             sparse=SparseRows(layout, rows, method.sparse, loaded)
             if method.sparse is not None and on_cpu
             else None,
-            focus=FocusedChunks(layout, rows, method.focus.layers)
-            if method.focus is not None and len(layout.placed) >= FEWEST
-            else None,
             copies=CopyRepair(layout, rows, choice.scores, method.lookup)
             if method.lookup is not None and choice.scores is not None
             else None,
@@ -87,6 +80,4 @@ class Repair:
 
     def subset(self, ids: IntArray, rows: npt.NDArray[np.int64], cache: SplicedCache) -> SubsetPass:
         """Return the pass that recomputes the rows."""
-        return SubsetPass(
-            ids, rows, cache, drift=self.drift, sparse=self.sparse, leaving=self.focus
-        )
+        return SubsetPass(ids, rows, cache, drift=self.drift, sparse=self.sparse)

@@ -111,9 +111,6 @@ class ReuseReport:
         What was computed in, such as ``float32``, or ``float32, quantised products`` of a GGUF.
     ahead_tokens
         Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
-    focused_from
-        First layer that recomputed the tokens of the chunks in focus alone (Cache-Craft); None:
-        all layers recomputed all of ``recomputed_tokens``.
     exact_tokens
         First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
         rounds: the sink, the chunk right behind it, former prompts' exact rows. None of them is
@@ -160,7 +157,6 @@ class ReuseReport:
     former_exact_tokens: int = 0
     former_repaired_tokens: int = 0
     version_tokens: int = 0
-    focused_from: int | None = None
     exact_tokens: int = 0
     handed_over_tokens: int = 0
     not_loaded: str = ""

@@ -82,9 +82,6 @@ REASONS: dict[str, Reason] = {
     "tokens": Reason("has another text's entry in its place", _AGAIN),
     "checksum": Reason("is corrupt: its bytes are not those that were written", _AGAIN),
     "format": Reason("is stored in a format that this version does not read", _AGAIN),
-    "codec": Reason(
-        "is stored by a codec whose package is not installed here", "Install that package."
-    ),
     "unreadable": Reason(
         "cannot be read: the place is not reachable, or the file is cut", "See the log; try again."
     ),

@@ -1,1 +1,1 @@
-"""Retrieval in stages, computed on while it goes on; and which chunks are similar."""
+"""Retrieval in stages, the names of retrieved chunks, and the routing key of a request."""

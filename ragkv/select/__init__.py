@@ -3,7 +3,6 @@
 from ragkv.attend.sparse import Sparse
 from ragkv.select.method import (
     CopyLookup,
-    Focus,
     Grouping,
     Method,
     Scene,
@@ -16,7 +15,6 @@ from ragkv.select.method import (
 
 __all__ = [
     "CopyLookup",
-    "Focus",
     "Grouping",
     "Method",
     "Scene",

@@ -169,20 +169,6 @@ class CopyLookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Focus:
-    """Which chunks are recomputed in all layers: :mod:`ragkv.recompute.focus`.
-
-    Those that the query attends to most, once they are the same for ``layers`` layers running.
-    """
-
-    layers: int
-
-    def __post_init__(self) -> None:
-        if self.layers < 1:
-            raise ConfigError("a focus needs at least one layer")
-
-
-@dataclass(frozen=True, slots=True)
 class Grouping:
     """Recompute whole windows instead of scattered tokens (CacheClip, arXiv 2510.10129v2).
 
@@ -241,9 +227,6 @@ class Method:
     sparse
         Sparse attention of recomputed tokens in the upper layers, on a CPU; None: full. On a
         GPU, where attention is a small part of a pass, it is always full.
-    focus
-        When the repair of chunks that the query hardly attends to ends, or None. Not together with
-        drift or sparse attention, which need all rows in all layers.
     lookup
         Repair of the tokens that the answer is about to copy
         (:mod:`ragkv.recompute.copy_repair`), or None.
@@ -258,7 +241,6 @@ class Method:
     auxiliary: bool = False
     drift: bool = False
     sparse: Sparse | None = None
-    focus: Focus | None = None
     lookup: CopyLookup | None = None
 
     @property
@@ -270,11 +252,6 @@ class Method:
         if self.auto is not None:
             check_choice("a method's auto", self.auto, ("attention", "overhead"))
         check_choice("a method's reuse", self.reuse, _REUSE)
-        if self.focus is not None and (self.drift or self.sparse is not None):
-            raise ConfigError(
-                "rows that a focus ends are missed by drift and sparse attention: omit focus, or "
-                "drift and sparse"
-            )
 
 
 def method_of(config: ReuseConfig) -> Method:

@@ -1,1 +1,1 @@
-"""Serve: an OpenAI-compatible HTTP server over the engine, and its client."""
+"""Serve: an OpenAI-compatible HTTP server over the engine."""

@@ -1,4 +1,4 @@
-"""4 fetch: where chunk caches are kept: in memory, on disk, on a server."""
+"""Stores of chunk caches: in memory, on disk, on a server."""
 
 from __future__ import annotations
 

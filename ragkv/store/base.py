@@ -28,8 +28,6 @@ class Found(Generic[EntryT_co]):
         The entry's bytes are not those that were written.
     ``format``
         It is an entry of a version that this ragkv does not read, or no entry.
-    ``codec``
-        The package that its codec needs is not installed here; the entry stays.
     ``expired``
         It has expired. ``gc`` deletes it.
     ``unreadable``

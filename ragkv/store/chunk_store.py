@@ -355,7 +355,7 @@ class ChunkStore:
     def refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
         """Delete a damaged entry or version, unless it was written again since it was read."""
         logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
-        if not self.read_only and refused.reason != "codec":
+        if not self.read_only:
             with suppress(StoreError):
                 now = self.backend.get(key)
                 if now is not None and memoryview(now) == memoryview(seen):

@@ -63,8 +63,7 @@ class Problem(NamedTuple):
         An interrupted writer left it: an entry or a note without its text's row, a row
         without entries. It does no harm, and ``gc`` removes it.
     ``unknown``
-        Its key is none of this version's, or its codec's package is missing here. It is never
-        touched.
+        Its key belongs to a different version. It is never touched.
     """
 
     key: str
@@ -203,8 +202,7 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> _Wrong:
         header, _ = read_header(memoryview(blob))
         version = to_field(version_in(header)) if key.startswith("version/") else NO_VERSION
     except RefusedEntryError as refused:
-        kind: Damage = "unknown" if refused.reason == "codec" else "damaged"
-        return kind, f"{refused} ({refused.reason})"
+        return "damaged", f"{refused} ({refused.reason})"
     text, fingerprint = header.text, header.fingerprint
     if (digest_of_text(text), digest_of_fingerprint(fingerprint)) != digests:
         return "foreign", "an entry of another text or model"

@@ -14,6 +14,7 @@ from tiny import FAMILIES, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
 from ragkv import RagKV, ReuseConfig, SparseDecoding
+from ragkv.attend import blocks as blocks_module
 from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
@@ -23,12 +24,17 @@ from ragkv.history.tree import ComputedPrompt, PrefixTree
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
-SMALL = SparseDecoding(
-    block_size=8, second_block_count=4, token_step=1, initial_window=4, local_window=12
-)
+SMALL = SparseDecoding(second_block_count=4, initial_window=4, local_window=12)
 NONE = np.zeros(0, np.int64)
 HEADS, KV_HEADS, WIDTH, SCALING = 6, 2, 16, 0.25
 ANSWER = {"max_new_tokens": 24, "ignore_eos": True, "drafts": False}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 8 tokens that every step chooses anew."""
+    monkeypatch.setattr(blocks_module, "BLOCK_SIZE", 8)
+    monkeypatch.setattr(blocks_module, "TOKEN_STEP", 1)
 
 
 def tensors(tokens: int, rows: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -48,24 +54,20 @@ def attended(
     return blocks.attend(query, key, value, SCALING, layer=0, rows=Rows.on("cpu", places))
 
 
-def bound(kind: str, query: torch.Tensor, keys: torch.Tensor) -> float:
-    """Score one query ``[head_dim]`` against a block's keys, in the words of the docstrings."""
+def bound(query: torch.Tensor, keys: torch.Tensor) -> float:
+    """Bound the scores of one query ``[head_dim]`` and a block's keys."""
     scores = [0.0]
     for at, number in enumerate(query.tolist()):
         channel = keys[:, at]
-        if kind == "meanstd":
-            spread = channel.var(correction=0)
-            scores.append(float(number * channel.mean() + number**2 * spread / 2))
-        else:
-            scores.append(float(max(number * channel.min(), number * channel.max())))
+        scores.append(float(max(number * channel.min(), number * channel.max())))
     return sum(scores)
 
 
-def expected(settings: SparseDecoding, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def expected(settings: SparseDecoding, parts: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
     """Attend by plain loops: score all blocks, and attend to the keys that are read."""
     query, key, value = parts
     rows, tokens, group = query.shape[2], key.shape[2], HEADS // KV_HEADS
-    begin, size = settings.initial_window, settings.block_size
+    begin = settings.initial_window
     count = (tokens - rows - begin - settings.local_window) // size
     out = torch.empty_like(query)
     for head in range(KV_HEADS):
@@ -74,7 +76,6 @@ def expected(settings: SparseDecoding, parts: tuple[torch.Tensor, ...]) -> torch
             for row in range(rows):
                 scores = [
                     bound(
-                        settings.representative,
                         query[0, own, row] * SCALING,
                         key[0, head, begin + block * size : begin + block * size + size],
                     )
@@ -96,48 +97,42 @@ def expected(settings: SparseDecoding, parts: tuple[torch.Tensor, ...]) -> torch
 
 @pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize(
-    ("kind", "rows", "tokens", "size", "windows"),
-    all_pairs(["meanstd", "quest"], [1, 5], [60, 133], [1, 4, 8], [(0, 0), (4, 12), (7, 1)]),
+    ("rows", "tokens", "size", "windows"),
+    all_pairs([1, 5], [60, 133], [1, 4, 8], [(0, 0), (4, 12), (7, 1)]),
 )
 def test_steps_read_the_blocks_that_match_best(
-    kind: str, rows: int, tokens: int, size: int, windows: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int, size: int, windows: tuple[int, int]
 ) -> None:
+    monkeypatch.setattr(blocks_module, "BLOCK_SIZE", size)
     parts = tensors(tokens, rows)
     initial, local = windows
-    settings = SparseDecoding(
-        block_size=size,
-        representative=kind,
-        second_block_count=3,
-        initial_window=initial,
-        local_window=local,
-    )
+    settings = SparseDecoding(second_block_count=3, initial_window=initial, local_window=local)
     ours = attended(BlockAttention(settings, 1), parts)
-    torch.testing.assert_close(ours, expected(settings, parts), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours, expected(settings, parts, size), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("each_implementation")
-@pytest.mark.parametrize("kind", ["meanstd", "quest"])
-def test_representatives_follow_the_keys(kind: str) -> None:
+def test_bounds_follow_the_keys() -> None:
     """Also of rows that an answer adds, and of rows that a step repairs."""
-    settings = replace(SMALL, representative=kind)
-    layer = BlockAttention(settings, 1)
+    layer = BlockAttention(SMALL, 1)
     whole = tensors(200, 1)
     for tokens in (120, 121, 160, 199):
         parts = tensors(tokens, 1)[0], *(part[:, :, :tokens] for part in whole[1:])
         torch.testing.assert_close(
-            attended(layer, parts), attended(BlockAttention(settings, 1), parts), atol=0, rtol=0
+            attended(layer, parts), attended(BlockAttention(SMALL, 1), parts), atol=0, rtol=0
         )
     repaired = np.array([2, 5, 90, 91, 198])
     whole[1][:, :, repaired] = 3 * torch.randn(1, KV_HEADS, len(repaired), WIDTH)
     everything = attended(layer, whole, repaired)
     dense = attend(*whole, Rows.on("cpu", np.array([199])), None, SCALING)
     assert torch.equal(everything, dense)
-    assert torch.equal(attended(layer, whole), attended(BlockAttention(settings, 1), whole))
+    assert torch.equal(attended(layer, whole), attended(BlockAttention(SMALL, 1), whole))
 
 
-def test_blocks_are_chosen_once_in_so_many_steps() -> None:
-    blocks = BlockAttention(replace(SMALL, token_step=3), 1)
+def test_blocks_are_chosen_once_in_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = BlockAttention(SMALL, 1)
     steps = [tensors(150, 1, seed) for seed in range(4)]
+    monkeypatch.setattr(blocks_module, "TOKEN_STEP", 3)
     outs = [attended(blocks, (query, *steps[0][1:])) for query, _, _ in steps]
     for step, out in enumerate(outs):
         fresh = attended(BlockAttention(SMALL, 1), (steps[step][0], *steps[0][1:]))
@@ -198,7 +193,8 @@ def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(
     assert lengths == [ANSWER["max_new_tokens"] - 1, 0]
 
 
-def test_auto_is_on_where_it_saves_time() -> None:
+def test_auto_is_on_where_it_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     wide = LlamaConfig(
         vocab_size=600, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=8, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096,
@@ -216,10 +212,8 @@ def test_auto_is_on_where_it_saves_time() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"representative": "first"},
-        {"block_size": 0},
         {"second_block_count": 0},
-        {"token_step": 1.5},
+        {"initial_window": 1.5},
         {"local_window": -1},
     ],
 )

@@ -121,24 +121,3 @@ def test_without_ragkv_bench_they_say_how_to_get_them(words, monkeypatch):
     assert f"ragkv {words[0]} is in a package of its own: pip install ragkv-bench" in done.stderr
     assert "pip install ./benchmarks" in done.stderr
     assert f" {words[0]} " not in run("--help").output
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["demo", "--topics", "6"],
-        ["store", "bench"],
-        ["bench", "speculate"],
-        ["eval", "--data", "d.jsonl", "--codec", "int8"],
-    ],
-    ids=str,
-)
-def test_removed_commands_say_what_to_do(words):
-    done = run(*words)
-    assert done.exit_code == 2
-    assert f"{words[0]}" in done.stderr
-    assert "is no more" in done.stderr
-
-
-def test_a_question_may_be_a_removed_commands_name():
-    assert "is no more" not in run("ask", "demo").stderr

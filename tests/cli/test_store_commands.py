@@ -184,19 +184,3 @@ def test_what_has_expired_is_not_copied(folder, tmp_path, monkeypatch):
         done = run_json("copy", folder, tmp_path / "other")
         kept = (0, 3) if again else (3, 0)
         assert (done["entries"], done["existing"], done["expired"]) == (*kept, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (("stats", "--encrypt"), "the disk"),
-        (("key",), "the disk"),
-        (("export", "a.tar"), "store copy FROM TO"),
-        (("import", "a.tar"), "store copy FROM TO"),
-        (("simulate", "--bytes", "9"), "pgdsf"),
-    ],
-)
-def test_what_is_no_more_names_what_to_do_instead(arguments, instead):
-    refused = run(*arguments)
-    assert refused.exit_code == 2
-    assert instead in refused.stderr

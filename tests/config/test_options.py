@@ -14,7 +14,7 @@ from ragkv.config.options import DecodeOptions, ReuseOptions
 @pytest.mark.parametrize(
     ("options", "settings", "others"),
     [
-        (DecodeOptions, DecodeConfig, {"json_schema_unless"}),
+        (DecodeOptions, DecodeConfig, set()),
         (ReuseOptions, ReuseConfig, {"seed"}),  # in a call it is sampling's
     ],
 )

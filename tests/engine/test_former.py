@@ -37,7 +37,7 @@ from tiny import FAMILIES, some_chunks
 from ragkv import StoreConfig
 from ragkv.history.node import ABSENT, EXACT
 from ragkv.select import get_method
-from ragkv.select.method import Focus, Sparse
+from ragkv.select.method import Sparse
 from ragkv.splice.layout import Origin
 
 make_engine = former_prompts.make_engine
@@ -273,19 +273,6 @@ def test_repaired_rows_stay_behind_where_the_chunks_are_exact_now(make_engine: M
     out = engine.prefill(chat)
     assert out.report.former_repaired_tokens == 0
     assert_full(engine, out)
-
-
-def test_rows_whose_repair_ended_are_not_kept(make_engine: Make, left: list[Left]) -> None:
-    engine = make_engine()
-    method = replace(get_method("cachecraft"), focus=Focus(layers=1), reuse="chunks")
-    engine.precompute(CHUNKS, method=method)
-    engine.generate(ask(), method=method, recompute_ratio=0.3, max_new_tokens=1)
-    (made,) = left
-    gone = made.plan.repair.focus.left
-    assert 0 < len(gone) < len(made.plan.choice.positions)
-    assert (made.freshness[gone] == ABSENT).all()
-    others = np.setdiff1d(made.plan.rows, gone)
-    assert (made.freshness[others] != ABSENT).all()
 
 
 def test_rows_that_decoding_repaired_are_kept(

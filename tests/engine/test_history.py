@@ -6,7 +6,6 @@ import pytest
 from tiny import some_chunks
 
 from ragkv import ReuseConfig
-from ragkv.errors import ConfigError
 
 CHUNKS = some_chunks(2)
 SAID = ["A target list is what an assignment binds.", "Items of the iterable, from left to right."]
@@ -73,12 +72,3 @@ def test_other_prompts_warn_of_nothing(make_engine):
         (chat("Read."), "prefix"),
     ):
         assert "earlier answers" not in warnings_of(engine, prompt, method=method)
-
-
-@pytest.mark.parametrize("given", [{"remember_turns": False}, {"turns_expire_in": 60}])
-def test_settings_of_remembered_turns_say_what_to_do_instead(make_engine, given):
-    message = "is no setting of ragkv any more: keep the prompt's beginning"
-    with pytest.raises(ConfigError, match=message):
-        ReuseConfig(**given)
-    with pytest.raises(ConfigError, match=message):
-        make_engine().prefill("A text.", **given)

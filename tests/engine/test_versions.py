@@ -21,7 +21,6 @@ from tiny import FAMILIES, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
 from ragkv import StoreConfig
-from ragkv.errors import ConfigError
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
@@ -361,8 +360,3 @@ def test_damaged_rows_are_refused(on_disk: Make) -> None:
     assert runs.sources(runs.once_more(restarted, [A, B, C])) == ["entry"] * 3
     assert runs.sources(runs.once_more(restarted, [D, A, B])) == ["entry"] * 3
     assert runs.stored(restarted) == []
-
-
-def test_what_was_for_neighbours_is_refused(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match=r"neighbours is no setting.*method='cachecraft'"):
-        make_engine().precompute([A], neighbours={A: [B]})

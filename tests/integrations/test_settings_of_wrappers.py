@@ -41,7 +41,7 @@ VALUES = {
     "codec": "int8",
     "history_bytes": 0,
 }
-OTHER_NAMES = {"path": "store", "json_schema_unless": "of tools alone"}
+OTHER_NAMES = {"path": "store"}
 
 
 def names(kind):

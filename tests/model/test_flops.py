@@ -6,7 +6,6 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
-from ragkv.errors import ConfigError
 from ragkv.model.flops import prefill_flops, prefill_flops_of
 from ragkv.model.load import load_model
 
@@ -39,8 +38,3 @@ def test_the_tree_the_tiers_and_eviction_weigh_by_it(make_engine, tmp_path):
     store, tree = engine._store, engine._reuse.history._tree
     assert store.tiers
     assert {each._costs(7, 5) for each in (tree, store._eviction, *store.tiers)} == {expected}
-
-
-def test_costs_of_ones_own_are_no_setting():
-    with pytest.raises(ConfigError, match="costs is no setting of ragkv any more: omit it"):
-        StoreConfig(costs=lambda cached, new: 1.0)

@@ -140,7 +140,7 @@ def decode(
     answer_tokens: Annotated[str, typer.Option(help="Two lengths of answers.")] = "16,64",
     weights: Annotated[str, typer.Option(help="float32, packed or both.")] = "float32,packed",
     sparse: Annotated[
-        str, typer.Option(help="What steps read: off, auto, or blocks by quest or meanstd.")
+        str, typer.Option(help="What steps read: off, auto, or blocks at any length.")
     ] = "off",
     concurrent: Annotated[str, typer.Option(help="Numbers of answers drawn at once.")] = "1",
     rounds: Rounds = 5,

@@ -16,7 +16,7 @@ from tqdm.auto import trange
 from transformers.cache_utils import DynamicCache
 
 from ragkv import DecodeConfig, SparseDecoding
-from ragkv.attend.blocks import blocks_for
+from ragkv.attend.blocks import BLOCK_SIZE, blocks_for
 from ragkv.decode.full import prefill_into
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.steps import Steps
@@ -84,8 +84,10 @@ class DecodePlan:
 
 
 def _settings(sparse: str) -> str | SparseDecoding:
-    """Return what the name means: ``off``, ``auto``, or what represents a block."""
-    return sparse if sparse in {OFF, "auto"} else SparseDecoding(representative=sparse)
+    """Return the setting of a name: ``off``, ``auto``, or ``blocks`` at any length."""
+    if sparse not in {OFF, "auto", "blocks"}:
+        raise ConfigError(f"sparse must be off, auto or blocks, not {sparse!r}")
+    return SparseDecoding() if sparse == "blocks" else sparse
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +241,7 @@ def _ragkv(
     if first.blocks:
         row["blocks_read"] = first.blocks_read / first.blocks
         unread = (first.blocks - first.blocks_read) / first.steps
-        unread *= SparseDecoding().block_size
+        unread *= BLOCK_SIZE
     row["bytes_read"] = bytes_read(loaded, row["tokens"] + count // 2, len(prompts), unread)
     if row["weights"] == PACKED and not rounds_products(loaded.model):
         raise ConfigError(f"{loaded.name} has no quantised products here: leave out packed")

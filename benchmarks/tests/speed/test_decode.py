@@ -23,7 +23,7 @@ from ragkv.model.implementation import has_quantised_products
 from ragkv_bench.speed import bound, decode
 from ragkv_bench.speed.decode import DecodePlan, _prompt, _transformers, bench_decode, bytes_read
 
-PLAN = DecodePlan((400, 500), (3, 9), ("float32",), ("off", "quest"), (1, 2), rounds=3, examples=1)
+PLAN = DecodePlan((400, 500), (3, 9), ("float32",), ("off", "blocks"), (1, 2), rounds=3, examples=1)
 FEW = partial(SparseDecoding, second_block_count=4, initial_window=8, local_window=16)
 IDS = np.random.default_rng(0).integers(2, 600, 200, dtype=np.int32)
 
@@ -46,13 +46,13 @@ def measured(kv):
 def test_there_is_a_row_for_every_setting(kv, measured):
     rows = measured[0]["rows"]
     keys = {(row["engine"], row["sparse"], row["tokens"], row["concurrent"]) for row in rows}
-    engines = (("peer", "off"), ("ragkv", "off"), ("ragkv", "quest"), ("transformers", "off"))
+    engines = (("peer", "off"), ("ragkv", "off"), ("ragkv", "blocks"), ("transformers", "off"))
     assert keys == {(*e, tokens, n) for e in engines for tokens in PLAN.tokens for n in (1, 2)}
     for row in rows:
         assert row["quartiles"][0] <= row["ms_per_token"] <= row["quartiles"][1]
         assert (row["bound_ms"] is not None) == (row["engine"] == "ragkv")
     for row in (row for row in rows if row["engine"] == "ragkv"):
-        few, skipped = row["sparse"] == "quest", 4 * 16 * ((row["tokens"] - 24) // 16 - 4)
+        few, skipped = row["sparse"] == "blocks", 4 * 16 * ((row["tokens"] - 24) // 16 - 4)
         nbytes = bytes_read(kv.loaded, row["tokens"], row["concurrent"], few * skipped)
         assert row["bytes_read"] == pytest.approx(nbytes, rel=0.02)
         assert (row["blocks_read"] or 1) < 1 if few else row["kl"] == 0 <= row["needles"] <= 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ragkv.errors import ConfigError
-
 if TYPE_CHECKING:
     from langchain_ragkv.chat_model import ChatRagKV
     from langchain_ragkv.ingestion import RagKVTransformer
@@ -36,11 +34,6 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Load a class on first use."""
-    if name == "RagKVPipeline":
-        raise ConfigError(
-            "RagKVPipeline is gone: use RagKVLLM, with the same from_model_id(...), or with "
-            "kv=RagKV(pipeline.model, pipeline.tokenizer); answers are without the prompt"
-        )
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

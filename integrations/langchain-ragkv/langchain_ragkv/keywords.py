@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from langchain_ragkv.structured import json_schema_of
 from langchain_ragkv.tools import definitions
 from ragkv import ReuseConfig
-from ragkv.config import DECODE_SETTINGS, check_known, check_removed
+from ragkv.config import DECODE_SETTINGS, check_known
 from ragkv.errors import ConfigError
 
 _SETTABLE_TO_NONE = ("timeout", "auxiliary_model", "calibrated_for")
@@ -61,7 +61,6 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
         A keyword is unknown, or wrong.
     """
     given = {**given, **(given.get("extra_body") or {}), "extra_body": None}  # ChatOpenAI's
-    check_removed(given, known=_OF_CHATS)
     rest = {
         name: value
         for name, value in given.items()

@@ -32,7 +32,6 @@ from ragkv.config import (
     MOST_LOGPROBS,
     STORE_SETTINGS,
     check_known,
-    check_removed,
     checked_variables,
     with_store,
 )
@@ -183,7 +182,6 @@ class ChunkReuse(OverEngine, BaseModel):
                 "kv=RagKV(llm.pipeline.model, llm.pipeline.tokenizer) for a model that is loaded"
             )
         check_engine(values.get("kv"))
-        check_removed(values, known=cls.model_fields)
         aliases = [each.alias for each in cls.model_fields.values() if each.alias]
         known = {*cls.model_fields, *aliases, *_OTHER_NAMES, *STORE_SETTINGS}
         check_known("field", values, known)

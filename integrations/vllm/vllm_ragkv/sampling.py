@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragkv.config import DecodeConfig
+from ragkv.config import DecodeConfig, SchemaOrCall
 from ragkv.config.generation import PASSED_ON, SAMPLING
 from ragkv.config.schema import resolved
 from ragkv.decode.generate import generation_config, within_max_length
@@ -37,7 +37,7 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
     lacks = sorted(used.keys() - _NAMES)
     if decode.sparse != "off":
         lacks.append("sparse")
-    if decode.json_schema_unless:
+    if isinstance(decode, SchemaOrCall):
         lacks.append("a JSON schema beside tools that may be called")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")

@@ -87,6 +87,7 @@ class Resolver:
     ignored: dict[Ignored, None] = field(default_factory=dict)
     _names: dict[Any, str] = field(default_factory=dict)
     _begun: set[Any] = field(default_factory=set)
+    _one_of: list[tuple[Ignored, list[Any]]] = field(default_factory=list)
     _document: str = ""
     _strict: bool = False
 
@@ -95,11 +96,17 @@ class Resolver:
         self._strict = document.get("strict") is True
         written = self.schema(document, "")
         written = {} if written is True else dict(FALSE) if written is False else dict(written)
+        for unless_disjoint, branches in self._one_of:
+            if unless_disjoint not in self.ignored and not all_disjoint(branches, self.definitions):
+                self.ignored[unless_disjoint] = None
         return {**written, "$defs": self.definitions} if self.definitions else written
 
     def ignore(self, place: str, keyword: str) -> None:
         """Note that a keyword is not followed at a place."""
-        self.ignored[Ignored(self._document, place.lstrip("."), keyword, self._strict)] = None
+        self.ignored[self._ignored(place, keyword)] = None
+
+    def _ignored(self, place: str, keyword: str) -> Ignored:
+        return Ignored(self._document, place.lstrip("."), keyword, self._strict)
 
     def schema(
         self,
@@ -237,21 +244,12 @@ class Resolver:
         out.insert(0, {**closing, "patternProperties": patterns} if patterns else closing)
 
     def _union(self, union: Union, place: str, around: Around | None) -> dict[str, Any]:
+        branches = [
+            self.schema(each, place, around, union.discriminator) for each in union.branches
+        ]
         if union.keyword == "oneOf":
-            branches = [self._branch(each, union.discriminator) for each in union.branches]
-            if not all_disjoint(branches, self.parts, closed=self.closed):
-                self.ignore(place, "oneOf")
-        return {
-            "anyOf": [
-                self.schema(each, place, around, union.discriminator) for each in union.branches
-            ]
-        }
-
-    @staticmethod
-    def _branch(given: Any, discriminator: str | None) -> Any:
-        if discriminator is None:
-            return given
-        return {"allOf": [given], "required": [discriminator]}
+            self._one_of.append((self._ignored(place, "oneOf"), branches))
+        return {"anyOf": branches}
 
     def _unions(self, part: Schema, place: str) -> list[Union]:
         unions = [each for each in unions_of(part) if each.keyword not in self.without]

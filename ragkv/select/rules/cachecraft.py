@@ -18,8 +18,8 @@ and there is nothing to take its figures from. Instead:
 
 Figures of versions are from their capture, and a prompt with these alone needs no pass.
 
-The repair of chunks that the query does not focus on ends in some layer
-(:mod:`ragkv.recompute.focus`); a ratio counts the tokens that are recomputed below it.
+The paper's focused chunks, which end the repair of other chunks between the layers, are left out:
+a lower ratio costs less error for the same time (docs/log.md).
 """
 
 import math
@@ -30,7 +30,7 @@ import torch
 
 from ragkv.attend.observe import LayerCall, StopPass, attention_to_groups
 from ragkv.chunk.kv import KnownChunk
-from ragkv.select.method import FloatArray, Focus, Method, Scene
+from ragkv.select.method import FloatArray, Method, Scene
 from ragkv.splice.layout import Placed
 from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
 
@@ -107,9 +107,4 @@ def _ranks(scene: Scene) -> list[npt.NDArray[np.int64]]:
     return [np.argsort(each) for each in order]
 
 
-METHOD = Method(
-    "cachecraft",
-    score=score,
-    auto="overhead",
-    focus=Focus(layers=16),
-)
+METHOD = Method("cachecraft", score=score, auto="overhead")

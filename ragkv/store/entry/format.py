@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,8 +74,6 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) 
     StoreError
         The fingerprint names an unknown codec, or another dtype than the tensors have; or
         the codec cannot keep these numbers.
-    MissingDependencyError
-        The codec needs a package that is not installed.
     ValueError
         The entry's arrays do not fit together.
     """
@@ -199,10 +196,9 @@ class _LayerReader:
     def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
         self.shape = header.shape
         self.dtype = DTYPES[header.dtype]
-        self._stored = codec_of(header.fingerprint.codec)
-        self.codec = self._stored.plain
+        self.codec = codec_of(header.fingerprint.codec)
         self._data, self._header = data, header
-        self._in_place = not copy and self._stored.name == "raw"
+        self._in_place = not copy and self.codec.name == "raw"
         self.stays = trusted and self._in_place
 
     def allocate(self) -> torch.Tensor:
@@ -219,25 +215,16 @@ class _LayerReader:
         if self._in_place:
             if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
                 raise _refused(layer)
-        elif self._stored.name == "raw":
+        elif self.codec.name == "raw":
             self._copy(layer, out.view(-1).view(torch.uint8).numpy())
         else:
             copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
             self._copy(layer, copied)
-            with _refusing(layer):
-                self._stored.decode(copied.data, out)
+            self.codec.decode(copied.data, out)
 
     def read_raw(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and copy it, decompressed."""
-        size, target = self.codec.size(self.shape[1:], self.dtype), out.numpy()
-        if self.codec is self._stored:
-            self._copy(layer, target[:size])
-            return
-        copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
-        self._copy(layer, copied)
-        with _refusing(layer):
-            plain = self._stored.expand(copied.data, self.shape[1:], self.dtype)
-        target[:size] = np.frombuffer(plain, dtype=np.uint8)
+        """Verify a layer and copy its stored bytes."""
+        self._copy(layer, out.numpy()[: len(self._bytes(layer))])
 
     def _bytes(self, layer: int) -> memoryview:
         return self._data[self._header.spans[layer]]
@@ -255,15 +242,6 @@ class _LayerReader:
 
 def _refused(layer: int) -> RefusedEntryError:
     return RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
-
-
-@contextmanager
-def _refusing(layer: int) -> Iterator[None]:
-    """Refuse the entry where a codec does."""
-    try:
-        yield
-    except ValueError as error:
-        raise RefusedEntryError("format", f"layer {layer}: {error}") from error
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:

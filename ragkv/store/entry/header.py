@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from ragkv.errors import MissingDependencyError, StoreError
+from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint, hash_threads
 from ragkv.store.entry.codecs import codec_of
 
@@ -206,8 +206,6 @@ def _header(head: bytes) -> Header:
             version=metadata["versions"],
         )
         fits = _is_laid_out(header) and header.table() == table
-    except MissingDependencyError as error:
-        raise RefusedEntryError("codec", str(error)) from error
     except StoreError as error:  # an unknown codec
         raise RefusedEntryError("format", str(error)) from error
     except (*_WRONG_FIELDS, Warning) as error:
@@ -242,10 +240,7 @@ def _is_laid_out(header: Header) -> bool:
         and header.shape[1] == 2
         and len(header.layer_checksums) == header.shape[0]
         and all(type(size) is int and size > 0 for size in header.layer_sizes)
-        and all(
-            codec.fits(size, header.shape[1:], DTYPES[header.dtype])
-            for size in set(header.layer_sizes)
-        )
+        and set(header.layer_sizes) == {codec.size(header.shape[1:], DTYPES[header.dtype])}
     )
 
 

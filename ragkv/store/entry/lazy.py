@@ -41,7 +41,7 @@ class LayerSource(Protocol):
     dtype
         Of the decoded numbers.
     codec
-        The codec, without compression.
+        The stored layers' codec.
     stays
         Whether :meth:`allocate` returns the stored numbers themselves, with nothing to verify.
     """
@@ -66,7 +66,7 @@ class LayerSource(Protocol):
         ...
 
     def read_raw(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and copy it, decompressed, to ``[bytes]`` uint8; raises as above."""
+        """Verify a layer and copy its stored bytes to ``[bytes]`` uint8; raises as above."""
         ...
 
 

@@ -111,7 +111,7 @@ TIERS = {
 
 
 @pytest.mark.parametrize(
-    ("tier", "codec", "fetched"), all_pairs([*TIERS], ["raw", "int8", "int4+zstd"], [False, True])
+    ("tier", "codec", "fetched"), all_pairs([*TIERS], ["raw", "int8", "int4"], [False, True])
 )
 def test_from_every_tier(
     make_engine: Make, tmp_path: Path, tier: str, codec: str, fetched: bool
@@ -136,7 +136,7 @@ def test_from_every_tier(
 @pytest.mark.parametrize(
     ("family", "codec"),
     [
-        *(("llama", codec) for codec in ("raw", "int8", "int4", "raw+zstd", "int4+zstd")),
+        *(("llama", codec) for codec in ("raw", "int8", "int4")),
         *product(("gemma3", "phi3"), ("raw", "int4")),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_a_disk_has_is_decoded_there(
             torch.testing.assert_close(mine.cpu()[:, cached], wanted[:, cached], **EXACT)
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8+zstd"])
+@pytest.mark.parametrize("codec", ["raw", "int8"])
 @pytest.mark.parametrize("memory", [0, 1 << 24])
 def test_a_chunk_that_is_damaged_costs_itself(
     make_engine: Make, tmp_path: Path, codec: str, memory: int
@@ -182,7 +182,7 @@ def test_a_chunk_that_is_damaged_costs_itself(
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8", "int4+zstd"])
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
 def test_chunks_that_are_encoded_on_it_are_read_everywhere(
     make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:

@@ -377,13 +377,6 @@ def test_what_it_writes_it_loads_again():
         RagKVLLM(model_name="no/such-model", model_kwargs={"dtype": torch.bfloat16})
 
 
-def test_a_static_cache_is_no_setting_any_more(kv):
-    with pytest.raises(ConfigError, match=r"no setting of ragkv any more.*omit it"):
-        make(kv, generate_kwargs={"cache_implementation": "static"}).complete(PROMPT)
-    with pytest.raises(ConfigError, match=r"no setting of ragkv any more.*omit it"):
-        make(kv).complete(PROMPT, cache_implementation="static")
-
-
 def test_prompt_lookup_is_one_of_the_generate_kwargs(kv):
     for count in (0, 5, None):
         llm = make(kv, generate_kwargs={"prompt_lookup_num_tokens": count, "max_new_tokens": 60})

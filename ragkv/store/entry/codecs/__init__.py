@@ -8,11 +8,10 @@ from ragkv.store.entry.codecs.base import Codec
 from ragkv.store.entry.codecs.int4 import Int4
 from ragkv.store.entry.codecs.int8 import Int8
 from ragkv.store.entry.codecs.raw import Raw
-from ragkv.store.entry.codecs.zstd import Zstd
 
 __all__ = ["CODECS", "Codec", "codec_of"]
 
-_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (Raw(), Int8(), Int4())}
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Raw(), Int8(), Int4())}
 
 
 def codec_of(name: str) -> Codec:
@@ -22,10 +21,7 @@ def codec_of(name: str) -> Codec:
     ------
     StoreError
         There is none.
-    MissingDependencyError
-        It needs a package that is not installed.
     """
     if name not in CODECS:
         raise StoreError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
-    plain, _, compressed = name.partition("+")
-    return Zstd(_PLAIN[plain]) if compressed else _PLAIN[plain]
+    return _CODECS[name]

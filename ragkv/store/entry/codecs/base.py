@@ -45,30 +45,12 @@ class Codec(ABC):
         Parameters
         ----------
         data
-            What ``encode`` made, of a size that ``fits``.
+            The bytes that ``encode`` made of a layer of this shape and dtype.
         out
             ``[2, kv_heads, tokens, head_dim]``, contiguous, on the CPU, in the dtype in which
             it is wanted.
-
-        Raises
-        ------
-        ValueError
-            The bytes are not what this codec makes of such a layer.
         """
 
     @abstractmethod
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes of a layer of this shape and dtype, before they are compressed."""
-
-    def fits(self, size: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
-        """Whether a layer of this shape and dtype may take so many bytes."""
-        return size == self.size(shape, dtype)
-
-    @property
-    def plain(self) -> Codec:
-        """The codec whose bytes are compressed; this one where none are."""
-        return self
-
-    def expand(self, data: memoryview, shape: Sequence[int], dtype: torch.dtype) -> memoryview:  # noqa: ARG002
-        """Return a layer's bytes as ``plain`` makes them; raises as :meth:`decode`."""
-        return data
+        """Return the bytes of a layer of this shape and dtype."""

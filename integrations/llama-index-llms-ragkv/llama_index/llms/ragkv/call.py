@@ -10,7 +10,6 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 
 from ragkv.config import (
     GENERATION,
-    check_removed,
     engine_arguments,
     refuse_unsupported,
 )
@@ -43,9 +42,6 @@ def decode_arguments(
         if length is not None:
             call.setdefault("max_new_tokens", length)
     given = {**generate_kwargs, **call}
-    check_removed(
-        [name for name in given if given[name] is not None], known=("prompt_lookup_num_tokens",)
-    )
     if call.get("temperature") is not None:
         given["do_sample"] = bool(call["temperature"])
     settings = {name: given.pop(name) for name in GENERATION & given.keys()}
