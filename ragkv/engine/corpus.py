@@ -15,11 +15,10 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.batch import batch_of, before_layers
 from ragkv.engine.ingestion_size import IngestionSize
-from ragkv.engine.landmarks import Landmarks
-from ragkv.engine.not_stored import NotStored
 from ragkv.engine.request import check_chunk, check_chunks, check_document, check_seconds
 from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, StoreError
+from ragkv.explain.not_stored import NotStored
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import ModelLock
@@ -83,7 +82,6 @@ class Corpus:
         self._seen = 0
         self.on_removed: Callable[[Sequence[str]], object] = lambda _: None
         """Called with deleted chunks, by any process; not with those that this one evicted."""
-        self.landmarks = Landmarks(self._finder.__contains__)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
@@ -169,7 +167,6 @@ class Corpus:
             for text in removed:
                 self._finder.discard(text)
             self._finder.add(added)
-            self.landmarks.add(added)
             if deleted := [text for text in removed if not self.store.was_evicted(text)]:
                 self.on_removed(deleted)
         return True

@@ -12,7 +12,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
 from ragkv.prompt.tokens import require_readable
 from ragkv.report.clock import Clock
-from ragkv.retrieve.named import NamedList
+from ragkv.retrieve.named import Retrieved
 from ragkv.select import Method
 
 
@@ -42,7 +42,7 @@ class Request:
     clock: Clock
     answer_tokens: int = 0
     retrieved: tuple[str, ...] = ()
-    named: tuple[NamedList, ...] = ()
+    named: Retrieved = Retrieved()  # noqa: RUF009  frozen
     remote: RemoteAnswer | None = None
 
     @property

@@ -36,6 +36,7 @@ ROOMS = (
     "select",
     "recompute",
     "decode",
+    "explain",
     "engine",
     "vllm",
     "ingest",

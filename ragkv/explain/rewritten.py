@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.prompt.rolling import Hashes, code_points, head_hashes, window_hashes
+from ragkv.prompt.rolling import Hashes, code_points, window_hashes
 
 WINDOW = 32
 """Characters, blanks aside, that tell that a part of a chunk is in a prompt."""
@@ -24,8 +24,8 @@ _LEAST_SHARE, _LEAST_LETTERS = 0.2, 200
 _SHORTEST = 8
 """Letters of a piece that may stand in a prompt by itself."""
 
-_SLICE, _EDGE = 96, 8
-"""Characters that a window of letters is taken from, and those that are left aside."""
+PARTIAL = frozenset({"cut", "shortened"})
+"""Reasons of a chunk of which the prompt has a part: another chunk may have the same part."""
 
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _HEAD_LINES = re.compile(
@@ -110,10 +110,6 @@ class Rewritten:
         """Hashes of all of its windows of :data:`WINDOW` letters, sorted."""
         return _windows(self._form(bare))
 
-    def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """``[hashes]``: which windows of :data:`WINDOW` letters are there."""
-        return _are_in(hashes, self._windows)
-
     @cached_property
     def _windows_as_written(self) -> Hashes:
         return _windows(self._form(_plain))
@@ -134,21 +130,13 @@ class Rewritten:
             return self._kind_of_string(text)
         return self._reason_of_part(text, letters)
 
-    def may_have(self, text: str) -> bool:
-        """Whether a chunk's first, middle or last letters are there."""
-        windows = places_of(text)
-        if not windows:
-            letters = bare(text)
-            return bool(letters) and letters in self._form(bare)
-        return bool(self.has(head_hashes(windows, WINDOW)).any())
-
     def _reason_of_part(self, text: str, letters: str) -> str | None:
         head = _HEAD_LINES.match(text)
         body = bare(text[head.end() :]) if head else ""
         if head and len(body) >= WINDOW // 2 and body in self._form(bare):
             return "enlarged" if self._has_between(bare(head[0]), body) else "metadata"
         hashes = window_hashes(code_points(letters), WINDOW)
-        there = self.has(hashes)
+        there = _are_in(hashes, self._windows)
         runs = self._with_short_ones(letters, list(_runs(there)))
         least = max(WINDOW, min(_LEAST_SHARE * len(letters), _LEAST_LETTERS))
         if sum(end - start for start, end in runs) < least:
@@ -207,17 +195,6 @@ class Rewritten:
             if python or at >= 0:
                 return "list" if python else "json"
         return "json" if '\\"' in self.prompt else "list"
-
-
-def places_of(text: str) -> list[str]:
-    """Return a window of letters at a text's beginning, middle and end; none of a short one's."""
-    middle = len(text) // 2
-    parts = [bare(part) for part in (text[:_SLICE], text[middle : middle + _SLICE], text[-_SLICE:])]
-    if min(map(len, parts)) < WINDOW + _EDGE:
-        parts = [bare(text)] * 3
-    # at the edges of a slice an escape may be cut
-    windows = [parts[0][:WINDOW], parts[1][_EDGE:][:WINDOW], parts[2][-WINDOW:]]
-    return windows if min(map(len, windows)) == WINDOW else []
 
 
 def _windows(letters: str) -> Hashes:
