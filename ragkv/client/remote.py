@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import fields
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -248,8 +247,9 @@ class RemoteRagKV:
             reuse_fields(self.reuse, settings),
             self._model or "default",
         )
-        named = self._named.claim(self._named.take(), partial(contains, asked))
-        if texts := list(dict.fromkeys((*retrieved, *named))):
+        named = self._named.take()
+        earlier = (text for text in named.earlier if contains(asked, text))
+        if texts := list(dict.fromkeys((*retrieved, *named.new, *earlier))):
             body["ragkv"]["retrieved"] = texts
         path = "/v1/chat/completions" if isinstance(asked, Chat) else "/v1/completions"
 

@@ -131,8 +131,6 @@ class Background:
             self._submit(encode_missing, self._corpus, missed, sink_of(), self._computed)
         if self._healing.note(request, plan):
             self._heal()
-        if self._corpus.landmarks.is_behind:
-            self._submit(self._corpus.landmarks.update)
 
     def _computed(self, text: str, tokens: Tokens, sink: Sink) -> ChunkKV | None:
         """Return a chunk as a prompt computed it that had it directly behind the sink."""

@@ -21,6 +21,7 @@ from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
+from ragkv.engine.account import unsupported_account
 from ragkv.engine.answer_text import AnswerText, with_calls, with_cut_off
 from ragkv.engine.full import FullPrefill
 from ragkv.engine.lifecycle import Lifecycle
@@ -33,7 +34,6 @@ from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
-from ragkv.engine.unused import unsupported
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.ingest.arguments import check_chunk, check_document, check_texts
@@ -233,8 +233,8 @@ class RagKV:
     ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        asked, named = prompt_of(prompt, chat_template_kwargs), tuple(self._named.take())
-        request = Request(asked, *self._configured(overrides), clock, named=named)
+        asked = prompt_of(prompt, chat_template_kwargs)
+        request = Request(asked, *self._configured(overrides), clock, named=self._named.take())
         with self._lifecycle:
             plan, logits, cache = self._pipeline.prefill(request)
             report = self._report(request, plan, time.perf_counter())
@@ -276,7 +276,7 @@ class RagKV:
         decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
-        named, most = tuple(self._named.take()), decode.max_new_tokens
+        named, most = self._named.take(), decode.max_new_tokens
         remote = None if self.decoder is None else self.decoder(self._loaded, decode)
         request = Request(asked, config, method, clock, most, texts, named, remote)
         return request, decode
@@ -313,9 +313,9 @@ class RagKV:
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
     ) -> ReuseReport:
-        account = unsupported if self._reuse is None else self._reuse.account
-        told, dtype = account(request, plan, self._named), arithmetic_of(self.model)
-        return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=told)
+        account_of = unsupported_account if self._reuse is None else self._reuse.account
+        account, dtype = account_of(request, plan), arithmetic_of(self.model)
+        return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=account)
 
     def _follow_up(self, request: Request, plan: Plan) -> None:
         if self._reuse is not None:

@@ -10,7 +10,7 @@ from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.render import Prompt
 from ragkv.report.clock import Clock
-from ragkv.retrieve.named import NamedList
+from ragkv.retrieve.named import Retrieved
 from ragkv.select import Method
 
 
@@ -40,7 +40,7 @@ class Request:
     clock: Clock
     answer_tokens: int = 0
     retrieved: tuple[str, ...] = ()
-    named: tuple[NamedList, ...] = ()
+    named: Retrieved = Retrieved()  # noqa: RUF009  frozen
     remote: RemoteAnswer | None = None
 
     @property

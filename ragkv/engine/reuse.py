@@ -8,16 +8,16 @@ from functools import partial
 from typing import Self
 
 from ragkv.config import ReuseConfig, StoreConfig
+from ragkv.engine.account import account_of
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.healing import Healing
-from ragkv.engine.history import history_warnings
 from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
 from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue
-from ragkv.engine.unused import Teller, Unused
+from ragkv.explain.miss_log import MissLog
 from ragkv.history.history import History
 from ragkv.history.tree import PrefixTree
 from ragkv.history.versions import Versions
@@ -28,7 +28,6 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
 from ragkv.report.account import PrecomputeReport
-from ragkv.retrieve.named import NamedChunks
 from ragkv.select import Method
 from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
@@ -44,7 +43,7 @@ class Reuse:
     history: History
     versions: Versions
     healing: Healing
-    teller: Teller = field(default_factory=Teller)
+    miss_log: MissLog = field(default_factory=MissLog)
 
     @classmethod
     def over(
@@ -133,12 +132,10 @@ class Reuse:
         """Delete a document's own chunks, and what former prompts left; return how many."""
         return self._drop_after(self.corpus.store.forget_document(document))
 
-    def account(self, request: Request, plan: Plan, named: NamedChunks) -> Account:
+    def account(self, request: Request, plan: Plan) -> Account:
         """Return the chunks that were not reused, and what the user could change."""
         stores = self.background.stores(request)
-        texts, missed = Unused(request, plan, self.corpus, named, stores=stores).misses()
-        warnings = self.teller.tell(texts, missed)
-        return tuple(miss for _, miss in missed), (*warnings, *history_warnings(request, plan))
+        return account_of(request, plan, self.corpus, self.miss_log, stores=stores)
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:

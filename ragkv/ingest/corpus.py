@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.chunk.sinks import Sink, Sinks
-from ragkv.engine.landmarks import Landmarks
 from ragkv.errors import StoreError
 from ragkv.ingest.arguments import check_chunk
 from ragkv.model.loaded import ReusableModel
@@ -53,7 +52,6 @@ class Corpus:
         self.passes = passes
         self.codec = codec
         self.sinks = Sinks(loaded, passes, codec)
-        self.landmarks = Landmarks(self.has)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
         """Tokens a second that the model computes, as measured."""
@@ -97,7 +95,6 @@ class Corpus:
             for text in removed:
                 self._finder.discard(text)
             self._finder.add(added)
-            self.landmarks.add(added)
             if deleted := [text for text in removed if not self.store.was_evicted(text)]:
                 self.on_removed(deleted)
         return True

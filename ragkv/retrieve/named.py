@@ -1,99 +1,89 @@
-"""Which chunks were retrieved for a prompt: those that were named before it was asked."""
+"""Chunks that retrievers name before the prompt that they are retrieved for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 MOST_LISTS = 16
-"""Lists of named chunks that wait for their prompt: the last ones."""
+"""Lists of named chunks that are remembered: the last ones."""
+
+WAIT_S = 60.0
+"""Seconds that a list waits for a prompt of another context."""
 
 
-@dataclass(slots=True, eq=False)
-class NamedList:
-    """Chunks that were named at once.
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The chunks that were named before a prompt.
 
     Attributes
     ----------
-    age
-        Prompts since some were found, or said to be left out; 0 for a new list.
+    new
+        Named since the last prompt.
+    earlier
+        Possibly for this prompt: an earlier one of the same thread or task took them, or several
+        lists of unknown callers wait. Only those in the prompt are reported.
     """
 
-    texts: list[str]
-    age: int = 0
+    new: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
 
 
-_here: ContextVar[tuple[NamedList, ...]] = ContextVar("ragkv_named", default=())
+@dataclass(slots=True, eq=False)
+class _NamedList:
+    """Chunks that were named in one call."""
+
+    texts: tuple[str, ...]
+    owner: NamedChunks
+    named_at: float
+    is_taken: bool = False
+
+
+_here: ContextVar[tuple[_NamedList, ...]] = ContextVar("ragkv_named", default=())
 
 
 class NamedChunks:
-    """Chunks that retrievers named, until they are accounted for.
+    """Chunks that retrievers named, until a prompt takes them.
 
-    A retriever and the model that answers know nothing of one another, and other callers' lists
-    may wait, too. A list belongs to the next prompt of its thread or task, to one that has chunks
-    of it, or, where no other one waits, to the next.
+    A prompt takes the lists of its own thread or task. Some frameworks (LangChain) run retrievers
+    in a context of their own: where nothing was named in a prompt's context, it takes the list
+    that waits; of several, each can be its own, and none is taken.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lists: list[NamedList] = []
+        self._waiting: list[_NamedList] = []
 
     def add(self, texts: Iterable[str]) -> None:
-        """Note chunks that were retrieved."""
-        named = NamedList(list(filter(None, dict.fromkeys(texts))))
-        _here.set((*_here.get(), named)[-MOST_LISTS:])
-        self._add(named)
-
-    def take(self) -> list[NamedList]:
-        """Return the lists that belong to the prompt that is asked now, as far as that is known."""
-        mine = _here.get()
+        """Remember retrieved chunks for the next prompt."""
+        named = _NamedList(tuple(filter(None, dict.fromkeys(texts))), self, time.monotonic())
+        if not named.texts:
+            return
+        new = [each for each in _here.get() if not each.is_taken]
+        _here.set((*new, named)[-MOST_LISTS:])
         with self._lock:
-            new = [each for each in self._lists if not each.age]
-            taken = [each for each in new if each in mine] or (new if len(new) == 1 else [])
-            self._lists = [each for each in self._lists if each not in taken and each.age < 2]
-            for each in self._lists:
-                each.age += bool(each.age)
-        if taken:
-            _here.set(tuple(each for each in mine if each not in taken))
-        return taken
+            self._waiting = [*self._waiting, named][-MOST_LISTS:]
 
-    def claim(
-        self, taken: Iterable[NamedList], is_in_prompt: Callable[[str], bool]
-    ) -> dict[str, None]:
-        """Return the chunks that a prompt accounts for, of lists that were taken and of others'.
-
-        What it has nothing of waits for one of the next prompts, which may have it.
-        """
-        texts: dict[str, None] = {}
-        for named in (*taken, *self._take_those_in(is_in_prompt)):
-            absent = [text for text in named.texts if not is_in_prompt(text)]
-            if not named.age or len(absent) < len(named.texts):
-                self._add(NamedList(absent, age=1))
-            told = set(absent) if named.age else set()
-            texts |= dict.fromkeys(text for text in named.texts if text not in told)
-        return texts
-
-    def _take_those_in(self, is_in_prompt: Callable[[str], bool]) -> list[NamedList]:
-        """Return the other lists of which the prompt has chunks.
-
-        Of two lists with the same chunks there, that with the fewer others.
-        """
+    def take(self) -> Retrieved:
+        """Return the chunks of the prompt that begins now."""
+        here = [each for each in _here.get() if each.owner is self]
+        oldest = time.monotonic() - WAIT_S
         with self._lock:
-            lists = list(self._lists)
-        there = [(each, {text for text in each.texts if is_in_prompt(text)}) for each in lists]
-        there.sort(key=lambda pair: len(pair[1]) / len(pair[0].texts), reverse=True)
-        taken, seen = list[NamedList](), set[str]()
-        for each, texts in there:
-            if texts - seen:
-                taken.append(each)
-                seen |= texts
-        with self._lock:
-            self._lists = [each for each in self._lists if each not in taken]
-        return taken
+            new = [each for each in here if not each.is_taken]
+            earlier = [each for each in here if each.is_taken]
+            waiting = [each for each in self._waiting if each.named_at > oldest]
+            if not here and len(waiting) == 1:
+                new = waiting
+            elif not here:
+                earlier = waiting
+            for each in new:
+                each.is_taken = True
+            self._waiting = [each for each in waiting if not each.is_taken]
+        return Retrieved(_texts(new), _texts(earlier))
 
-    def _add(self, named: NamedList) -> None:
-        if named.texts:
-            with self._lock:
-                self._lists = [*self._lists, named][-MOST_LISTS:]
+
+def _texts(lists: Iterable[_NamedList]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for each in lists for text in each.texts))

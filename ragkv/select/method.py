@@ -215,7 +215,7 @@ class Method:
         What a prompt uses of what was computed before: ``none``, an ordinary prefill; ``prefix``,
         an exact prefix of the prompt; ``chunks``, the entries of all known chunks and, unless
         ``ReuseConfig.history`` is off, the rows of prompts that begin with the same tokens
-        (:mod:`ragkv.store.prefixes`) and the chunks as they are behind other chunks
+        (:mod:`ragkv.history`) and the chunks as they are behind other chunks
         (:mod:`ragkv.store.versions`).
     grouping
         Windows that are recomputed whole, or None.

@@ -38,6 +38,7 @@ ROOMS = (
     "select",
     "recompute",
     "decode",
+    "explain",
     "engine",
     "ingest",
     "serve",

@@ -24,6 +24,7 @@ from ragkv.errors import (
     RagKVError,
     ServerError,
 )
+from ragkv.retrieve.named import Retrieved
 from ragkv.select import Method
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -315,7 +316,7 @@ def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
         {"texts": ["a"], "ragkv": {"method": "epic", "sink": "Read:"}},
         {"texts": ["c", "b"], "ragkv": {"sink": "Read:"}},
     ]
-    assert [named.texts for named in kv._named.take()] == [["a"]]
+    assert kv._named.take() == Retrieved(new=("a",))
     assert kv.sink_from([{"role": "system", "content": "Read: {context}"}]) == "Read:"
     kv.wait()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ingesting import StandIn
 
-from ragkv.workers import processes
 from ragkv.ingest.documents import Document
+from ragkv.workers import processes
 from ragkv.workers.processes import store_in_processes
 
 NAMES = [f"document {number}" for number in range(12)]

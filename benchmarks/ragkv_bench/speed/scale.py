@@ -17,7 +17,6 @@ from blake3 import blake3
 from rich.table import Table
 
 from ragkv.config import StoreConfig
-from ragkv.engine.landmarks import Landmarks
 from ragkv.prompt.find import ChunkFinder
 from ragkv.store import open_chunk_store, open_store
 from ragkv.store.backends import namespace_folder
@@ -101,12 +100,10 @@ def _measure(place: Path, count: int, plan: ScalePlan) -> Found:
     before = _memory()
     open_s, store = _timed(lambda: open_store(StoreConfig(place)))
     finder = ChunkFinder()
-    landmarks = Landmarks(finder.__contains__)
 
     def refresh(since: int = 0) -> int:
         newest, added, _ = store.changes(since)
         finder.add(added)
-        landmarks.add(added)
         return newest
 
     with closing(store):
@@ -123,7 +120,6 @@ def _measure(place: Path, count: int, plan: ScalePlan) -> Found:
         if found < plan.rounds:
             raise RuntimeError("the finder missed chunks of the prompt")
         memory, peak = _memory() - before, _memory("VmHWM")
-        landmarks_s, _ = _timed(landmarks.update)
         index = next(place.rglob("cache.db")).stat().st_size
         return {
             "chunks": count,
@@ -134,8 +130,6 @@ def _measure(place: Path, count: int, plan: ScalePlan) -> Found:
             "peak_mb": (peak - before) / 1e6,
             "poll_ms": 1000 * statistics.median(polls),
             "scan_ms": 1000 * statistics.median(scans),
-            "landmarks_s": landmarks_s,
-            "memory_with_landmarks_mb": (_memory() - before) / 1e6,
         }
 
 

@@ -16,8 +16,8 @@ from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import RagKVError
 from ragkv.ingest.documents import Document
-from ragkv.workers.worker import IngestWorker, Row, for_workers, largest_first, row_of
 from ragkv.store.names import digest_of_text
+from ragkv.workers.worker import IngestWorker, Row, for_workers, largest_first, row_of
 
 
 def precompute_dataset(
@@ -36,7 +36,7 @@ def precompute_dataset(
 ) -> Dataset:
     """Store a dataset's chunks by several actors; return status rows when all are stored.
 
-    A status row is a :data:`ragkv.workers.worker.Row` with the ``digest`` of its texts in the store.
+    A status row is a :data:`ragkv.workers.worker.Row` with the ``digest`` of its stored texts.
     Stored chunks are not encoded again: a second call stores what is missing. If an actor or a node
     dies, another one stores its batches.
 

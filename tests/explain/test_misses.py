@@ -8,7 +8,7 @@ import logging
 import textwrap
 import time
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from itertools import pairwise
 
@@ -391,38 +391,34 @@ def test_callers_at_once_get_their_own_chunks_alone(make_engine):
     kv = make_engine()
     chunks = [[f"{first}\nMore.", second] for first, second in list(pairwise(some_chunks(12)))[::2]]
     shared = "A chunk that several callers retrieve, since it is about everything."
-    for mine in chunks:
-        with ThreadPoolExecutor(1) as thread:  # as a framework retrieves
-            thread.submit(kv.prefetch, [*mine, shared]).result()
-    for mine in reversed(chunks):
-        report = kv.generate(ask([str(mine[:1]), shared]), max_new_tokens=1, on_miss="skip").report
+    callers = [(copy_context(), mine) for mine in chunks]
+    for context, mine in callers:
+        context.run(kv.prefetch, [*mine, shared])
+    assert reasons(kv.generate("Hello.", max_new_tokens=1).report) == []
+    for context, mine in reversed(callers):
+        prompt = ask([str(mine[:1]), shared])
+        report = context.run(kv.generate, prompt, max_new_tokens=1, on_miss="skip").report
         found = {miss.chunk: miss.reason for miss in report.misses}
         assert found == {mine[0][:80]: "list", mine[1][:80]: "left_out", shared: "absent"}
 
 
-def test_what_nobody_named_is_noticed_too(make_engine):
+def test_a_list_of_another_context_is_the_next_prompts_if_it_is_the_only_one(make_engine):
+    kv = make_engine()
+    prompt = ask([str([LINES[0]])])
+    for _ in range(2):
+        copy_context().run(kv.prefetch, LINES[:2])  # as LangChain retrieves
+        assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list", "left_out"]
+    for chunks in (LINES[:2], LINES[2:4]):
+        copy_context().run(kv.prefetch, chunks)
+    assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list"]
+
+
+def test_a_stored_chunk_that_nobody_named_is_no_miss(make_engine):
     kv = make_engine()
     kv.precompute(LINES)
-    for change in (REWRITTEN["list"][1], REWRITTEN["json"][0], REWRITTEN["whitespace"][0]):
+    for change in (str.upper, lambda text: text.replace(" ", "  ")):
         report = kv.generate(ask([LINES[0], change(LINES[1])]), max_new_tokens=1).report
-        assert len(report.misses) == 1
-        assert report.misses[0].chunk == LINES[1][:80]
-        assert "1 chunk was not reused" in report.warnings[0]
-    assert not kv.generate(
-        ask([LINES[0], "Some more words. " * 20]), max_new_tokens=1
-    ).report.misses
-
-
-def test_many_new_chunks_are_looked_for_after_the_first_answer(make_engine, monkeypatch):
-    monkeypatch.setattr("ragkv.engine.landmarks.MOST_AT_ONCE", 3)
-    kv = make_engine()
-    kv.precompute(LINES)
-    prompt = ask([LINES[1].replace(" ", "  ")])
-    assert not kv.generate(prompt, max_new_tokens=1).report.misses
-    kv.wait()
-    assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["whitespace"]
-    kv.forget(LINES[1])
-    assert not kv.generate(prompt, max_new_tokens=1).report.misses
+        assert reasons(report) == []
 
 
 # ---- how it is said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ragkv
-from ragkv.engine.rewritten import Rewritten
+from ragkv.explain.rewritten import Rewritten
 from ragkv.report.reasons import REASONS
 
 BODY = (
