@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ragkv.engine.engine import RagKV
@@ -73,7 +73,7 @@ class IngestionJob:
                 raise ClosedError("the server is stopping")
             part = self.texts[at : at + AT_ONCE]
             report = self.engine.precompute(part, expires_in=self.expires_in, **self.overrides)
-            total = _sum(total, report)
+            total += report
             self.done += len(part)
         if self.document is not None:  # all are there: what is left is to say whose they are
             last = self.engine.precompute(
@@ -83,7 +83,7 @@ class IngestionJob:
                 expires_in=self.expires_in,
                 **self.overrides,
             )
-            total = _sum(total, PrecomputeReport(seconds=last.seconds, removed=last.removed))
+            total += PrecomputeReport(seconds=last.seconds, removed=last.removed)
         return total
 
     def fail(self, error: BaseException) -> None:
@@ -91,13 +91,6 @@ class IngestionJob:
         self.failure = refusal_of(error)
         self.status = "failed"
         self.ended.set()
-
-
-def _sum(one: PrecomputeReport, other: PrecomputeReport) -> PrecomputeReport:
-    parts = asdict(one), asdict(other)
-    return PrecomputeReport(
-        **{each.name: sum(part[each.name] for part in parts) for each in fields(one)}
-    )
 
 
 class IngestionQueue:
