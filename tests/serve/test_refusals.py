@@ -270,12 +270,6 @@ def test_other_ways(client):
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
-def test_reports_can_be_kept_from_clients(kv):
-    with TestClient(make_app(ServeConfig(reports=False), {"default": kv})) as client:
-        response = client.post(CHAT, json=chat(ragkv={"report": True}))
-        refused(response, 400, param="ragkv.report")
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
