@@ -1,9 +1,11 @@
-"""``ragkv serve``: answer over HTTP, as OpenAI's API does."""
+"""``ragkv serve``: OpenAI's HTTP API."""
 
 from __future__ import annotations
 
 import signal
+import tomllib
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +14,6 @@ import typer
 
 from ragkv.cli.console import err, out
 from ragkv.cli.options import (
-    Codec,
     Device,
     DType,
     Method,
@@ -24,8 +25,8 @@ from ragkv.cli.options import (
 )
 from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine, reuse_config
-from ragkv.config import StoreConfig
-from ragkv.errors import MissingDependencyError, install_command
+from ragkv.config import STORE_SETTINGS, StoreConfig, check_known
+from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -35,37 +36,36 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
-        help="Lines NAMESPACE=KEY; a key opens its namespace alone.",
+        help="Lines NAMESPACE=KEY; a key opens only its namespace.",
         show_default="no key is needed, and --namespace is served",
     ),
 ]
 Anonymous = Annotated[
-    bool, typer.Option("--allow-anonymous", help="Let other machines in without keys.")
+    bool, typer.Option("--allow-anonymous", help="Serve other machines without keys.")
 ]
 ServedName = Annotated[
     str | None,
     typer.Option(
         "--served-model-name",
-        help="What clients call the model, besides default.",
+        help="The model's name for clients, besides default.",
         show_default="its hub name, or its folder's",
     ),
 ]
 MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
 KVBytes = Annotated[
-    int | None, typer.Option(min=1, help="Of answers at once.", show_default="what is left")
+    int | None,
+    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="what is left"),
 ]
-MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that may wait besides.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="Longest time of a request, in seconds.")]
+MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that can wait in addition.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")]
 Drain = Annotated[
     float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
 ]
 Decoder = Annotated[
     Literal["ragkv", "vllm"],
-    typer.Option("--engine", help="What decodes the answers; vllm: package vllm-ragkv."),
+    typer.Option("--engine", help="Decoder of the answers; vllm: package vllm-ragkv."),
 ]
-VllmUrl = Annotated[
-    str, typer.Option(help="The vLLM that decodes, started with ragkv's connector.")
-]
+VllmUrl = Annotated[str, typer.Option(help="Address of a vLLM with ragkv's connector.")]
 VllmFolder = Annotated[
     Path | None,
     typer.Option(help="The connector's folder.", show_default="the user's, in shared memory"),
@@ -80,16 +80,24 @@ CorsOrigins = Annotated[
     list[str],
     typer.Option(
         "--cors-origin",
-        help="Origin whose pages may send requests from a browser, or *; may be repeated.",
+        help="Origin of pages that can send requests from a browser, or *; repeatable.",
         show_default="none",
     ),
 ]
-Reports = Annotated[bool, typer.Option(help="Whether clients may have an answer's whole report.")]
+StoreFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-config",
+        help="TOML file with settings of the store, such as disk_bytes and codec.",
+        show_default="the defaults of StoreConfig",
+    ),
+]
 
 
 def serve(
     model: ModelName = None,
     store: StorePath = None,
+    store_config: StoreFile = None,
     namespace: Namespace = "default",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -102,47 +110,31 @@ def serve(
     drain_timeout: Drain = 60.0,
     recompute_ratio: Ratio = 0.2,
     method: Method = None,
-    codec: Codec = "raw",
     sink_from: SinkFrom = None,
     auxiliary_model: Annotated[
         str | None,
-        typer.Option(help="Scores tokens for cacheclip.", show_default="the embedded one"),
+        typer.Option(
+            help="Model that scores tokens for cacheclip.", show_default="the embedded one"
+        ),
     ] = None,
     on_miss: Annotated[
-        str, typer.Option(help="Of chunks that a prompt names and lacks: store or skip.")
+        str, typer.Option(help="Chunks that were named but not found: store or skip.")
     ] = "store",
-    history: Annotated[bool, typer.Option(help="Use what former prompts left.")] = True,
+    history: Annotated[bool, typer.Option(help="Reuse rows of earlier prompts.")] = True,
     device: Device = None,
     dtype: DType = None,
-    reports: Reports = True,
     cors_origin: CorsOrigins = [],  # noqa: B006  typer's default of a list
-    memory_bytes: Annotated[
-        int, typer.Option(min=0, help="Of chunks in the host's memory.")
-    ] = StoreConfig().memory_bytes,
-    disk_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Of the store's folder, which evicts then.")
-    ] = None,
-    device_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Of chunks on the model's device.")
-    ] = None,
-    history_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Of former prompts; default: an eighth of memory.")
-    ] = None,
     kv_bytes: KVBytes = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Write nothing to the store.")
-    ] = False,
     engine: Decoder = "ragkv",
     vllm_url: VllmUrl = "http://127.0.0.1:8001",
     vllm_folder: VllmFolder = None,
     vllm_bytes: VllmBytes = None,
 ) -> None:
-    """Answer over HTTP, as OpenAI's API does; chunks that are stored are reused.
+    """Serve OpenAI's HTTP API; stored chunks are reused.
 
-    All namespaces together have the bytes that the options give, shared evenly.
+    Namespaces share the store's budgets evenly.
     """
     from ragkv.cli.texts import read_system_prompt
-    from ragkv.model.memory import default_history
     from ragkv.serve.config import ServeConfig
     from ragkv.serve.keys import read_keys
 
@@ -163,23 +155,13 @@ def serve(
         drain_timeout=drain_timeout,
         max_running=max_running,
         max_waiting=max_waiting,
-        reports=reports,
         cors_origins=tuple(cors_origin),
     )
     first, *others = sorted(settings.namespaces)
     reuse = reuse_config(method, recompute_ratio).override(
         auxiliary_model=auxiliary_model, on_miss=on_miss, history=history
     )
-    shares = len(settings.namespaces)
-    where = StoreConfig(
-        store,
-        memory_bytes=memory_bytes // shares,
-        disk_bytes=disk_bytes and max(1, disk_bytes // shares),
-        device_bytes=device_bytes and device_bytes // shares,
-        history_bytes=(default_history() if history_bytes is None else history_bytes) // shares,
-        read_only=read_only,
-        codec=codec,
-    )
+    where = _shared(_read_store_config(store, store_config), len(settings.namespaces))
     with ExitStack() as stack:
         kv = open_engine(
             model,
@@ -207,8 +189,32 @@ def serve(
         _run(settings, engines)
 
 
+def _read_store_config(path: str | None, file: Path | None) -> StoreConfig:
+    """Return the store's settings; ConfigError if the file is wrong."""
+    try:
+        settings = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--store-config {file} cannot be read as TOML: {error}") from error
+    check_known("store setting", settings, STORE_SETTINGS)
+    return StoreConfig(path, **settings)
+
+
+def _shared(store: StoreConfig, namespaces: int) -> StoreConfig:
+    """Return one namespace's share of the budgets."""
+    from ragkv.model.memory import default_history
+
+    history = default_history() if store.history_bytes is None else store.history_bytes
+    return replace(
+        store,
+        memory_bytes=store.memory_bytes // namespaces,
+        disk_bytes=store.disk_bytes and max(1, store.disk_bytes // namespaces),
+        device_bytes=store.device_bytes and store.device_bytes // namespaces,
+        history_bytes=history // namespaces,
+    )
+
+
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
-    """Serve until SIGTERM or an interrupt, which leaves the engines to be closed."""
+    """Serve until SIGTERM or an interrupt."""
     from ragkv.serve.app import make_app
     from ragkv.serve.run import DrainingServer
 
@@ -218,7 +224,7 @@ def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
     def say(address: str) -> None:
         out.print(f"Serving {name} at {address}", highlight=False, markup=False, soft_wrap=True)
 
-    # uvicorn raises the signal again when it has ended: that is to end the command alone
+    # uvicorn raises the signal again at its end: it must not end the process before cleanup
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         DrainingServer(app, settings, on_ready=say).run()

@@ -1,4 +1,4 @@
-"""Prompts and settings as the body of a request."""
+"""The body of a request for an answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ragkv.prompt.chat import Chat, TokenIds
 
 Prompt = str | Sequence[Mapping[str, Any]] | TokenIds
 GENERATION_FIELDS = ("repetition_penalty", "min_p")
-_WHERE_GIVEN = ("top_k", "stop_token_ids", "ignore_eos")
 
 
 def body_of(
     prompt: str | Chat | TokenIds, decode: DecodeConfig, reuse: Mapping[str, Any], model: str
 ) -> dict[str, Any]:
-    """Return the body of a request for an answer in events.
+    """Return the body of a request for a streamed answer.
 
     Parameters
     ----------
@@ -29,39 +28,42 @@ def body_of(
     Raises
     ------
     ConfigError
-        A setting is the server's to make, or a variable of the chat template is no JSON.
+        A server does not take the setting, or a variable of the chat template is not JSON.
     """
     if not decode.drafts:
         raise ConfigError("drafts cannot be switched off for an answer of a server: omit it")
     if not isinstance(decode.sparse, str):
-        raise ConfigError("an answer of a server takes sparse='off' or 'auto', no SparseDecoding")
-    if not isinstance(prompt, Chat):
-        asked = prompt if isinstance(prompt, str) else list(prompt.ids)
-        body: dict[str, Any] = {"prompt": asked, "max_tokens": decode.max_new_tokens}
-        if decode.logprobs is not None:
-            raise ConfigError("logprobs of a server are for chat messages alone: omit it")
-    else:
+        raise ConfigError("a server takes sparse='off' or 'auto', not a SparseDecoding")
+    generation = dict(decode.generation or {})
+    if beyond := ", ".join(generation.keys() - set(GENERATION_FIELDS)):
+        raise ConfigError(
+            f"a server does not take {beyond}, only {' and '.join(GENERATION_FIELDS)}: omit it"
+        )
+    if isinstance(prompt, Chat):
         body = _chat(prompt) | {"max_completion_tokens": decode.max_new_tokens}
         if decode.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": decode.logprobs}
+    else:
+        text_or_ids = prompt if isinstance(prompt, str) else list(prompt.ids)
+        body = {"prompt": text_or_ids, "max_tokens": decode.max_new_tokens}
+        if decode.logprobs is not None:
+            raise ConfigError("a server returns logprobs for chat messages only: omit it")
     if decode.json_schema is not None:
         schema = dict(decode.json_schema)
         named = {"name": "answer", "schema": schema, "strict": schema.get("strict") is True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
-    generation = dict(decode.generation or {})
-    if beyond := ", ".join(generation.keys() - set(GENERATION_FIELDS)):
-        raise ConfigError(
-            f"{beyond} cannot be set for an answer of a server, which takes "
-            f"{' and '.join(GENERATION_FIELDS)}: omit it"
-        )
-    given = {name: value for name in _WHERE_GIVEN if (value := getattr(decode, name))}
-    given |= {"stop": list(decode.stops)} if decode.stops else {}
-    given |= {} if decode.sparse == "off" else {"sparse": decode.sparse}
-    given |= {} if decode.seed is None else {"seed": decode.seed}
+    optional = {
+        "top_k": decode.top_k or None,
+        "stop": list(decode.stops) or None,
+        "stop_token_ids": decode.stop_token_ids or None,
+        "ignore_eos": decode.ignore_eos or None,
+        "sparse": None if decode.sparse == "off" else decode.sparse,
+        "seed": decode.seed,
+        **generation,
+    }
     return {
         **body,
-        **given,
-        **generation,
+        **{name: value for name, value in optional.items() if value is not None},
         "temperature": decode.temperature,
         "top_p": decode.top_p,
         "model": model,
@@ -97,7 +99,7 @@ def _choice(chat: Chat) -> object:
 
 
 def contains(prompt: str | Chat | TokenIds, text: str) -> bool:
-    """Return whether a prompt has a chunk verbatim; what token ids say is not known here."""
+    """Whether a prompt contains a chunk verbatim; False for token ids, unknown text here."""
     if isinstance(prompt, TokenIds):
         return False
     texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
@@ -105,19 +107,19 @@ def contains(prompt: str | Chat | TokenIds, text: str) -> bool:
 
 
 def reuse_fields(own: ReuseConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a request says about reuse: what differs from the defaults, and ``overrides``.
+    """Return a request's settings of reuse: differences from the defaults, and ``overrides``.
 
     Raises
     ------
     ConfigError
-        An override is unknown or wrong, or a method is not a name.
+        An override is unknown or wrong, or the method is not a name.
     """
     config = own.override(**overrides)
     if not isinstance(config.method, str):
         raise ConfigError(f"a server takes the name of a method, not {config.method!r}")
-    usual = asdict(ReuseConfig())
+    default = asdict(ReuseConfig())
     return {
         name: value
         for name, value in asdict(config).items()
-        if name in overrides or value != usual[name]
+        if name in overrides or value != default[name]
     }

@@ -1,4 +1,4 @@
-"""One ``openai`` client for threads and event loops alike, in an event loop of its own."""
+"""Requests to a server through one ``openai`` client, for threads and event loops alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from http.client import responses
 from typing import Any, TypeVar
@@ -21,62 +21,37 @@ from ragkv.errors import ClosedError, ConfigError, PromptTooLongError, ServerErr
 from ragkv.model.pool import Pool
 
 _CONNECT_S = 10.0
-_SETTINGS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
-_LATE = ("timeout", "gateway_timeout")
+_BAD_SETTING = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
+_TIMEOUT_CODES = ("timeout", "gateway_timeout")
 _NONE: Mapping[str, str] = {}
 _FAILURES = (openai.APIError, httpx.TransportError, json.JSONDecodeError)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """An event loop in a thread, and the client whose connections live in it."""
-
-    client: openai.AsyncOpenAI
-    loop: asyncio.AbstractEventLoop
-    thread: threading.Thread
-    process: int
-
-    @classmethod
-    def start(cls, client: openai.AsyncOpenAI) -> _Loop:
-        loop = asyncio.new_event_loop()
-        loop.set_default_executor(Pool(8, "ragkv-client"))  # looks up host names
-
-        def run() -> None:
-            loop.run_forever()
-            loop.close()
-
-        thread = threading.Thread(target=run, name="ragkv-client", daemon=True)
-        thread.start()
-        return cls(client, loop, thread, os.getpid())
-
-    def stop(self) -> None:
-        """Cancel what is under way; return when the connections are closed."""
-        if self.process == os.getpid() and self.thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end(), self.loop)
-            if self.thread is not threading.current_thread():
-                self.thread.join()
-
-    async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.client.close()
-        self.loop.call_soon(self.loop.stop)  # behind the callbacks of what has just ended
+@cache
+def _loop_of(process: int) -> asyncio.AbstractEventLoop:
+    """Start the event loop that all clients of a process share, in a daemon thread."""
+    del process  # a fork has no threads of its parent
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(Pool(8, "ragkv-client"))  # looks up host names
+    threading.Thread(target=loop.run_forever, name="ragkv-client", daemon=True).start()
+    return loop
 
 
 class Connection:
-    """Requests to a server, and its errors as ragkv's.
+    """Sends requests to a server, and raises its errors as ragkv's.
+
+    The requests run in a background event loop: unlike one in a blocking client, a request there
+    can be cancelled at any time, also before the response begins.
 
     Parameters
     ----------
     timeout
-        Seconds that a request may take that is no answer; None is any time.
+        Seconds until :meth:`call` gives up; None for no limit.
     transport
-        Replaces the network, in tests.
+        Replaces the network in tests.
     program
-        What should run there.
+        Name of the server's command, for error messages.
     """
 
     def __init__(
@@ -90,52 +65,49 @@ class Connection:
         program: str = "ragkv serve",
     ) -> None:
         self.address = address
-        self._program = program
         self.timeout = timeout
+        self._program = program
         self._api_key = api_key or "none"
         self._max_retries = max_retries
         self._headers: Any = {} if api_key else {"Authorization": openai.omit}
         self._transport = transport
-        self._changing = threading.Lock()
-        self._loop: _Loop | None = None
+        self._process: int | None = None
+        self._client: openai.AsyncOpenAI | None = None
+        self._lock = threading.Lock()
+        self._running: set[Future[Any]] = set()
         self._closed = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin work in the loop, which starts with the first.
+        """Run a coroutine in the event loop.
 
         Raises
         ------
         ClosedError
             After :meth:`close`.
         """
-        try:
-            with self._changing:  # what is submitted before close() is cancelled by it
-                return asyncio.run_coroutine_threadsafe(work, self._running().loop)
-        except BaseException:
-            work.close()
-            raise
+        with self._lock:  # close() cancels what was submitted before it
+            if self._closed:
+                work.close()
+                raise self.closed()
+            future = asyncio.run_coroutine_threadsafe(work, _loop_of(os.getpid()))
+            self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        params: Mapping[str, str] = _NONE,
-        headers: Mapping[str, str] = _NONE,
-    ) -> dict[str, Any]:
-        """Send a request and return its answer, a JSON object.
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop and return its result.
 
         Raises
         ------
-        ServerError, ConfigError, TimeoutError
+        ClosedError, TimeoutError
         """
-        answer = self.submit(self.request(method, path, body, params, headers))
+        future = self.submit(work)
         try:
-            return answer.result(self.timeout)
+            return future.result(self.timeout)
         except CancelledError:
             raise self.closed() from None
         except TimeoutError:
-            if not answer.cancel():  # the server's own
+            if not future.cancel():  # the server's own
                 raise
             raise TimeoutError(
                 f"{self.address} has not answered within timeout={self.timeout:g} seconds"
@@ -149,11 +121,16 @@ class Connection:
         params: Mapping[str, str] = _NONE,
         headers: Mapping[str, str] = _NONE,
     ) -> dict[str, Any]:
-        """Send a request in the loop; as :meth:`call`."""
+        """Send a request and return the response, a JSON object.
+
+        Raises
+        ------
+        ServerError, ConfigError, TimeoutError
+        """
         content: dict[str, Any] = {"options": {**self._with(headers), "params": params}}
         if body is not None:
             content["body"] = body
-        send = getattr(self._client(), method)
+        send = getattr(self._openai(), method)
         try:
             found = await send(path, cast_to=object, **content)
         except _FAILURES as error:
@@ -167,10 +144,10 @@ class Connection:
     async def events(
         self, path: str, body: object, headers: Mapping[str, str] = _NONE
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Yield the events of an answer; closing this ends the answer."""
+        """Yield the events of an answer; closing the generator ends the answer."""
         request_id = None
         try:
-            async with await self._client().post(
+            async with await self._openai().post(
                 path,
                 body=body,
                 options=self._with(headers),
@@ -187,42 +164,38 @@ class Connection:
     def _with(self, headers: Mapping[str, str]) -> Any:
         return {"headers": {**self._headers, **headers}}
 
-    def _client(self) -> openai.AsyncOpenAI:
-        with self._changing:
-            return self._running().client
-
-    def _running(self) -> _Loop:
-        if self._closed:
-            raise self.closed()
-        if self._loop is None or self._loop.process != os.getpid():  # forked
+    def _openai(self) -> openai.AsyncOpenAI:
+        """Return the client of this process; used in the event loop only."""
+        if self._client is None or self._process != os.getpid():
             http = httpx.AsyncClient(
                 transport=self._transport, limits=httpx.Limits(max_connections=None)
             )
-            client = openai.AsyncOpenAI(
+            self._client = openai.AsyncOpenAI(
                 base_url=self.address,
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
                 http_client=http,
                 api_key=self._api_key,
                 max_retries=self._max_retries,
             )
-            self._loop = _Loop.start(client)
-            weakref.finalize(self, self._loop.stop)
-        return self._loop
+            self._process = os.getpid()
+            weakref.finalize(self, _close_soon, self._client, self._process).atexit = False
+        return self._client
 
     def close(self) -> None:
-        """Cancel what is under way and close the connections; later calls raise ClosedError."""
-        with self._changing:
+        """Cancel running requests and close the connections; later calls raise ClosedError."""
+        with self._lock:
             self._closed = True
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.stop()
+        for future in list(self._running):
+            future.cancel()
+        if self._client is not None and self._process == os.getpid():
+            _close_soon(self._client, self._process)
 
     def closed(self) -> ClosedError:
         """Return the error of a call after :meth:`close`."""
         return ClosedError(f"this client of {self.address} is closed: make another one")
 
     def _error(self, error: Exception, request_id: str | None = None) -> Exception:
-        """Return openai's and httpx's errors as ragkv's."""
+        """Return an error of openai or httpx as ragkv's."""
         if isinstance(error, json.JSONDecodeError):
             return ServerError(f"{self.address} sends an event that is no JSON")
         if isinstance(error, openai.APIConnectionError | httpx.TransportError):
@@ -238,27 +211,34 @@ class Connection:
     def error_of(
         self, error: object, status: int | None = None, request_id: str | None = None
     ) -> Exception:
-        """Return what a server's ``{"message", "code", "type"}`` means.
+        """Return a server's ``{"message", "code", "type"}`` as ragkv's error.
 
         Parameters
         ----------
         status
-            The HTTP status; None for an error in the middle of a stream, or of a background job.
+            The HTTP status; None for an error within a stream or of a background job.
         """
         found = error if isinstance(error, Mapping) else {}
         code, message = found.get("code"), str(found.get("message") or "it gave no reason")
         if code == "context_length_exceeded":
             return PromptTooLongError(message)
         is_setting = status is None and found.get("type") == "invalid_request_error"
-        if is_setting or status in _SETTINGS:
+        if is_setting or status in _BAD_SETTING:
             return ConfigError(f"{self.address} refuses the request: {message}")
         if status == HTTPStatus.UNAUTHORIZED:
             message += " Give api_key=..., or set RAGKV_API_KEY."
         if request_id:
             message += f" (request {request_id})"
-        if status == HTTPStatus.GATEWAY_TIMEOUT or code in _LATE:
+        if status == HTTPStatus.GATEWAY_TIMEOUT or code in _TIMEOUT_CODES:
             return TimeoutError(f"{self.address}: {message}")
         if code == "store_full":
             return StoreFullError(f"{self.address}: {message}")
         title = f"{status} {responses.get(status, '')}: " if status else ""
         return ServerError(f"{self.address}: {title}{message}", status)
+
+
+def _close_soon(client: openai.AsyncOpenAI, process: int) -> None:
+    """Close a client's connections without waiting for it; those of another process stay."""
+    if process == os.getpid():
+        loop = _loop_of(process)
+        loop.call_soon_threadsafe(lambda: loop.create_task(client.close()))

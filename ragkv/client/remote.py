@@ -1,13 +1,11 @@
-"""RemoteRagKV: a ``ragkv serve`` with the methods of an engine in this process."""
+"""RemoteRagKV: a ``ragkv serve`` with the methods of a local engine."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import fields
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -17,8 +15,7 @@ from tqdm.auto import tqdm
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
 from ragkv.client.body import Prompt, body_of, contains, reuse_fields
-from ragkv.client.events import Events
-from ragkv.client.stream import RemoteStream
+from ragkv.client.stream import AnswerEvents, RemoteStream
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, MissingDependencyError, ServerError, install_command
 from ragkv.prompt.chat import Chat, prompt_of
@@ -27,10 +24,10 @@ from ragkv.retrieve.named import NamedChunks
 from ragkv.retrieve.route import HEADER, route_of
 
 KEY_VARIABLE = "RAGKV_API_KEY"
-"""Environment variable of the key, where none is given."""
+"""Environment variable of the default key."""
 
 TIMEOUT_S = 600.0
-"""Seconds that a request may take, where nothing else is said."""
+"""Default time limit of a request, in seconds."""
 
 _CHUNKS = "/v1/chunks"
 _BATCH_CHUNKS, _BATCH_CHARS = 512, 1 << 20
@@ -41,35 +38,35 @@ _LOCAL = {
     "loaded": "load the model here with RagKV(...)",
     "render": "the server has the chat template: give generate(...) the messages themselves, or "
     "RagKVLLM a messages_to_prompt of your own",
-    "prefill": "ask with generate(...), or load the model here with RagKV(...)",
+    "prefill": "call generate(...), or load the model here with RagKV(...)",
     "turn": "the server orders its requests itself",
 }
-"""What an engine in this process has, and what to do instead."""
+"""Members of a local engine, and their replacements."""
 
 
 class RemoteRagKV:
-    """A server of ragkv, asked over HTTP; it takes an engine's place in the wrappers.
+    """A ragkv server over HTTP; it takes a local engine's place in the wrappers.
 
-    Threads and tasks may share one. The model, its store and the sink are the server's, and so
-    are all settings that are not given here.
+    Threads and tasks can share one. The model, the store, the sink and all settings that are not
+    given here are the server's.
 
     Parameters
     ----------
     base_url
-        The server's address, such as ``http://gpu:8000``; ``/v1`` may stand behind it.
+        The server's address, such as ``http://gpu:8000``, with or without ``/v1``.
     api_key
-        The key of a namespace; None is the environment variable ``RAGKV_API_KEY``, if it is set.
+        The key of a namespace; None reads the environment variable ``RAGKV_API_KEY``, if set.
     timeout
-        Seconds after which an answer (and any other request) is given up; None is never.
+        Time limit of an answer, and of any other request, in seconds; None for no limit.
     max_retries
-        How often a request is sent again where no connection comes about or the server is busy,
-        after the pauses that the ``openai`` package makes.
+        Repetitions of a request after a failed connection or a busy server, with the pauses of the
+        ``openai`` package.
     model
-        Name of the model that the server must have; None is whichever it has.
+        Name that the server's model must have; None accepts any.
     reuse
-        What differs from ReuseConfig's defaults goes with every request.
+        Its differences from ReuseConfig's defaults are sent with every request.
     transport
-        Replaces the network: an httpx transport.
+        An httpx transport that replaces the network.
 
     Raises
     ------
@@ -111,7 +108,6 @@ class RemoteRagKV:
             ) from missing
         self._connection = Connection(self.base_url, key, timeout, max_retries, transport)
         self._named = NamedChunks()
-        self._asking = threading.Lock()
         self._version: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -129,37 +125,33 @@ class RemoteRagKV:
         show_progress: bool | None = False,
         **overrides: Any,
     ) -> PrecomputeReport:
-        """Have chunks encoded, as :meth:`ragkv.RagKV.precompute`; return when they are.
+        """Encode chunks, as :meth:`ragkv.RagKV.precompute`; return when they are stored.
 
         Raises
         ------
         StoreFullError, ServerError, ConfigError
         """
-        given = {"document": document, "revision": revision, "expires_in": expires_in}
-        fixed: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
-        if reuse := reuse_fields(self.reuse, overrides):
-            fixed["ragkv"] = reuse
+        reuse = reuse_fields(self.reuse, overrides) or None
+        given = _given(document=document, revision=revision, expires_in=expires_in, ragkv=reuse)
         chunks = _checked(texts)
         total = PrecomputeReport()
-        hidden = None if show_progress is None else not show_progress  # None: unless a terminal
+        hidden = None if show_progress is None else not show_progress  # None: only in a terminal
         with tqdm(total=len(chunks), disable=hidden, unit="chunk", desc="precompute") as bar:
             for batch in [chunks] if document is not None else _batches(chunks):
-                made = self._job({"texts": batch, "wait": False, **fixed}, bar)
-                total = PrecomputeReport(
-                    *(getattr(total, each.name) + getattr(made, each.name) for each in fields(made))
-                )
+                total += self._job({"texts": batch, "wait": False, **given}, bar)
         return total
 
     def _job(self, body: Mapping[str, Any], bar: Any) -> PrecomputeReport:
-        """Begin a precomputation and ask until it is done.
+        """Run a precomputation on the server; update the progress bar until it ends.
 
-        Its replica alone knows it: where that is gone, another one computes what is missing.
+        The job is polled: a request that is open for minutes breaks off at many proxies. Only the
+        replica that started the job knows it; if it is gone, another one computes the rest.
         """
-        headers = self._route(body["texts"])
-        job = self._connection.call("post", _CHUNKS, body, headers=headers)
+        texts = body["texts"]
+        job = self._send("post", _CHUNKS, body, chunks=texts)
         seen, pause = 0, _FIRST_PAUSE_S
         while True:
-            done = len(body["texts"]) if job["status"] == "done" else int(job.get("done") or 0)
+            done = len(texts) if job["status"] == "done" else int(job.get("done") or 0)
             bar.update(done - seen)
             seen = done
             if job["status"] == "failed":
@@ -169,48 +161,45 @@ class RemoteRagKV:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                job = self._connection.call("get", f"{_CHUNKS}/{job['id']}", headers=headers)
+                job = self._send("get", f"{_CHUNKS}/{job['id']}", chunks=texts)
             except ServerError as error:
                 if error.status != HTTPStatus.NOT_FOUND or body["wait"]:
                     raise
                 body = {**body, "wait": True}
-                job = self._connection.call("post", _CHUNKS, body, headers=headers)
+                job = self._send("post", _CHUNKS, body, chunks=texts)
 
     def contains(self, text: str, **overrides: Any) -> bool:
-        """Whether the server can reuse the chunk, behind this sink."""
+        """Whether the server can reuse the chunk behind this sink."""
         reuse = reuse_fields(self.reuse, overrides)
-        asked = {"text": text}
-        asked |= {name: str(reuse[name]) for name in ("sink", "method") if name in reuse}
-        return bool(self._connection.call("get", _CHUNKS, params=asked)["text_known"])
+        params = {"text": text}
+        params |= {name: str(reuse[name]) for name in ("sink", "method") if name in reuse}
+        return bool(self._send("get", _CHUNKS, params=params)["text_known"])
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
-        """Delete a chunk, or a document's own; return how many."""
-        given = {"text": text, "document": document}
-        body = {name: each for name, each in given.items() if each is not None}
+        """Delete a chunk or a document's own chunks; return how many."""
+        body = _given(text=text, document=document)
         if len(body) != 1:
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
-        return int(self._connection.call("delete", _CHUNKS, body)["deleted"])
+        return int(self._send("delete", _CHUNKS, body)["deleted"])
 
     def prefetch(
         self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
     ) -> None:
-        """Name the chunks that were retrieved: the server starts loading them.
+        """Name retrieved chunks; the server starts loading them.
 
-        The next answer's report accounts for each; not so without ``for_next_answer``.
+        The next answer's report accounts for each, unless ``for_next_answer`` is False.
         """
-        body: dict[str, Any] = {"texts": _checked(texts)}
-        if reuse := reuse_fields(self.reuse, overrides):
-            body["ragkv"] = reuse
-        headers = self._route(body["texts"])
-        self._connection.call("post", f"{_CHUNKS}/prefetch", body, headers=headers)
+        chunks = _checked(texts)
+        body = _given(texts=chunks, ragkv=reuse_fields(self.reuse, overrides) or None)
+        self._send("post", f"{_CHUNKS}/prefetch", body, chunks=chunks)
         if for_next_answer:
-            self._named.add(text.strip() for text in texts)
+            self._named.add(text.strip() for text in chunks)
 
     def wait(self) -> None:
         """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""
 
     def warm_up(self) -> None:
-        """Return at once: the server has warmed up before it was ready."""
+        """Return at once: a server is ready only after its warm-up."""
 
     # ---- answering
 
@@ -227,34 +216,35 @@ class RemoteRagKV:
         retrieved: Sequence[str] = (),
         **settings: Any,
     ) -> RemoteStream:
-        """Answer a prompt piece by piece: a text, or chat messages.
+        """Answer a text or chat messages piece by piece.
 
-        ``settings`` are fields of :class:`ragkv.DecodeConfig`, without
-        ``drafts``, and of ``generation`` those that a server takes
-        (``repetition_penalty``, ``min_p``; ``logprobs`` for chat messages alone), and of
-        :class:`ragkv.ReuseConfig`. ``timeout`` takes the client's place. The report accounts for
-        each of the ``retrieved`` chunks, and those that :meth:`prefetch` named.
+        ``settings`` are fields of :class:`ragkv.ReuseConfig` and of
+        :class:`ragkv.DecodeConfig`, except ``drafts``; ``generation`` can have
+        ``repetition_penalty`` and ``min_p``, and ``logprobs`` needs chat messages. ``timeout``
+        replaces the client's. The report accounts for each of the ``retrieved`` chunks and of
+        those named by :meth:`prefetch`.
 
         Raises
         ------
         ConfigError
-            A setting is wrong. What the server says comes from the stream.
+            A setting is wrong. The server's errors are raised by the stream.
         """
         decode = {name: settings.pop(name) for name in DECODE_SETTINGS if name in settings}
+        checked = prompt_of(prompt, chat_template_kwargs)
         body = body_of(
-            asked := prompt_of(prompt, chat_template_kwargs),
+            checked,
             DecodeConfig(**decode),
             reuse_fields(self.reuse, settings),
             self._model or "default",
         )
         named = self._named.take()
-        earlier = (text for text in named.earlier if contains(asked, text))
+        earlier = (text for text in named.earlier if contains(checked, text))
         if texts := list(dict.fromkeys((*retrieved, *named.new, *earlier))):
             body["ragkv"]["retrieved"] = texts
-        path = "/v1/chat/completions" if isinstance(asked, Chat) else "/v1/completions"
+        path = "/v1/chat/completions" if isinstance(checked, Chat) else "/v1/completions"
 
         async def answer(on_text: Callable[[str], None]) -> Completion:
-            collected, headers = Events(), await self._route_in_loop(texts)
+            collected, headers = AnswerEvents(), await self._route(texts)
             async with aclosing(self._connection.events(path, body, headers)) as events:
                 async for event in events:
                     on_text(collected.feed(event))
@@ -263,7 +253,7 @@ class RemoteRagKV:
         stream = RemoteStream(lambda on_text: self._connection.submit(answer(on_text)))
         return stream.within(self._connection.timeout if timeout is None else timeout)
 
-    # ---- what is known of the server
+    # ---- the server's model
 
     def sink_from(
         self,
@@ -273,54 +263,29 @@ class RemoteRagKV:
     ) -> str:
         """Return a prompt template's text before its first field, as the model reads it."""
         given = template if isinstance(template, str) else [dict(each) for each in template]
-        body: dict[str, Any] = {"template": given, "tools": list(tools)}
-        if chat_template_kwargs:
-            body["chat_template_kwargs"] = dict(chat_template_kwargs)
-        return str(self._connection.call("post", "/v1/sink", body)["sink"])
+        variables = dict(chat_template_kwargs or {})
+        body = {"template": given, "tools": list(tools), "chat_template_kwargs": variables}
+        return str(self._send("post", "/v1/sink", body)["sink"])
 
     def tokenize(self, text: str) -> list[int]:
-        """Return a text's tokens by the model's own tokenizer, without special tokens."""
+        """Return the text's token ids, without special tokens."""
         body = {"prompt": text, "add_special_tokens": False}
-        return list(map(int, self._connection.call("post", "/tokenize", body)["tokens"]))
+        return list(map(int, self._send("post", "/tokenize", body)["tokens"]))
 
     @property
     def version(self) -> Mapping[str, Any]:
-        """What the server says of itself, asked once.
+        """The server's description of itself, requested once.
 
         Raises
         ------
         ServerError
             It cannot be reached, refuses the key, or is no server of ragkv.
         """
-        with self._asking:
-            return self._version or self._noted(self._connection.call("get", "/version"))
-
-    def _noted(self, version: Mapping[str, Any]) -> Mapping[str, Any]:
-        missing = {"model", "namespace", "fingerprint", "positions"} - version.keys()
-        if missing:
-            raise ServerError(
-                f"{self.base_url}/version has no {', '.join(sorted(missing))}: is it "
-                "`ragkv serve`, of this version?"
-            )
-        self._version = version
-        return version
-
-    def _route(self, texts: Sequence[str]) -> dict[str, str]:
-        """Return the header by which a proxy finds the replica where these chunks are warm."""
-        return {HEADER: route_of(texts, self.namespace)} if texts else {}
-
-    async def _route_in_loop(self, texts: Sequence[str]) -> dict[str, str]:
-        """Return the same without a lock; none where the server does not name its namespace."""
-        if not texts:
-            return {}
-        with suppress(ServerError, ConfigError, TimeoutError):
-            found = self._version or self._noted(await self._connection.request("get", "/version"))
-            return {HEADER: route_of(texts, str(found["namespace"]))}
-        return {}
+        return self._version or self._connection.call(self._read_version())
 
     @property
     def namespace(self) -> str:
-        """The namespace that the key opens."""
+        """The namespace of the key."""
         return str(self.version["namespace"])
 
     @property
@@ -329,6 +294,48 @@ class RemoteRagKV:
         found = self.version
         why = "" if found.get("supported", True) else "the server serves it by full prefill"
         return ModelInfo(str(found["model"]), found["fingerprint"], found["positions"], why)
+
+    # ---- requests
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        chunks: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Send a request; ``chunks`` choose its replica."""
+
+        async def request() -> dict[str, Any]:
+            headers = await self._route(chunks)
+            return await self._connection.request(method, path, body, params or {}, headers)
+
+        return self._connection.call(request())
+
+    async def _route(self, chunks: Sequence[str]) -> dict[str, str]:
+        """Return the header by which a proxy finds the replica where these chunks are warm.
+
+        It is left out if the server does not name its namespace.
+        """
+        if not chunks:
+            return {}
+        with suppress(ServerError, ConfigError, TimeoutError):
+            found = self._version or await self._read_version()
+            return {HEADER: route_of(chunks, str(found["namespace"]))}
+        return {}
+
+    async def _read_version(self) -> Mapping[str, Any]:
+        version = await self._connection.request("get", "/version")
+        missing = {"model", "namespace", "fingerprint", "positions"} - version.keys()
+        if missing:
+            raise ServerError(
+                f"{self.base_url}/version has no {', '.join(sorted(missing))}: is it "
+                "`ragkv serve`, of this version?"
+            )
+        self._version = version
+        return version
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _LOCAL:
@@ -339,7 +346,7 @@ class RemoteRagKV:
         raise TypeError("a RemoteRagKV has connections and a key: make one in each process")
 
     def close(self) -> None:
-        """End the answers under way and close the connections; later calls raise ClosedError."""
+        """Cancel running answers and close the connections; later calls raise ClosedError."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -350,12 +357,12 @@ class RemoteRagKV:
 
 
 def address_of(base_url: str) -> str:
-    """Return a server's address without ``/v1`` and a slash at its end.
+    """Return a server's address without ``/v1`` and without a slash at its end.
 
     Raises
     ------
     ConfigError
-        It is no http address, or has a password in it.
+        It is no http address, or contains a password.
     """
     try:
         url = httpx.URL(base_url)
@@ -370,21 +377,23 @@ def address_of(base_url: str) -> str:
     return str(url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _checked(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
     return list(texts)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in lists whose bodies a server takes."""
-    batch: list[str] = []
-    length = 0
-    for text in texts:
-        if batch and (len(batch) == _BATCH_CHUNKS or length + len(text) > _BATCH_CHARS):
-            yield batch
-            batch, length = [], 0
-        batch.append(text)
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    """Yield texts in lists that fit a request's body."""
+    start = length = 0
+    for at, text in enumerate(texts):
+        if at > start and (at - start == _BATCH_CHUNKS or length + len(text) > _BATCH_CHARS):
+            yield texts[start:at]
+            start, length = at, 0
         length += len(text)
-    if batch:
-        yield batch
+    if texts:
+        yield texts[start:]

@@ -254,6 +254,11 @@ class PrecomputeReport:
     too_long: int = 0
     unknown_token: int = 0
 
+    def __add__(self, other: Self) -> Self:
+        """Return the report of two calls together."""
+        parts = asdict(self), asdict(other)
+        return type(self)(**{name: parts[0][name] + parts[1][name] for name in parts[0]})
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-ready types."""
         return asdict(self)

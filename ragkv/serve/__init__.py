@@ -1,1 +1,1 @@
-"""Serve: an OpenAI-compatible HTTP server over the engine."""
+"""An HTTP server over the engine, compatible with OpenAI's API."""

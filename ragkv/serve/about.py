@@ -1,8 +1,9 @@
-"""What the server says of itself, and of prompts: models, health, metrics, tokens, sinks."""
+"""The server's model, health and metrics; a prompt's tokens and sink."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
@@ -11,9 +12,11 @@ from pydantic import Field, Tag
 from starlette.responses import Response
 
 from ragkv.engine.engine import RagKV
-from ragkv.serve.body import Json, read_json
-from ragkv.serve.engine_calls import text_of_ids, token_ids
-from ragkv.serve.fields import TEXT_OR_LIST, Fields, Text, TokenId, Variables, parse, plain_messages
+from ragkv.prompt.chat import TokenIds
+from ragkv.prompt.render import Prompt, Rendered, render
+from ragkv.prompt.tokens import tokenize as tokens_of
+from ragkv.serve.body import Fields, Json
+from ragkv.serve.fields import TEXT_OR_LIST, Objects, Text, TokenId, Variables, chat_of
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, Service, service_of
@@ -21,20 +24,20 @@ from ragkv.serve.service import Engine, Service, service_of
 router = APIRouter()
 _STARTED = int(time.time())
 _READ = ["GET", "HEAD"]
-"""Methods of what probes look at."""
+"""Methods of paths that probes request."""
 
 
 class TokenizeFields(Fields):
-    """The body of ``/tokenize``, as vLLM has it."""
+    """The body of ``/tokenize``, as in vLLM."""
 
     model: str = "default"
     prompt: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: Literal[True] = True
     return_token_strs: bool = False
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
-    chat_template_kwargs: Variables = Field(default_factory=dict)
+    messages: Objects | None = None
+    tools: Objects = []
+    chat_template_kwargs: Variables = {}
 
 
 class DetokenizeFields(Fields):
@@ -47,23 +50,20 @@ class DetokenizeFields(Fields):
 class SinkFields(Fields):
     """The body of ``/v1/sink``."""
 
-    template: Annotated[
-        Text | Annotated[list[dict[str, Any]], Field(fail_fast=True), Tag("a list")],
-        TEXT_OR_LIST,
-    ]
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, default_factory=list)]
-    chat_template_kwargs: Variables = Field(default_factory=dict)
+    template: Annotated[Text | Annotated[Objects, Tag("a list")], TEXT_OR_LIST]
+    tools: Objects = []
+    chat_template_kwargs: Variables = {}
 
 
 @router.api_route("/", methods=_READ)
 async def root() -> Response:
-    """Say what this is: probes of hosting platforms ask here."""
+    """Return the program's name, for probes of hosting platforms."""
     return Json({"server": "ragkv"})
 
 
 @router.api_route("/health", methods=_READ)
 async def health(request: Request) -> Response:
-    """Say whether answers come at once: 503 until the engines are warm."""
+    """Return 200, or 503 until the engines are warm and while the server stops."""
     service = service_of(request)
     service.gate.refuse_draining()
     if not service.ready:
@@ -73,13 +73,13 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return figures for Prometheus."""
+    """Return metrics for Prometheus."""
     return Response(service_of(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @router.get("/version")
 async def about_version(request: Request, engine: Engine) -> Response:
-    """Say what answers here."""
+    """Return the model and the namespace of the key."""
     service = service_of(request)
     return Json(
         {
@@ -95,7 +95,7 @@ async def about_version(request: Request, engine: Engine) -> Response:
 
 @router.api_route("/v1/models", methods=_READ)
 async def models(request: Request, engine: Engine) -> Response:
-    """List the one model, by both of its names."""
+    """List the model under both of its names."""
     service = service_of(request)
     names = dict.fromkeys([service.model_name, "default"])
     return Json({"object": "list", "data": [_model(name, service, engine) for name in names]})
@@ -124,40 +124,67 @@ def _model(name: str, service: Service, engine: RagKV) -> dict[str, Any]:
 async def tokenize(request: Request, engine: Engine) -> Response:
     """Return the tokens of a text or of chat messages, as the engine reads them."""
     service = service_of(request)
-    body = parse(TokenizeFields, await read_json(request, service.settings))
+    body = await service.read(TokenizeFields, request)
     service.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise RefusedError(
-            400, "Give either a prompt or messages.", param="prompt", code="invalid_value"
-        )
+        message = "Give either a prompt or messages."
+        raise RefusedError(400, message, param="prompt", code="invalid_value")
     prompt: Any = body.prompt
     if body.messages is not None:
-        prompt = plain_messages(body.messages, body.tools, body.chat_template_kwargs)
+        prompt = chat_of(body.messages, body.tools, body.chat_template_kwargs)
     service.check_prompt(prompt)
-    special = body.add_special_tokens
-    ids = await service.in_thread(token_ids, engine, prompt, add_special_tokens=special)
+    ids = await service.in_thread(_ids_of, engine, prompt, body.add_special_tokens)
     found = {"tokens": ids, "count": len(ids), "max_model_len": engine.loaded.positions}
     if body.return_token_strs:
         found["token_strs"] = engine.tokenizer.convert_ids_to_tokens(ids)
     return Json(found)
 
 
+def _ids_of(engine: RagKV, prompt: Prompt, special: bool | None) -> list[int]:  # noqa: FBT001
+    """Return a prompt's token ids.
+
+    Parameters
+    ----------
+    special
+        False leaves out the tokens that the tokenizer adds to a text; True adds them to chat
+        messages, too.
+    """
+    rendered = render(prompt, engine.tokenizer)
+    if special is False or (special and not isinstance(prompt, str)):
+        rendered = Rendered(rendered.text, special)
+    return [int(token) for token in tokens_of(rendered, engine.tokenizer).ids]
+
+
 @router.post("/detokenize")
 async def detokenize(request: Request, engine: Engine) -> Response:
     """Return the text of tokens, special ones included."""
     service = service_of(request)
-    body = parse(DetokenizeFields, await read_json(request, service.settings))
+    body = await service.read(DetokenizeFields, request)
     service.require_model(body.model)
-    return Json({"prompt": await service.in_thread(text_of_ids, engine, body.tokens)})
+    return Json({"prompt": await service.in_thread(_text_of, engine, body.tokens)})
+
+
+def _text_of(engine: RagKV, ids: Sequence[int]) -> str:
+    """Return the text of token ids; RefusedError, 400, if they are unknown or too many."""
+    known, positions = len(engine.tokenizer), engine.loaded.positions
+    if positions is not None and len(ids) > positions:
+        message = f"A prompt of {len(ids)} tokens exceeds the model's {positions} positions."
+        raise RefusedError(400, message, param="tokens", code="context_length_exceeded")
+    if any(token >= known for token in ids):
+        message = f"Token ids must be less than {known}."
+        raise RefusedError(400, message, param="tokens", code="invalid_value")
+    return render(TokenIds(ids), engine.tokenizer).text
 
 
 @router.post("/v1/sink")
 async def sink(request: Request, engine: Engine) -> Response:
     """Return a prompt template's text before its first field."""
     service = service_of(request)
-    body = parse(SinkFields, await read_json(request, service.settings))
+    body = await service.read(SinkFields, request)
     template: Any = body.template
     if not isinstance(template, str):
-        template = plain_messages(template, body.tools, body.chat_template_kwargs)
-    given = template, body.tools, body.chat_template_kwargs
-    return Json({"sink": await service.in_thread(engine.sink_from, *given)})
+        template = chat_of(template, body.tools, body.chat_template_kwargs)
+    found = await service.in_thread(
+        engine.sink_from, template, body.tools, body.chat_template_kwargs
+    )
+    return Json({"sink": found})

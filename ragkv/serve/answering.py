@@ -3,69 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ragkv.config.schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.retrieve.route import HEADER, route_of
-from ragkv.serve import limits
-from ragkv.serve.answers import Answers
-from ragkv.serve.body import Json, read_json
-from ragkv.serve.engine_calls import overrides_of
-from ragkv.serve.events import EventStream
-from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, parse, prompts_in
-from ragkv.serve.forms import ChatForm, Form, TextForm
-from ragkv.serve.refusal import RefusedError
-from ragkv.serve.service import Engine, Service, service_of
-from ragkv.serve.writer import AnswerWriter
+from ragkv.serve.answers import AnswerPart, Answers
+from ragkv.serve.body import Json, dump
+from ragkv.serve.fields import AnswerFields, ChatFields, CompletionFields, prompts_in
+from ragkv.serve.metrics import ServerMetrics
+from ragkv.serve.refusal import RefusedError, refusal_of
+from ragkv.serve.response import AnswerWriter, ChatWriter, TextWriter
+from ragkv.serve.service import (
+    Engine,
+    Service,
+    check_answers,
+    check_texts,
+    overrides_of,
+    service_of,
+)
 
 router = APIRouter()
 T = TypeVar("T")
+CHAT_TOKENS = 1024
+"""Default length of a chat answer."""
 COMPLETION_TOKENS = 16
-"""Longest text completion where the request does not say, as in OpenAI's API."""
+"""Default length of a text completion, as in OpenAI's API."""
 
 
-class ClientLeft(Exception):  # noqa: N818  internal
-    """Raised where nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for, whichever form it has."""
-
-    fields: AnswerFields
-    prompts: Sequence[str | Chat | TokenIds]
-    most_tokens: int
-    logprobs: int | None
-    form: Form
-    schema: dict[str, Any] | None = None
+class ClientLeftError(Exception):
+    """The client has closed the connection."""
 
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, engine: Engine) -> Response:
     """Answer chat messages."""
     service = service_of(request)
-    body = parse(ChatFields, await read_json(request, service.settings))
+    body = await service.read(ChatFields, request)
     prompt, schema = body.chat, body.response_format.schema_of_answers
-    await _check(service, "response_format", schema)
-    if prompt.has_to_call:  # a call, which has its own schema
+    await _check_schema(service, "response_format", schema)
+    if prompt.has_to_call:  # a call has its own schema
         schema = None
-        await _check(service, "tools", prompt.forced_schema)
-    most = body.max_completion_tokens or body.max_tokens or limits.ANSWER_TOKENS
-    logprobs = body.top_logprobs if body.logprobs else None
-    return await _answer(request, engine, Asked(body, [prompt], most, logprobs, ChatForm(), schema))
+        await _check_schema(service, "tools", prompt.forced_schema)
+    settings = body.decode_settings() | {
+        "max_new_tokens": body.max_completion_tokens or body.max_tokens or CHAT_TOKENS,
+        "logprobs": body.top_logprobs if body.logprobs else None,
+        "json_schema": schema,
+    }
+    return await _answer(request, engine, body, [prompt], settings=settings, writer_of=ChatWriter)
 
 
-async def _check(service: Service, param: str, schema: dict[str, Any] | None) -> None:
-    """Check a schema, in a thread; what is found is kept for the answer."""
+async def _check_schema(service: Service, param: str, schema: dict[str, Any] | None) -> None:
+    """Compile a schema, in a thread; the answer uses the result."""
     try:
         if schema is not None:
             await service.in_thread(check_schema, param, schema)
@@ -75,49 +72,55 @@ async def _check(service: Service, param: str, schema: dict[str, Any] | None) ->
 
 @router.post("/v1/completions")
 async def completions(request: Request, engine: Engine) -> Response:
-    """Complete texts, each given as such or as token ids."""
+    """Complete texts or token ids."""
     service = service_of(request)
-    body = parse(CompletionFields, await read_json(request, service.settings))
+    body = await service.read(CompletionFields, request)
     prompts = await service.in_thread(prompts_in, body.prompt)
-    service.check_answers(body.n * len(prompts))
-    most = body.max_tokens or COMPLETION_TOKENS
-    return await _answer(request, engine, Asked(body, prompts, most, body.logprobs, TextForm()))
+    settings = body.decode_settings() | {
+        "max_new_tokens": body.max_tokens or COMPLETION_TOKENS,
+        "logprobs": body.logprobs,
+    }
+    return await _answer(request, engine, body, prompts, settings=settings, writer_of=TextWriter)
 
 
-async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
+async def _answer(
+    request: Request,
+    engine: RagKV,
+    fields: AnswerFields,
+    prompts: Sequence[str | Chat | TokenIds],
+    *,
+    settings: Mapping[str, Any],
+    writer_of: type[AnswerWriter],
+) -> Response:
+    """Answer prompts; ``settings`` are keyword arguments of :meth:`RagKV.stream`."""
     service = service_of(request)
-    fields = asked.fields
     service.require_model(fields.model)
-    count = fields.n * len(asked.prompts)
-    service.check_answers(count)
-    if fields.ragkv.report and not service.settings.reports:
-        raise RefusedError(
-            *(400, "This server sends no reports."),
-            param="ragkv.report",
-            code="unsupported_parameter",
-        )
-    for prompt in asked.prompts:
+    count = fields.n * len(prompts)
+    check_answers(count)
+    for prompt in prompts:
         service.check_prompt(prompt)
-    service.check_chunks(fields.ragkv.retrieved, "ragkv.retrieved")
-    service.check_chunks([fields.ragkv.sink or ""], "ragkv.sink")
+    retrieved = fields.ragkv.retrieved
+    check_texts(retrieved, "ragkv.retrieved")
     overrides = overrides_of(engine, fields.ragkv)
     answers = Answers(asyncio.get_running_loop().time() + service.settings.timeout)
     answers.leave = service.gate.enter(count, answers.fail)
-    writer = AnswerWriter(asked.form, fields, service, engine, count)
+    writer = writer_of(fields, service, engine, count)
     try:
-        if fields.ragkv.retrieved:
+        if retrieved:
             load = partial(engine.prefetch, for_next_answer=False, **overrides)
-            await service.in_thread(load, fields.ragkv.retrieved)
-        _start(answers, engine, asked, overrides)
+            await service.in_thread(load, retrieved)
+        for prompt in prompts:
+            for index in range(fields.n):
+                seed = None if fields.seed is None else (fields.seed + index) % 2**63
+                answers.add(engine.stream(prompt, seed=seed, **settings, **overrides))
         if fields.stream:
-            # what is wrong with the prompt has a status of its own: that of a stream is sent
-            # with the first text
+            # an error before the first text still has a status of its own
             first = await _unless_left(request, anext(answers))
             return EventStream(
-                answers, first, writer, service.metrics, _route(engine, answers, fields)
+                answers, first, writer, service.metrics, _route(engine, answers, retrieved)
             )
         await _unless_left(request, _collect(answers, writer))
-    except ClientLeft:
+    except ClientLeftError:
         answers.close()
         service.metrics.record_abort(writer.unfinished)
         return Response(status_code=499)
@@ -125,39 +128,13 @@ async def _answer(request: Request, engine: RagKV, asked: Asked) -> Response:
         answers.close()
         raise
     answers.close()
-    return Json(writer.whole(), headers=_route(engine, answers, fields))
+    return Json(writer.whole(), headers=_route(engine, answers, retrieved))
 
 
-def _route(engine: RagKV, answers: Answers, fields: AnswerFields) -> dict[str, str]:
-    """Return the header with the routing key; none where no chunk is known."""
-    key = route_of([*fields.ragkv.retrieved, *answers.chunks], engine.namespace)
+def _route(engine: RagKV, answers: Answers, retrieved: Sequence[str]) -> dict[str, str]:
+    """Return the header with the routing key; none without a known chunk."""
+    key = route_of([*retrieved, *answers.chunks], engine.namespace)
     return {HEADER: key} if key else {}
-
-
-def _start(answers: Answers, engine: RagKV, asked: Asked, overrides: dict[str, Any]) -> None:
-    fields = asked.fields
-    generation = {"min_p": fields.min_p, "repetition_penalty": fields.repetition_penalty}
-    for prompt in asked.prompts:
-        for index in range(fields.n):
-            seed = None if fields.seed is None else (fields.seed + index) % 2**63
-            stream = engine.stream(
-                prompt,
-                max_new_tokens=asked.most_tokens,
-                temperature=fields.temperature,
-                top_p=fields.top_p,
-                top_k=max(fields.top_k, 0),
-                stop=fields.stop,
-                seed=seed,
-                stop_token_ids=fields.stop_token_ids,
-                ignore_eos=fields.ignore_eos,
-                sparse=fields.sparse,
-                logprobs=asked.logprobs,
-                json_schema=asked.schema,
-                generation=generation,
-                retrieved=fields.ragkv.retrieved,
-                **overrides,
-            )
-            answers.add(stream)
 
 
 async def _collect(answers: Answers, writer: AnswerWriter) -> None:
@@ -166,18 +143,17 @@ async def _collect(answers: Answers, writer: AnswerWriter) -> None:
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns; end it when the client closes the connection.
+    """Return the result of ``work``; cancel it if the client closes the connection.
 
     Raises
     ------
-    ClientLeft
-        The client did.
+    ClientLeftError
     """
     tasks = working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeft
+            raise ClientLeftError
         return working.result()
     finally:
         working.cancel()
@@ -187,3 +163,58 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class EventStream(StreamingResponse):
+    """Sends an answer's chunks as server-sent events; the answers end with the connection.
+
+    Parameters
+    ----------
+    first
+        The part that has already been read.
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        first: AnswerPart,
+        writer: AnswerWriter,
+        metrics: ServerMetrics,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            self._events(first),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
+        )
+        self._answers = answers
+        self._writer = writer
+        self._metrics = metrics
+        self._failed = False
+
+    async def _events(self, first: AnswerPart) -> AsyncIterator[str]:
+        try:
+            yield _event(self._writer.chunk(first))
+            async for part in self._answers:
+                yield _event(self._writer.chunk(part))
+            if self._writer.with_usage:
+                yield _event(self._writer.usage_chunk())
+        except Exception as error:  # noqa: BLE001  the status has been sent
+            self._failed = True
+            refusal = refusal_of(error)
+            self._metrics.record_error(refusal.code)
+            yield _event(refusal.body())
+        yield "data: [DONE]\n\n"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the end, or until the client leaves."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.close()
+            if self._writer.unfinished and not self._failed:
+                self._metrics.record_abort(self._writer.unfinished)
+
+
+def _event(content: object) -> str:
+    return f"data: {dump(content)}\n\n"

@@ -18,9 +18,9 @@ class AnswerPart:
     Attributes
     ----------
     logprobs
-        Of the tokens since the last piece; empty unless asked for.
+        Requested log-probabilities of the tokens since the last piece.
     tokens
-        Of the prompt, and of the answer so far.
+        Counts of the prompt's tokens, and of the answer's so far.
     completion
         The whole answer, with its last piece.
     """
@@ -33,14 +33,17 @@ class AnswerPart:
 
 
 class Answers:
-    """Reads streams at once, piece by piece, until a deadline.
+    """Iterates over the pieces of several streams until a deadline.
 
     Parameters
     ----------
     deadline
-        By the event loop's clock.
+        Time of the event loop's clock, in seconds.
+
+    Attributes
+    ----------
     leave
-        Called once, at the end.
+        Called by :meth:`close`.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -48,14 +51,14 @@ class Answers:
         self._parts: asyncio.Queue[AnswerPart | Exception] = asyncio.Queue()
         self._streams: list[CompletionStream] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._left = 0
+        self._unfinished = 0
         self.leave: Callable[[], None] = lambda: None
 
     def add(self, stream: CompletionStream) -> None:
-        """Read one more."""
+        """Begin to read a stream."""
         index = len(self._streams)
         self._streams.append(stream)
-        self._left += 1
+        self._unfinished += 1
         self._tasks.append(asyncio.create_task(self._read(index, stream)))
 
     @property
@@ -74,7 +77,7 @@ class Answers:
             completion = stream.completion
             rest = completion.logprobs[seen:]
             self._parts.put_nowait(AnswerPart(index, "", rest, stream.tokens, completion))
-        except Exception as error:  # noqa: BLE001  raised where the parts are read
+        except Exception as error:  # noqa: BLE001  raised by __anext__
             self._parts.put_nowait(error)
 
     def __aiter__(self) -> AsyncIterator[AnswerPart]:
@@ -86,11 +89,11 @@ class Answers:
         Raises
         ------
         RefusedError
-            504 at the deadline; 503 where the server ends it.
+            504 at the deadline; the reason given to :meth:`fail`.
         Exception
-            What the engine raised for one of the answers.
+            An engine's error in one of the answers.
         """
-        if not self._left:
+        if not self._unfinished:
             raise StopAsyncIteration
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -99,17 +102,18 @@ class Answers:
             raise RefusedError(504, "The answer took too long.", code="timeout") from None
         if isinstance(part, Exception):
             raise part
-        self._left -= part.completion is not None
+        if part.completion is not None:
+            self._unfinished -= 1
         return part
 
     def fail(self, reason: RefusedError) -> None:
-        """End the request for that reason, after the pieces that are there."""
+        """End the request with this error, after the pieces that have arrived."""
         for task in self._tasks:
             task.cancel()
         self._parts.put_nowait(reason)
 
     def close(self) -> None:
-        """End what still runs; return at once."""
+        """Cancel the running answers, without waiting for them."""
         for task in self._tasks:
             task.cancel()
         for stream in self._streams:

@@ -1,4 +1,4 @@
-"""The application: routes, and errors in the form of OpenAI's API."""
+"""The application: routes, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from ragkv.errors import RagKVError
 from ragkv.serve import about, answering, chunks
 from ragkv.serve.body import Json
 from ragkv.serve.config import ServeConfig
-from ragkv.serve.origins import Origins
+from ragkv.serve.middleware import Origins, RequestIds
 from ragkv.serve.refusal import RefusedError, refusal_of
-from ragkv.serve.request_id import RequestIds
 from ragkv.serve.service import Service, service_of
 
 
 class _App(FastAPI):
-    """Puts ids and origins around everything, also around errors of the server's own."""
+    """Adds the middleware around starlette's own, which sends 500."""
 
     def build_middleware_stack(self) -> ASGIApp:
         inner, service = super().build_middleware_stack(), self.state.service
@@ -33,12 +32,12 @@ class _App(FastAPI):
 
 
 def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
-    """Return an application that answers for engines.
+    """Return an application over engines.
 
     Parameters
     ----------
     engines
-        By namespace, all over one model. They stay the caller's, to be closed after the server.
+        One for each namespace, all over one model. The caller closes them after the server.
 
     Returns
     -------
@@ -48,9 +47,9 @@ def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
     Raises
     ------
     ConfigError
-        A namespace that is served has no engine.
+        A served namespace has no engine.
     """
-    # the pages that describe an API load scripts from elsewhere
+    # no openapi_url: its pages load scripts from another host
     app = _App(title="ragkv", lifespan=_lifespan, openapi_url=None)
     app.state.service = Service(settings, engines)
     for module in (answering, chunks, about):
@@ -68,7 +67,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         warming.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # it has logged what went wrong
+        with suppress(asyncio.CancelledError, Exception):  # already logged
             await warming
         await service.close()
 

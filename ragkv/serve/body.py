@@ -1,24 +1,40 @@
-"""Read and write JSON bodies within bounds."""
+"""JSON bodies: read within limits, validated, written."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ragkv.serve import limits
-from ragkv.serve.config import ServeConfig
-from ragkv.serve.refusal import RefusedError
+from ragkv.serve.refusal import RefusedError, wrong_field
+
+BODY_BYTES = 8 << 20
+"""Longest body of a request."""
 
 _CLOSE = {"Connection": "close"}
-"""With responses to bodies whose rest is not read."""
+"""Header of responses to bodies that are not read to their end."""
+_JSON_OF_CLIENTS = ("schema", "parameters", "arguments", "metadata", "chat_template_kwargs")
+"""Fields whose value is a client's own JSON, in which null is a value."""
+_DEPTH = 8
+"""Deepest nesting of the API's fields."""
+
+
+class Fields(BaseModel):
+    """A JSON object with exactly the declared fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Body = TypeVar("Body", bound=Fields)
 
 
 class Json(JSONResponse):
-    """Plain ASCII JSON, which any text survives."""
+    """A response in ASCII, which can carry any text."""
 
     def render(self, content: Any) -> bytes:
         """Return the bytes."""
@@ -30,44 +46,45 @@ def dump(content: object) -> str:
     return json.dumps(content, allow_nan=False, separators=(",", ":"))
 
 
-async def read_json(request: Request, settings: ServeConfig) -> dict[str, Any]:
-    """Return the body, an object; it is never read beyond its bound.
+async def read_body(kind: type[Body], request: Request, limit_s: float) -> Body:
+    """Read and validate a request's body, at most ``BODY_BYTES`` of it.
+
+    Parameters
+    ----------
+    limit_s
+        Seconds until the body must have arrived.
 
     Raises
     ------
     RefusedError
-        413 for a longer body, 415 for another content type or a compressed one, 408 for one that
-        does not come, 400 for anything but a JSON object.
+        413: the body is too long. 415: its content type or its encoding is unsupported. 408: it
+        did not arrive in time. 400: it is not a JSON object, or a field is wrong.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # pages in browsers may send others to any address
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":  # browsers send other types to any address
         raise RefusedError(415, "Send the header Content-Type: application/json.")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         message = f"The body is compressed (Content-Encoding: {encoding:.40}): send it as it is."
         raise RefusedError(415, message, code="unsupported_content_encoding")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > limits.BODY_BYTES:
-        raise _too_long()
+    _check_length(int(length[:20]) if length.isdecimal() else 0)
     body = bytearray()
     try:
-        async with asyncio.timeout(settings.timeout):
+        async with asyncio.timeout(limit_s):
             async for part in request.stream():
                 body += part
-                if len(body) > limits.BODY_BYTES:
-                    raise _too_long()
+                _check_length(len(body))
     except TimeoutError:
         message = "The request's body did not come in time."
         raise RefusedError(408, message, headers=_CLOSE) from None
-    return _object_in(bytes(body))
+    return parse(kind, _object_in(bytes(body)))
 
 
-def _too_long() -> RefusedError:
-    return RefusedError(
-        413,
-        f"The body is longer than {limits.BODY_BYTES} bytes.",
-        headers=_CLOSE,
-    )
+def _check_length(length: int) -> None:
+    if length > BODY_BYTES:
+        message = f"The body is longer than {BODY_BYTES} bytes."
+        raise RefusedError(413, message, headers=_CLOSE)
 
 
 def _object_in(body: bytes) -> dict[str, Any]:
@@ -83,3 +100,32 @@ def _object_in(body: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not in JSON")
+
+
+def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
+    """Validate a body; fields that are null count as absent, at any depth.
+
+    Raises
+    ------
+    RefusedError
+        400, with the name of an unknown, unsupported or wrong field.
+    """
+    try:
+        return kind.model_validate(_without_nulls(dict(given)))
+    except ValidationError as error:
+        raise wrong_field(error) from None
+
+
+def _without_nulls(value: Any, depth: int = _DEPTH) -> Any:
+    if depth and isinstance(value, dict):
+        return {
+            name: each if name in _JSON_OF_CLIENTS else _without_nulls(each, depth - 1)
+            for name, each in value.items()
+            if each is not None
+        }
+    if depth and isinstance(value, list):
+        return [
+            _without_nulls(each, depth - 1) if isinstance(each, dict | list) else each
+            for each in value
+        ]
+    return value

@@ -1,4 +1,4 @@
-"""``/v1/chunks``: precompute, prefetch, look for and delete chunks; ``/v1/route``: their key."""
+"""``/v1/chunks``: precompute, prefetch, find and delete chunks; ``/v1/route``: their key."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from starlette.responses import Response
 
 from ragkv.ingest.arguments import check_revision
 from ragkv.retrieve.route import route_of
-from ragkv.serve.body import Json, read_json
-from ragkv.serve.engine_calls import overrides_of
-from ragkv.serve.fields import Fields, ReuseFields, Texts, parse
+from ragkv.serve.body import Fields, Json
+from ragkv.serve.fields import ReuseFields, Texts
 from ragkv.serve.ingestion import IngestionJob
 from ragkv.serve.refusal import RefusedError
-from ragkv.serve.service import Engine, service_of
+from ragkv.serve.service import Engine, check_texts, overrides_of, service_of
 
 router = APIRouter()
-
-
-class PrefetchFields(Fields):
-    """The body of ``/v1/chunks/prefetch``."""
-
-    texts: Texts
-    ragkv: ReuseFields = ReuseFields()
 
 
 class RouteFields(Fields):
     """The body of ``POST /v1/route``."""
 
     texts: Texts
+
+
+class PrefetchFields(RouteFields):
+    """The body of ``/v1/chunks/prefetch``."""
+
+    ragkv: ReuseFields = ReuseFields()
 
 
 class ChunkFields(PrefetchFields):
@@ -53,30 +51,28 @@ class DeletedFields(Fields):
 
 @router.post("/v1/chunks")
 async def precompute(request: Request, engine: Engine) -> Response:
-    """Encode chunks: 200 when that is done, 202 while it goes on."""
+    """Encode chunks: 200 when they are stored, 202 before."""
     service = service_of(request)
-    body = parse(ChunkFields, await read_json(request, service.settings))
-    service.check_chunks(body.texts, "texts")
-    service.check_chunks([body.ragkv.sink or ""], "ragkv.sink")
+    body = await service.read(ChunkFields, request)
+    check_texts(body.texts, "texts")
     overrides = overrides_of(engine, body.ragkv)
     texts = list(dict.fromkeys(text.strip() for text in body.texts))
-    named = body.document, check_revision(body.revision, body.document)
-    job = IngestionJob(engine, texts, *named, body.expires_in, overrides)
+    revision = check_revision(body.revision, body.document)
+    job = IngestionJob(engine, texts, body.document, revision, body.expires_in, overrides)
     ended = service.ingestion.submit(job)
     if body.wait:
         await asyncio.wait({ended}, timeout=service.settings.timeout)
-    if body.wait and job.failure is not None:
-        raise job.failure
+        if job.failure is not None:
+            raise job.failure
     return Json(job.to_dict(), status_code=200 if job.status == "done" else 202)
 
 
 @router.post("/v1/chunks/prefetch")
 async def prefetch(request: Request, engine: Engine) -> Response:
-    """Begin to load chunks that the next prompts will contain."""
+    """Start loading chunks of the next prompts."""
     service = service_of(request)
-    body = parse(PrefetchFields, await read_json(request, service.settings))
-    service.check_chunks(body.texts, "texts")
-    service.check_chunks([body.ragkv.sink or ""], "ragkv.sink")
+    body = await service.read(PrefetchFields, request)
+    check_texts(body.texts, "texts")
     overrides = overrides_of(engine, body.ragkv)
     load = partial(engine.prefetch, for_next_answer=False, **overrides)
     await service.in_thread(load, body.texts)
@@ -91,44 +87,41 @@ async def known(
     sink: str | None = None,
     method: str | None = None,
 ) -> Response:
-    """Say whether a chunk can be reused."""
-    service = service_of(request)
-    service.check_chunks([text, sink or ""], "text")
+    """Return whether a chunk can be reused."""
+    check_texts([text], "text")
     overrides = overrides_of(engine, ReuseFields(sink=sink, method=method))
-    found = await service.in_thread(engine.contains, text, **overrides)
+    found = await service_of(request).in_thread(engine.contains, text, **overrides)
     return Json({"text_known": found})
 
 
 @router.get("/v1/chunks/{job_id}")
 async def progress(request: Request, engine: Engine, job_id: str) -> Response:
-    """Say how far a precomputation is."""
+    """Return a precomputation's progress."""
     return Json(service_of(request).ingestion.find(job_id, engine).to_dict())
 
 
 @router.delete("/v1/chunks")
 async def delete(request: Request, engine: Engine) -> Response:
-    """Delete one chunk, or those of one document alone."""
+    """Delete a chunk, or the chunks of one document only."""
     service = service_of(request)
-    body = parse(DeletedFields, await read_json(request, service.settings))
+    body = await service.read(DeletedFields, request)
     if (body.text is None) == (body.document is None):
-        raise RefusedError(
-            400, "Give either a text or a document.", param="text", code="invalid_value"
-        )
+        message = "Give either a text or a document."
+        raise RefusedError(400, message, param="text", code="invalid_value")
     deleted = await service.in_thread(engine.forget, body.text, document=body.document)
     return Json({"deleted": deleted})
 
 
 @router.get("/v1/route")
-async def route(request: Request, engine: Engine, text: Annotated[list[str], Query()]) -> Response:
-    """Return the routing key of chunks, each a ``text=`` of the address."""
-    service_of(request).check_chunks(text, "text")
+async def route(engine: Engine, text: Annotated[list[str], Query()]) -> Response:
+    """Return the routing key of chunks in the address."""
+    check_texts(text, "text")
     return Json({"route": route_of(text, engine.namespace)})
 
 
 @router.post("/v1/route")
 async def route_of_many(request: Request, engine: Engine) -> Response:
-    """Return the routing key of as many chunks as a body holds."""
-    service = service_of(request)
-    body = parse(RouteFields, await read_json(request, service.settings))
-    service.check_chunks(body.texts, "texts")
+    """Return the routing key of chunks in a body."""
+    body = await service_of(request).read(RouteFields, request)
+    check_texts(body.texts, "texts")
     return Json({"route": route_of(body.texts, engine.namespace)})

@@ -12,42 +12,38 @@ from ragkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Where a server listens, whom it serves and how many at once.
-
-    How chunks are reused unless a request says otherwise is each engine's own ``reuse``.
+    """A server's address, keys and limits; each engine's ``reuse`` is its default.
 
     Parameters
     ----------
     host, port
         Address to listen on; port 0 takes a free one.
     namespace
-        Whose chunks are served where there are no keys.
+        The served namespace if there are no keys.
     keys
-        Namespaces by key. A request names one in ``Authorization: Bearer KEY`` and sees that
-        namespace alone. Without keys nobody needs one.
+        Namespaces by key. A request sends ``Authorization: Bearer KEY`` and sees only that
+        namespace. Without keys every request is served.
     allow_anonymous
-        Listen on other addresses than the machine's own without keys.
+        Listen without keys on addresses that other machines reach.
     model_name
-        What clients call the model, besides ``default``. None is its hub name, or the name of
+        The model's name for clients, besides ``default``. None is its hub name, or the name of
         its folder.
     timeout
         Seconds from a request to the end of its answer.
     drain_timeout
-        Seconds that running answers may take to end after a SIGTERM.
+        Seconds for running answers to end after SIGTERM.
     max_running
-        Answers that the engine generates at once.
+        Answers that are generated at once.
     max_waiting
-        Answers that may wait besides; a request beyond both is refused with 503.
-    reports
-        Whether clients may have the whole report of an answer.
+        Answers that can wait in addition; a request beyond both is refused with 503.
     cors_origins
-        Origins whose pages may send requests from a browser, such as ``http://localhost:5173``;
+        Origins of pages that can send requests from a browser, such as ``http://localhost:5173``;
         ``*`` is any.
 
     Raises
     ------
     ConfigError
-        A number is not positive, an origin has another form, or the address is open to others
+        A number is not positive, an origin has another form, or other machines reach the address
         and there are no keys.
     """
 
@@ -61,7 +57,6 @@ class ServeConfig:
     drain_timeout: float = 60.0
     max_running: int = 16
     max_waiting: int = 64
-    reports: bool = True
     cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,12 +76,12 @@ class ServeConfig:
         if not (self.keys or self.allow_anonymous or _is_loopback(self.host)):
             raise ConfigError(
                 f"host {self.host} lets other machines in, and nobody needs a key: give "
-                "--api-key-file, or --allow-anonymous if everybody may ask and read the chunks"
+                "--api-key-file, or --allow-anonymous to serve everybody"
             )
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Those that are served."""
+        """The served namespaces."""
         return frozenset(self.keys.values()) or frozenset({self.namespace})
 
 

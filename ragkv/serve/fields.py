@@ -1,29 +1,18 @@
-"""The fields of requests: those that are read, ignored, and refused by name."""
+"""The fields of requests for answers: read, ignored, or refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from ragkv.config import checked_variables
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds
-from ragkv.prompt.messages import arguments_of, text_of
-from ragkv.serve.messages import check_results, plain_message, without_nulls
-from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported, wrong_field
+from ragkv.serve.body import Fields, parse
+from ragkv.serve.messages import Message, check_results, read_message
+from ragkv.serve.refusal import RefusedError, missing, not_without, unsupported
 
 IGNORED = frozenset(
     {
@@ -49,27 +38,21 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields that would change an answer, and are not supported: their values without effect."""
+"""Unsupported fields that would change an answer, with their values without effect."""
 
-_INSTEAD = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"}
+_REPLACEMENTS = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"}
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
-"""A million wrong texts are one error."""
+"""Texts; a million wrong ones are one error."""
+
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+Variables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
+"""Variables of the chat template."""
 
 Text = Annotated[str, Tag("a text")]
 Stops = Annotated[list[str], Field(fail_fast=True, max_length=16), Tag("a list")]
 TEXT_OR_LIST = Discriminator(lambda given: "a list" if isinstance(given, list) else "a text")
-
-TokenId = Annotated[int, Field(ge=0, le=2**31)]
-
-Variables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
-"""Variables of the chat template."""
-
-
-class Fields(BaseModel):
-    """A JSON object, no more of it than is declared."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ReuseFields(Fields):
@@ -81,7 +64,7 @@ class ReuseFields(Fields):
     history: bool = True
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of ReuseConfig that are given; a server without history stays so."""
+        """Return the given fields of ReuseConfig; ``history`` can only be switched off."""
         given = self.model_dump(
             include={"recompute_ratio", "method", "sink"}, exclude_none=True, mode="python"
         )
@@ -100,11 +83,11 @@ class StreamOptions(Fields):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # random padding, which nothing here needs
+    include_obfuscation: bool = False  # random padding, not needed here
 
 
 class AnswerFields(Fields):
-    """What chat and text completions have in common."""
+    """The common fields of chat and text completions."""
 
     model: str = "default"
     n: Annotated[int, Field(ge=1)] = 1
@@ -123,116 +106,34 @@ class AnswerFields(Fields):
     stream_options: StreamOptions = StreamOptions()
     ragkv: AnswerReuse = AnswerReuse()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name, values in NEUTRAL.items():
+            if name in given and given[name] not in values:
+                raise unsupported(name, name + _REPLACEMENTS.get(name, ""))
+        without_effect = IGNORED | NEUTRAL.keys()
+        return {name: value for name, value in given.items() if name not in without_effect}
+
     @model_validator(mode="after")
     def _streams(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
             raise not_without("stream_options", "stream")
         return self
 
-
-class CalledFunction(Fields):
-    """A function that an earlier answer called."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    name: Annotated[str, Field(min_length=1)]
-    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of)] = {}
-
-
-class Called(Fields):
-    """A tool call in an earlier answer; what clients add to it, such as an index, is ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Fields):
-    """A chat message; its content is joined to one text."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    tool_calls: Annotated[list[Called], Field(fail_fast=True)] = []
-    tool_call_id: str = ""
-    name: str = ""
-    reasoning_content: str = ""
-
-    @field_validator("role", mode="before")
-    @classmethod
-    def _known_role(cls, role: object) -> object:
-        if role == "function":
-            raise unsupported("messages", f"messages with the role {role!r}")
-        return "system" if role == "developer" else role  # its newer name
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _as_text(cls, content: object) -> object:
-        try:
-            return text_of(content) if isinstance(content, list) else content
-        except ConfigError as error:
-            raise RefusedError(
-                400, f"messages: {error}.", param="messages", code="unsupported_parameter"
-            ) from None
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """The message without what is empty; only a tool's result has a name for templates."""
-        names = {"role", "content"} | {name for name, value in self if value}
-        if self.role != "tool":
-            names.discard("name")
-        return self.model_dump(include=names)
-
-
-class NamedFunction(Fields):
-    """The tool that has to be called."""
-
-    name: str
-
-
-class NamedTool(Fields):
-    """``"tool_choice"`` with a name."""
-
-    type: Literal["function"] = "function"
-    function: NamedFunction
-
-
-class AllowedTools(Fields):
-    """Some of the tools, and whether one of them has to be called."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True)]
-
-
-class SomeTools(Fields):
-    """``"tool_choice"`` among some of the tools."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
-_OF_CHOICE = ("tool_choice", "allowed_tools")
-_KINDS_OF_CHOICE = {"function": "a tool", "allowed_tools": "some tools"}
-
-
-def _kind_of_choice(given: object) -> str:
-    if isinstance(given, Fields):
-        return "some tools" if isinstance(given, SomeTools) else "a tool"
-    if not isinstance(given, Mapping):
-        return "a word"
-    kind = given.get("type", "function")
-    if kind not in _KINDS_OF_CHOICE:
-        raise unsupported("tool_choice", f"a tool_choice of the type {kind!r}")
-    return _KINDS_OF_CHOICE[kind]
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("a word")]
-    | Annotated[NamedTool, Tag("a tool")]
-    | Annotated[SomeTools, Tag("some tools")],
-    Discriminator(_kind_of_choice),
-]
+    def decode_settings(self) -> dict[str, Any]:
+        """Return the common settings of decoding, but the seed, as arguments of an engine."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": max(self.top_k, 0),
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+            "sparse": self.sparse,
+            "generation": {"min_p": self.min_p, "repetition_penalty": self.repetition_penalty},
+            "retrieved": self.ragkv.retrieved,
+        }
 
 
 class NamedSchema(Fields):
@@ -245,7 +146,7 @@ class NamedSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """``"response_format"``; a JSON object may have its schema beside it, as other servers take."""
+    """``"response_format"``; a ``json_object`` may have a schema, as in other servers."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -261,7 +162,7 @@ class ResponseFormat(Fields):
 
     @property
     def schema_of_answers(self) -> dict[str, Any] | None:
-        """The JSON schema that answers follow."""
+        """The JSON schema of the answers; None if they are free."""
         if self.type == "text":
             return None
         if self.json_schema is None:
@@ -276,21 +177,25 @@ class ChatFields(AnswerFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
-    tool_choice: ToolChoice = "auto"
+    tools: Objects = []
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat(type="text")
     chat_template_kwargs: Variables = {}
 
     @field_validator("messages", mode="before")
     @classmethod
-    def _plain(cls, messages: object) -> object:
-        return list(map(plain_message, messages)) if isinstance(messages, list) else messages
+    def _read(cls, messages: object) -> object:
+        return list(map(read_message, messages)) if isinstance(messages, list) else messages
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise not_without("top_logprobs", "logprobs")
+        if isinstance(self.tool_choice, dict):
+            kind = self.tool_choice.get("type", "function")
+            if kind not in ("function", "allowed_tools"):
+                raise unsupported("tool_choice", f"a tool_choice of the type {kind!r}")
         check_results(self.messages)
         return self
 
@@ -301,22 +206,26 @@ class ChatFields(AnswerFields):
         Raises
         ------
         RefusedError
-            400: a tool, or the choice of one, is wrong.
+            400: a tool or the choice of one is wrong.
         """
-        choice = self.tool_choice
-        given = choice if isinstance(choice, str) else choice.model_dump()
         try:
             return Chat(
                 [each.plain for each in self.messages],
                 self.tools,
-                given,
+                self.tool_choice,
                 parallel_tool_calls=self.parallel_tool_calls,
                 chat_template_kwargs=self.chat_template_kwargs,
             )
         except ConfigError as error:
-            of_choice = self.tools and str(error).startswith(_OF_CHOICE)
+            of_choice = self.tools and str(error).startswith(("tool_choice", "allowed_tools"))
             param = "tool_choice" if of_choice else "tools"
             raise RefusedError(400, str(error), param=param, code="invalid_value") from error
+
+
+def chat_of(messages: list[dict[str, Any]], tools: object, variables: object) -> Chat:
+    """Return a chat; RefusedError, 400, if a message or a tool is wrong."""
+    given = {"messages": messages, "tools": tools, "chat_template_kwargs": variables}
+    return parse(ChatFields, given).chat
 
 
 class CompletionFields(AnswerFields):
@@ -326,36 +235,13 @@ class CompletionFields(AnswerFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-Body = TypeVar("Body", bound=Fields)
-
-
-def parse(kind: type[Body], given: Mapping[str, Any]) -> Body:
-    """Read a body; fields that are null count as absent, at any depth.
-
-    Raises
-    ------
-    RefusedError
-        400, naming the field that is unknown, unsupported or wrong.
-    """
-    fields = without_nulls(dict(given))
-    if issubclass(kind, AnswerFields):
-        for name, values in NEUTRAL.items():
-            if name in fields and fields.pop(name) not in values:
-                raise unsupported(name, name + _INSTEAD.get(name, ""))
-        fields = {name: value for name, value in fields.items() if name not in IGNORED}
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise wrong_field(error) from None
-
-
 def prompts_in(prompt: object) -> list[str | TokenIds]:
-    """Return the prompts of a text completion: texts, or token ids.
+    """Return the prompts of a text completion: texts or token ids.
 
     Raises
     ------
     RefusedError, ConfigError
-        It is neither.
+        A prompt has another type.
     """
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if prompts and all(type(each) is int for each in prompts):
@@ -368,19 +254,3 @@ def prompts_in(prompt: object) -> list[str | TokenIds]:
 
 def _is_prompt(prompt: object) -> bool:
     return isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt))
-
-
-def plain_messages(
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
-    chat_template_kwargs: dict[str, Any],
-) -> Chat:
-    """Return messages and tools as the engine reads them.
-
-    Raises
-    ------
-    RefusedError
-        400: one of them is no text, or no tool.
-    """
-    given = {"messages": messages, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
-    return parse(ChatFields, given).chat

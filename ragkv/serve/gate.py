@@ -1,4 +1,4 @@
-"""Who may come in: bounds the answers under way, and drains them."""
+"""Admission of requests: a bound on running answers, and their end at shutdown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RETRY_AFTER_S = 1
 
 
 class Gate:
-    """Counts the answers under way; used in one event loop.
+    """Counts the running and waiting answers; used in one event loop.
 
     Parameters
     ----------
     capacity
-        Most answers that may run and wait.
+        Most answers at a time.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,22 +28,23 @@ class Gate:
         self._end: dict[object, Callable[[RefusedError], None]] = {}
 
     def enter(self, count: int, end: Callable[[RefusedError], None]) -> Callable[[], None]:
-        """Let a request of ``count`` answers in; return what it calls when it ends.
+        """Admit a request of ``count`` answers; return the callback for its end.
 
         Parameters
         ----------
         end
-            Ends the request early, for the reason that it is given.
+            Ends the request early with the given error.
 
         Raises
         ------
         RefusedError
-            503: too many answers are under way, or the server is stopping.
+            503: too many answers are running, or the server is stopping.
         """
         self.refuse_draining()
         if count > self.capacity - self.under_way:
             raise RefusedError(
-                *(503, "Too many requests are waiting: try again later."),
+                503,
+                "Too many requests are waiting: try again later.",
                 code="queue_full",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
@@ -64,16 +65,14 @@ class Gate:
         """Raise RefusedError, 503, if the server is stopping."""
         if self.draining:
             raise RefusedError(
-                *(503, "The server is stopping."),
+                503,
+                "The server is stopping.",
                 code="draining",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
 
-    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  its answers are ended then
-        """Let nobody in any more; wait for the answers under way, and end those that take longer.
-
-        ``timeout`` is in seconds.
-        """
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  it ends the answers
+        """Refuse new requests, wait ``timeout`` seconds for the answers, and end the rest."""
         self.draining = True
         try:
             async with asyncio.timeout(timeout):

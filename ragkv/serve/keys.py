@@ -1,4 +1,4 @@
-"""API keys, and the namespaces that they open."""
+"""API keys and their namespaces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ragkv.errors import ConfigError
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Read ``NAMESPACE=KEY`` lines; blank ones and those that begin with # are skipped.
+    """Read ``NAMESPACE=KEY`` lines; blank lines and comments with # are skipped.
 
-    A namespace may have several keys.
+    A namespace can have several keys.
 
     Returns
     -------
@@ -22,8 +22,8 @@ def read_keys(path: Path) -> dict[str, str]:
     Raises
     ------
     ConfigError
-        The file cannot be read, a line has another form, one key opens two namespaces, or
-        there is none. No message contains a key.
+        The file cannot be read or has no key, a line has another form, or two namespaces share a
+        key. No message contains a key.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -48,9 +48,9 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def namespace_of(authorization: str, keys: Mapping[str, str]) -> str | None:
-    """Return the namespace that an ``Authorization`` header opens; None for a wrong key.
+    """Return the namespace of an ``Authorization`` header; None for a wrong key.
 
-    The time that it takes does not depend on which key is nearly right.
+    The comparison takes constant time.
     """
     scheme, _, given = authorization.partition(" ")
     found = None

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, by vLLM's names where they mean the same."""
+"""Metrics for Prometheus, with vLLM's names where the meaning is the same."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from prometheus_client.registry import Collector
 
 from ragkv.engine.state import EngineStatus
 from ragkv.report.account import ReuseReport
-from ragkv.serve.engine_calls import tokens_by_source
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_SOURCES = {
+    "sink": "sink_tokens",
+    "exact": "former_exact_tokens",
+    "repaired": "former_repaired_tokens",
+    "reused": "reused_tokens",
+    "version": "version_tokens",
+    "recomputed": "recomputed_tokens",
+    "fresh": "fresh_tokens",
+}
+"""Fields of a report by source of prompt tokens."""
 
 
 class _Engines(Collector):
-    """Bytes and hits by tier, and tokens healed, read when Prometheus asks."""
+    """Bytes and hits by tier, and healed tokens, read at each scrape."""
 
     def __init__(self, status: Callable[[], Iterable[EngineStatus]]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them, summed over the namespaces."""
+        """Yield the sums over the namespaces."""
         held, hits, healed = Counts[str](), Counts[str](), 0
         for status in self._status():
             healed += status.healed_tokens
@@ -44,14 +53,14 @@ class _Engines(Collector):
 
 
 class ServerMetrics:
-    """One application's figures, in a registry of their own.
+    """One application's metrics, in its own registry.
 
     Parameters
     ----------
     running, waiting
-        Return how many answers there are now.
+        Return the current number of answers.
     status
-        Returns that of the engines of all namespaces.
+        Returns the status of all namespaces' engines.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class ServerMetrics:
             "time_to_first_token_seconds", "From the engine's call to the first token."
         )
         self._token = self._histogram(
-            "inter_token_latency_seconds", "An answer's mean time from one token to the next."
+            "inter_token_latency_seconds", "Mean time between an answer's tokens."
         )
         self._answer = self._histogram(
             "e2e_request_latency_seconds", "From the engine's call to the last token."
@@ -75,17 +84,11 @@ class ServerMetrics:
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("generation_tokens", "Tokens of answers.")
         self._sources = self._counter(
-            "prompt_tokens_by_source", "Tokens of prompts, by where they came from.", "source"
+            "prompt_tokens_by_source", "Tokens of prompts by source.", "source"
         )
-        self._misses = self._counter(
-            "chunk_misses", "Known chunks that could not be reused.", "reason"
-        )
-        self._finished = self._counter(
-            "request_success", "Answers, by why they ended.", "finished_reason"
-        )
-        self._handovers = self._counter(
-            "handovers", "Prompts with rows for vLLM, by what became of them.", "outcome"
-        )
+        self._misses = self._counter("chunk_misses", "Known chunks without reuse.", "reason")
+        self._finished = self._counter("request_success", "Ended answers.", "finished_reason")
+        self._handovers = self._counter("handovers", "Prompts with rows for vLLM.", "outcome")
         self._errors = self._counter("request_errors", "Refused and failed requests.", "code")
         for name, what, count in (
             ("num_requests_running", "Answers that are being generated.", running),
@@ -107,14 +110,12 @@ class ServerMetrics:
         if report.completion_tokens > 1:
             self._token.observe(report.ms_per_token / 1000)
         for step, seconds in report.steps.items():
-            if step == "wait":
-                self._wait.observe(seconds)
-            else:
-                self._repair.labels(step).observe(seconds)
+            histogram = self._wait if step == "wait" else self._repair.labels(step)
+            histogram.observe(seconds)
         self._prompt.inc(report.prompt_tokens)
         self._generated.inc(report.completion_tokens)
-        for source, tokens in tokens_by_source(report).items():
-            self._sources.labels(source).inc(tokens)
+        for source, name in _SOURCES.items():
+            self._sources.labels(source).inc(getattr(report, name))
         for miss in report.misses:
             self._misses.labels(miss.reason).inc()
         self._finished.labels(finish_reason).inc()
@@ -130,5 +131,5 @@ class ServerMetrics:
         self._errors.labels(code).inc()
 
     def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

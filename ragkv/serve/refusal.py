@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -20,26 +21,29 @@ from ragkv.errors import (
     StoreError,
     StoreFullError,
 )
-from ragkv.serve.request_id import request_id
+
+REQUEST_ID: ContextVar[str] = ContextVar("ragkv_request_id", default="")
+"""The id of the request that this context answers."""
 
 _log = logging.getLogger(__name__)
-_ONCE = {"x-should-retry": "false"}
-"""Keeps openai's clients from sending again what has failed, or has taken too long."""
+_RETRY_AFTER = {"Retry-After": "1"}
+_NO_RETRY = {"x-should-retry": "false"}
+"""Stops openai's clients from repeating a request that failed or took too long."""
 
 
 class RefusedError(Exception):
-    """A request that is not answered, or no longer.
+    """The refusal of a request, or the early end of its answer.
 
     Parameters
     ----------
     status
         The HTTP status.
     message
-        What the client can do about it.
+        The reason, and the client's remedy.
     param
-        The field that is wrong.
+        The wrong field.
     code
-        What programs know the error by.
+        The error's identifier for programs.
     """
 
     def __init__(
@@ -56,8 +60,8 @@ class RefusedError(Exception):
         self.message = message
         self.param = param
         self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
-        once = {} if status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE else _ONCE
-        self.headers = {**once, **(headers or {})}
+        can_retry = status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE
+        self.headers = {**({} if can_retry else _NO_RETRY), **(headers or {})}
 
     def body(self) -> dict[str, Any]:
         """Return ``{"error": {"message", "type", "param", "code"}}``."""
@@ -75,7 +79,7 @@ class RefusedError(Exception):
 
 
 def refusal_of(error: BaseException) -> RefusedError:
-    """Return what a client is told of an error; what it must not see goes to the log alone."""
+    """Return an error's refusal; details of the machine go to the log only."""
     match error:
         case RefusedError():
             return error
@@ -87,24 +91,25 @@ def refusal_of(error: BaseException) -> RefusedError:
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():
             return RefusedError(503, "The server is stopping.", code="draining")
-        case ServerError():  # vLLM, which decodes here
-            down = error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE)
-            refusal = RefusedError(
-                *(503 if down else 502, "vLLM, which decodes here, does not answer."),
-                code="vllm_unavailable" if down else "vllm_failed",
-                headers={"Retry-After": "1"} if down else None,
-            )
-        case OutOfMemoryError():  # there may be room when other answers have ended
-            after = {"Retry-After": "1"}
-            refusal = RefusedError(503, str(error), code="out_of_memory", headers=after)
+        case ServerError():
+            refusal = _vllm_refusal(error)
+        case OutOfMemoryError():  # the end of other answers can make room
+            refusal = RefusedError(503, str(error), code="out_of_memory", headers=_RETRY_AFTER)
         case StoreFullError():
             refusal = RefusedError(507, "The store is full.", code="store_full")
         case StoreError():
             refusal = RefusedError(503, "The store cannot be used.", code="store_unavailable")
         case _:
             refusal = RefusedError(500, "The server failed; its log says how.")
-    _log.error("the request %s failed", request_id(), exc_info=error)
+    _log.error("the request %s failed", REQUEST_ID.get(), exc_info=error)
     return refusal
+
+
+def _vllm_refusal(error: ServerError) -> RefusedError:
+    message = "vLLM, which decodes here, does not answer."
+    if error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE):
+        return RefusedError(503, message, code="vllm_unavailable", headers=_RETRY_AFTER)
+    return RefusedError(502, message, code="vllm_failed")
 
 
 def not_without(param: str, other: str) -> RefusedError:
@@ -114,26 +119,26 @@ def not_without(param: str, other: str) -> RefusedError:
 
 
 def missing(param: str) -> RefusedError:
-    """Return the refusal of a body without this field."""
+    """Return the refusal of a body without a required field."""
     code = "missing_required_parameter"
     return RefusedError(400, f"Missing required parameter: {param!r}.", param=param, code=code)
 
 
 def unsupported(param: str, what: str) -> RefusedError:
-    """Return the refusal of what this server does not do."""
+    """Return the refusal of an unsupported field or value."""
     message = f"This server does not support {what}."
     return RefusedError(400, message, param=param, code="unsupported_parameter")
 
 
 def wrong_field(error: ValidationError) -> RefusedError:
-    """Return the refusal of a body by what pydantic found, the first field that is wrong.
+    """Return the refusal of a body's first wrong field.
 
-    Of a union's errors those of the member that the value is nearest to say what is wrong.
+    For a union the error of the closest member is chosen.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
     same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
     first = max(same, key=_closeness)
-    # a union's own names for its members are no part of the place
+    # names of a union's members are not identifiers
     parts = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     if len(parts) > 1 and parts[-1] in {"str", "float"}:
         del parts[-1]

@@ -1,4 +1,4 @@
-"""Run the application until a signal ends it."""
+"""Run the application until a signal."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ragkv.serve.config import ServeConfig
 from ragkv.serve.service import Service
 
 _IDLE_S = 75
-"""Idle connections stay open longer than those of usual proxies, which keep them for 60 s."""
+"""Idle connections stay open for longer than common proxies' 60 s."""
 _LAST_WORDS_S = 5
-"""For responses to be sent when their answers have been ended."""
+"""Time to send the responses of ended answers."""
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that goes on answering when it is told to stop, and lets nobody in.
+    """A server that finishes running answers before it stops.
 
     Parameters
     ----------
     on_ready
-        Called with the address when it listens.
+        Called with the address once the server listens.
     """
 
     def __init__(
@@ -57,6 +57,6 @@ class DrainingServer(uvicorn.Server):
         self._on_ready(self.address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what comes with 503 until the running answers have ended; then close."""
+        """Refuse new requests with 503 until the running answers have ended; then close."""
         await self._service.gate.drain(self._service.settings.drain_timeout)
         await super().shutdown(sockets)

@@ -11,7 +11,7 @@ from tiny import some_chunks
 
 from ragkv.errors import StoreFullError
 from ragkv.report.account import PrecomputeReport
-from ragkv.serve import ingestion, limits
+from ragkv.serve import ingestion, service
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
@@ -130,8 +130,9 @@ def test_a_full_store(client, kv, monkeypatch):
 
 
 def test_bounds(kv, monkeypatch):
-    for name, bound in (("TEXTS", 2), ("TEXT_CHARACTERS", 300), ("JOBS", 1)):
-        monkeypatch.setattr(limits, name, bound)
+    monkeypatch.setattr(service, "TEXTS", 2)
+    monkeypatch.setattr(service, "TEXT_CHARACTERS", 300)
+    monkeypatch.setattr(ingestion, "JOBS", 1)
     with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
         for path in ("/v1/chunks", "/v1/chunks/prefetch"):
             for texts in (CHUNKS, ["x" * 301]):
@@ -149,12 +150,12 @@ def test_bounds(kv, monkeypatch):
 def test_the_server_ends_with_jobs_that_wait(kv, monkeypatch):
     monkeypatch.setattr(ingestion, "AT_ONCE", 1)
     with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
-        service = client.app.state.service
+        queue = client.app.state.service.ingestion
         with model_held(kv):
             for _ in range(2):
                 client.post("/v1/chunks", json={"texts": CHUNKS, "wait": False})
-            service.ingestion._stopping.set()
-    jobs = list(service.ingestion._jobs.values())
+            queue._stopping.set()
+    jobs = list(queue._jobs.values())
     assert [job.status for job in jobs] == ["failed", "failed"]
     assert jobs[0].failure.code == "draining"
 

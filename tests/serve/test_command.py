@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -137,15 +138,19 @@ def as_option(name: str, value: object) -> list[str]:
     return [flag, str(value)]
 
 
-def test_settings_of_reuse_the_store_and_the_batch_are_options(monkeypatch):
+def test_settings_are_options_and_those_of_the_store_a_file(monkeypatch, tmp_path):
     opened = {}
+    lines = (f"{name} = {json.dumps(value)}" for name, value in SETTINGS["store"].items())
+    (tmp_path / "store.toml").write_text("\n".join(lines), encoding="utf-8")
 
     def open_engine(model: object, **given: object) -> None:
         opened.update(given)
         raise OpenedError
 
     monkeypatch.setattr(command, "open_engine", open_engine)
-    options = [as_option(*each) for group in SETTINGS.values() for each in group.items()]
+    given = {**SETTINGS["reuse"], **SETTINGS["limits"]}
+    options = [as_option(*each) for each in given.items()]
+    options.append(["--store-config", str(tmp_path / "store.toml")])
     result = run(*[word for option in options for word in option])
     assert isinstance(result.exception, OpenedError), result.output
     for config in ("reuse", "store"):
@@ -153,6 +158,37 @@ def test_settings_of_reuse_the_store_and_the_batch_are_options(monkeypatch):
             config
         ]
     assert {name: opened[name] for name in SETTINGS["limits"]} == SETTINGS["limits"]
+
+
+def test_namespaces_share_the_budgets(monkeypatch, tmp_path):
+    opened = {}
+    monkeypatch.setattr(command, "open_engine", lambda _, **given: opened.update(given) or 1 / 0)
+    (tmp_path / "keys").write_text("alpha=sk-a\nbeta=sk-b\n", encoding="utf-8")
+    (tmp_path / "store.toml").write_text("memory_bytes = 8\ndisk_bytes = 1\nhistory_bytes = 6\n")
+    files = (tmp_path / "keys", tmp_path / "store.toml")
+    run("--api-key-file", str(files[0]), "--store-config", str(files[1]))
+    store = opened["store"]
+    assert (store.memory_bytes, store.disk_bytes, store.history_bytes) == (4, 1, 3)
+    assert store.device_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("memory_bytes = ", "cannot be read as TOML"),
+        ("codecs = 'raw'", "did you mean codec?"),
+        ("path = 'elsewhere'", "unknown store setting path"),
+        ("memory_bytes = -1", "memory_bytes must lie between"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_wrong_store_config_is_refused_by_name(no_model, tmp_path, text, says):
+    file = tmp_path / "store.toml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    result = run("--store-config", str(file))
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
 
 
 def test_only_settings_of_single_pipelines_are_no_options():

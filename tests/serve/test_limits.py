@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from served import CHAT, CHUNKS, TEXT, chat, events, model_held, refused, until
 
-from ragkv.serve import limits
+from ragkv.serve import body as bodies
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
@@ -52,7 +52,7 @@ def small(listen, make_engine):
 
 
 def test_a_body_that_says_it_is_too_long_is_not_read(listen, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_BYTES", 1000)
+    monkeypatch.setattr(bodies, "BODY_BYTES", 1000)
     url = listen().url
     head = f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\n"
     answer = exchange(url, f"{head}Content-Length: 1001\n")
@@ -74,7 +74,7 @@ def test_an_idle_connection_stays_open_for_a_proxys_minute(listen):
 
 
 def test_a_body_without_a_length_is_read_up_to_the_bound(listen, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_BYTES", 1000)
+    monkeypatch.setattr(bodies, "BODY_BYTES", 1000)
     url = listen().url
     head = f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\n"
     answer = exchange(url, f"{head}Transfer-Encoding: chunked\n", b"3e9\r\n" + b" " * 1001)
@@ -91,7 +91,7 @@ def test_a_body_that_does_not_come(listen):
 
 def test_lengths_at_the_bound(kv, monkeypatch):
     body = json.dumps(chat()).encode()
-    monkeypatch.setattr(limits, "BODY_BYTES", len(body))
+    monkeypatch.setattr(bodies, "BODY_BYTES", len(body))
     with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
         assert client.post(CHAT, content=body, headers=HEADERS).status_code == 200
         refused(client.post(CHAT, content=body + b" ", headers=HEADERS), 413)

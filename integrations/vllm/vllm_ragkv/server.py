@@ -67,7 +67,8 @@ class VllmServer:
         told = (answer.get("kv_transfer_params") or {}).get("ragkv")
         if told is None:
             raise ServerError(f"{self.url} is not a vLLM with ragkv's connector: {_START}")
-        (served,) = self.connection.call("get", "/v1/models")["data"][:1]
+        models = self.connection.call(self.connection.request("get", "/v1/models"))
+        (served,) = models["data"][:1]
         self.dtype, self.positions = told["dtype"], int(served["max_model_len"])
         exact = self.dtype == arithmetic_of(loaded.model) == "float32"
         most = _TOLERANCE if exact else _ROUNDED_TOLERANCE
@@ -91,7 +92,7 @@ class VllmServer:
     def _ask(self, ids: Any, salt: str, params: dict[str, str], **fields: Any) -> dict[str, Any]:
         transfer = {"cache_salt": salt, "kv_transfer_params": {"ragkv": params}}
         body = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0, **transfer, **fields}
-        return self.connection.call("post", COMPLETIONS, body)
+        return self.connection.call(self.connection.request("post", COMPLETIONS, body))
 
     def _refuse_others(self, own: torch.Tensor, given: list[float], most: float, of: str) -> None:
         """Refuse log-probabilities ``[tokens]`` of a different model."""

@@ -18,7 +18,7 @@ from soak.asking import NAMESPACES
 
 START_S = 180.0
 END_S = 150.0
-CACHE_BYTES = str(128 << 20)
+CACHE_BYTES = 128 << 20
 """Caches that are full before the server's memory is looked at: what grows then is a leak."""
 
 
@@ -34,13 +34,17 @@ class ServerProcess:
             port = free.getsockname()[1]
         keys = folder / "keys"
         keys.write_text("".join(f"{name}={key}\n" for name, key in NAMESPACES.items()))
+        store = folder / "store.toml"
+        store.write_text(
+            f"disk_bytes = {2 * disk_bytes}\n"  # two namespaces
+            f"memory_bytes = {CACHE_BYTES}\nhistory_bytes = {CACHE_BYTES}\n"
+        )
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "serve.log"
         self._command = [
             *(sys.executable, "-c", "from ragkv.cli.main import app; app()", "serve"),
-            *("--disk-bytes", str(2 * disk_bytes)),  # two namespaces
-            *("--memory-bytes", CACHE_BYTES, "--history-bytes", CACHE_BYTES),
-            *("--store", str(folder / "store"), "--port", str(port), "--api-key-file", str(keys)),
+            *("--store", str(folder / "store"), "--store-config", str(store)),
+            *("--port", str(port), "--api-key-file", str(keys)),
             *("--max-running", "8", "--max-waiting", "4"),
             *("--timeout", "300", "--drain-timeout", "120"),
             *(() if model is None else ("--model", model)),
