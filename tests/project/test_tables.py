@@ -129,30 +129,9 @@ def cells(tables):
 
 def test_what_sentences_say_of_results_without_a_table(cells):
     page = sentences("docs/results.md")
-    methods = (
-        "full",
-        "query 0.2",
-        "query 0.1",
-        "query 0.05",
-        "cacheblend 0.2",
-        "epic 0.2",
-        "reuse",
-    )
-    found = cells("needles_prose", "found", *methods)
-    full, q2, q1, q05, blend, epic, reuse = (
-        f"{float(each.split()[0]) * 100:.0f}" for each in found
-    )
-    assert (
-        f"{full}%, `query` {q2}, {q1} and {q05}% at 0.2, 0.1 and 0.05, `cacheblend` {blend}" in page
-    )
-    assert f"and `epic` {epic}% at 0.2, plain `reuse` {reuse}%" in page
-    twenty, five = cells("methods_of_2026_ratio_of_means", "prophetkv", "20%", "5%")
-    ratio, closer = twenty.split(", ")
-    assert f"ProphetKV in {closer} of the 100 examples at 0.2; its mean KL is {ratio} of" in page
-    assert f"At 0.05 it is {five.split(', ')[0]}" in page
     found = cells("methods_80_examples", "KL to full attention", "epic 0.2", "cacheblend 0.2")
     epic, blend = (each.split()[0] for each in found)
-    assert f"On the first 80 `epic` has {epic}, `cacheblend` {blend}" in page
+    assert f"On the first 80 examples `epic` has {epic}, `cacheblend` {blend}" in page
     int8, int4 = cells("codecs", "KL to raw", "int8", "int4")
     assert f'KL of {int8} to raw chunks, `"int4"` an eighth at {int4} ' in sentences(
         "docs/store.md"
@@ -167,30 +146,83 @@ def test_what_sections_claim_is_in_their_tables(tables, cells):
     page = sentences("docs/results.md")
     kept = cells("methods_of_2026", "kept", "query 0.2, the default", "ProphetKV 0.2")
     ours, theirs = (each.split()[0] for each in kept)
-    assert f"keeps {ours} of its score at 0.2, ProphetKV {theirs} (the intervals overlap)" in page
+    assert (
+        f"keeps {ours} of full attention's score, ProphetKV {theirs} (the intervals overlap)"
+        in page
+    )
     own = "over its own"
     ratios = [row[own].split()[0] for row in tables.result_of("foreign_sinks").records()]
     least, most = min(ratios, key=float), max(ratios, key=float)
     assert f"KL is {least} to {most} times that of chunks encoded behind" in page
     answers = "whole_answers_quantised"
     theirs, peer = "speed-up (quartiles)", "llama.cpp over ragkv (quartiles)"
-    assert f"end {between(answers, theirs)} as soon as transformers'" in page
-    assert f"`generate`, {between(answers, peer)} as soon as llama.cpp" in page
+    assert f"are {between(answers, theirs)} faster than transformers'" in page
+    assert f"`generate`, and {between(answers, peer)} faster than llama.cpp" in page
     machines = ({"products": "quantised"}, {"tier": "memory"})
     factors = {}
     for name, where in zip(("first_token_zen_4", "first_token_zen_5"), machines, strict=True):
         for row in tables.result_of(name).records(tokens="4,096", **where):
             factors.setdefault(row["ratio"], []).append(row[theirs].split("x")[0])
     (a, b), (c, d) = factors["0.2"], factors["0.1"]
-    assert f"{a} to {b} times shorter than by full prefill" in page
-    assert f"of 4,096 tokens at a ratio of 0.2, {c} to {d} times at 0.1" in page
-    four, five = (tables.result_of(f"first_token_zen_{number}").commit for number in (4, 5))
-    others = f"(Zen 4, {four}; Zen 5 in float32, {five}: {b}x, {d}x)"
-    assert f"against a full prefill: {a}x, at 0.1 {c}x {others}" in sentences("README.md")
+    assert f"of 4,096 tokens arrives {a} to {b} times sooner than by full prefill" in page
+    assert f"at a ratio of 0.2, {c} to {d} times at 0.1" in page
     ragkv, _, second, third, fourth, _ = cells("serving_8_clients", "tokens a second")
-    assert (
-        f"{float(ragkv):g} tokens a second of ragkv, {second}, {third} and {fourth} of the" in page
-    )
+    peers = f"{second}, {third} and {fourth} from contextpilot, vLLM and llama.cpp"
+    assert f"{float(ragkv):g} tokens a second from ragkv, and {peers}" in page
     [row] = tables.result_of("decoding_long_prompts").records(**{"prompt": "32,000", "at once": 1})
     dense, sparse, other = (f"{row[at]:.0f}" for at in ("ragkv", 'sparse="auto"', "transformers"))
     assert f'takes {dense} ms, with `sparse="auto"` {sparse}, transformers\' {other}' in page
+
+
+ZEN_4 = {"tokens": "4,096", "products": "quantised"}
+ZEN_5 = {"tokens": "4,096", "tier": "memory"}
+VLLM = {"peer": "vLLM, float32, prefix caching, chunks of 512"}
+ANSWER = {"prompt": "4,096", "answer": "256"}
+SPEED_UP = "speed-up (quartiles)"
+OF_PEER = "llama.cpp over ragkv (quartiles)"
+# A source's file, row, and columns: the peer's figure, ragkv's, and the gain.
+SOURCES = (
+    ("first_token_zen_4", {**ZEN_4, "ratio": "0.2"}, "full prefill", "ragkv", SPEED_UP),
+    ("first_token_zen_4", {**ZEN_4, "ratio": "0.1"}, "full prefill", "ragkv", SPEED_UP),
+    ("first_token_zen_5", {**ZEN_5, "ratio": "0.2"}, "full prefill", "ragkv", SPEED_UP),
+    ("first_token_zen_5", {**ZEN_5, "ratio": "0.1"}, "full prefill", "ragkv", SPEED_UP),
+    ("first_token_other_engines", VLLM, "peer's", "ragkv's at 0.2", "ragkv is faster by"),
+    ("whole_answers_quantised", ANSWER, "transformers", "ragkv", SPEED_UP),
+    ("whole_answers_quantised", ANSWER, "llama.cpp", "ragkv", OF_PEER),
+)
+
+
+def test_the_overview_repeats_its_sources(tables):
+    overview = tables.result_of("overview").records()
+    for row, (name, where, peer, own, gain) in zip(overview, SOURCES, strict=False):
+        result = tables.result_of(name)
+        [source] = result.records(**where)
+        assert (row["its figure"], row["ragkv"]) == (source[peer], source[own])
+        assert row["gain"] == source[gain].split()[0]
+        assert row["commit"] == source.get("commit", result.commit)
+
+
+def test_the_overview_s_other_gains_are_quotients(tables, cells):
+    clients, first, answer = tables.result_of("overview").records()[len(SOURCES) :]
+    shown = [(row["its figure"], row["ragkv"]) for row in (clients, first, answer)]
+    [token] = tables.result_of("first_token_gpu").records(tokens="16,384")
+    whole, *_ = tables.result_of("whole_answers_gpu").records()
+    assert shown == [
+        tuple(
+            cells("serving_8_clients", "tokens a second", "vLLM 0.32.0", "ragkv, 0.2 recomputed")
+        ),
+        (token["transformers"], token["0.2"]),
+        (whole["transformers"], whole["ragkv"]),
+    ]
+    (vllm, own), *times = ([float(each.split()[0]) for each in pair] for pair in shown)
+    gains = [own / vllm, *(peer / ours for peer, ours in times)]
+    assert [row["gain"] for row in (clients, first, answer)] == [f"{each:.1f}x" for each in gains]
+    for row, name in zip((first, answer), ("first_token_gpu", "whole_answers_gpu"), strict=True):
+        assert row["commit"] == tables.result_of(name).commit
+    assert tables.result_of("serving_8_clients").commit.startswith(clients["commit"])
+
+
+def test_the_readme_has_the_demo_s_figures(cells):
+    index, chain = cells("demo_frameworks", "speed-up", "LlamaIndex", "LangChain")
+    shown = f"the demo's first token arrives {index} (LlamaIndex) to {chain} (LangChain) sooner"
+    assert shown in sentences("README.md")
