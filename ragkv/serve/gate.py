@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ragkv.serve.refusal import RefusedError
+from ragkv.serve.refusal import RefusedError, draining
 
 RETRY_AFTER_S = 1
 
@@ -63,11 +63,7 @@ class Gate:
     def refuse_draining(self) -> None:
         """Raise RefusedError, 503, if the server is stopping."""
         if self.draining:
-            raise RefusedError(
-                *(503, "The server is stopping."),
-                code="draining",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
-            )
+            raise draining()
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  its answers are ended then
         """Let nobody in any more; wait for the answers under way, and end those that take longer.
@@ -80,4 +76,4 @@ class Gate:
                 await self._empty.wait()
         except TimeoutError:
             for end in list(self._end.values()):
-                end(RefusedError(503, "The server is stopping.", code="draining"))
+                end(draining())

@@ -86,7 +86,7 @@ def refusal_of(error: BaseException) -> RefusedError:
         case ConfigError():
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():
-            return RefusedError(503, "The server is stopping.", code="draining")
+            return draining()
         case ServerError():  # vLLM, which decodes here
             down = error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE)
             refusal = RefusedError(
@@ -105,6 +105,12 @@ def refusal_of(error: BaseException) -> RefusedError:
             refusal = RefusedError(500, "The server failed; its log says how.")
     _log.error("the request %s failed", request_id(), exc_info=error)
     return refusal
+
+
+def draining() -> RefusedError:
+    """Return the refusal of a server that is stopping."""
+    headers = {"Retry-After": "1"}
+    return RefusedError(503, "The server is stopping.", code="draining", headers=headers)
 
 
 def not_without(param: str, other: str) -> RefusedError:
