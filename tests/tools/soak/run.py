@@ -64,9 +64,10 @@ class Soak:
         mischief = Mischief(self.url, questions, documents, self.findings, random.Random(plan.seed))
         async with self._client() as client:
             for question in questions:
-                question.alone = (await ask(client, question.body())).tokens
-                if not question.alone:
-                    raise RuntimeError("a question was not answered before the soak")
+                found = await ask(client, question.body())
+                if not found.ended:
+                    raise RuntimeError(f"a question was not answered before the soak: {found}")
+                question.learn(found)
             self.say(f"{len(questions)} questions answered alone")
             await self._all_together(mischief)
             await self._quiet(client, mischief)
