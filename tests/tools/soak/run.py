@@ -204,6 +204,7 @@ async def soak(
     *,
     url: str | None = None,
     model: str | None = None,
+    dtype: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Soak:
     """Soak a server: the one at ``url``, or one that is started in ``folder``.
@@ -215,7 +216,7 @@ async def soak(
         found = Soak(plan, url, say=say)
         await found.run()
         return found
-    server = ServerProcess(folder, model, plan.disk_bytes)
+    server = ServerProcess(folder, model, dtype, plan.disk_bytes)
     try:
         await server.start()
         found = Soak(plan, server.url, server, say)
