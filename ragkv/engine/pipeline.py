@@ -103,7 +103,8 @@ class Pipeline(FullPrefill):
 
         Entries are verified layer by layer while the prompt is computed. When one turns out
         to be corrupt, it counts as a miss and the prompt is run again without it. Where memory
-        runs out before the first token, the prompt is run once more.
+        runs out before the first token, the prompt is run again without the device's tier, and
+        a last time when the other answers have ended.
         """
         corrupt: dict[str, str] = {}
         located = self._find_and_load(request, corrupt)
@@ -129,9 +130,13 @@ class Pipeline(FullPrefill):
                         located = self._find_and_load(request, corrupt)
                         ahead = self._read_ahead(located, reading)
                     except (MemoryError, RuntimeError) as error:
-                        if made_room or turn.is_computed or not is_out_of_memory(error):
+                        if turn.is_computed or not is_out_of_memory(error):
+                            raise
+                        if made_room and not self.requests.has_others(turn):
                             raise
                         release_calls(error)
+                        if made_room:
+                            self.requests.wait_for_others(cancelled)
                         made_room = True
                         self._make_room()
 

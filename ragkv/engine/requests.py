@@ -166,13 +166,44 @@ class RequestQueue:
         """
         began, first = time.perf_counter(), self._prefilling
         if first is not None and first.is_request:
-            self.lock.release()
+            with self._without_model():
+                pass
+        return time.perf_counter() - began
+
+    def has_others(self, turn: Turn) -> bool:
+        """Whether other answers run, and can end while this turn waits.
+
+        Where its thread had the model before, they cannot.
+        """
+        with self._changed:
+            return self._prefilling is turn and len(self._running) > 1
+
+    def wait_for_others(self, cancelled: Callable[[], bool] | None) -> None:
+        """Wait until the other answers have ended; the calling thread has the model.
+
+        Raises
+        ------
+        Cancelled
+            ``cancelled`` returned True meanwhile.
+        """
+        with self._without_model(), self._changed:
+            while len(self._running) > 1:
+                self._changed.wait(None if cancelled is None else _POLL_S)
+                if cancelled is not None and cancelled():
+                    raise Cancelled
+
+    @contextmanager
+    def _without_model(self) -> Iterator[None]:
+        """Let other threads have the model in the block."""
+        self.lock.release()
+        try:
+            yield
+        finally:
             try:
                 self.lock.acquire()
             except BaseException:  # interrupted; the caller releases it
                 self.lock.acquire()
                 raise
-        return time.perf_counter() - began
 
     def end_prefill(self, turn: Turn) -> None:
         """Let the next request begin, while this one's answer goes on."""

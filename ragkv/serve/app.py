@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import RagKVError
@@ -19,7 +19,7 @@ from ragkv.serve import about, answering, chunks
 from ragkv.serve.body import Json
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.middleware import Origins, RequestIds
-from ragkv.serve.refusal import RefusedError, refusal_of
+from ragkv.serve.refusal import RefusedError, draining, refusal_of
 from ragkv.serve.service import Service, service_of
 
 
@@ -29,6 +29,19 @@ class _App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         inner, service = super().build_middleware_stack(), self.state.service
         return RequestIds(Origins(inner, service.settings.cors_origins))
+
+
+class _RefuseCancelled:
+    """Middleware that refuses requests which the stopping server cancels."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError as error:
+            raise draining() from error
 
 
 def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
@@ -51,6 +64,7 @@ def make_app(settings: ServeConfig, engines: Mapping[str, RagKV]) -> FastAPI:
     """
     # no openapi_url: its pages load scripts from another host
     app = _App(title="ragkv", lifespan=_lifespan, openapi_url=None)
+    app.add_middleware(_RefuseCancelled)
     app.state.service = Service(settings, engines)
     for module in (answering, chunks, about):
         app.include_router(module.router)

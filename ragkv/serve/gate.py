@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ragkv.serve.refusal import RefusedError
+from ragkv.serve.refusal import RefusedError, draining
 
 RETRY_AFTER_S = 1
 
@@ -64,12 +64,7 @@ class Gate:
     def refuse_draining(self) -> None:
         """Raise RefusedError, 503, if the server is stopping."""
         if self.draining:
-            raise RefusedError(
-                503,
-                "The server is stopping.",
-                code="draining",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
-            )
+            raise draining()
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  it ends the answers
         """Refuse new requests, wait ``timeout`` seconds for the answers, and end the rest."""
@@ -79,4 +74,4 @@ class Gate:
                 await self._empty.wait()
         except TimeoutError:
             for end in list(self._end.values()):
-                end(RefusedError(503, "The server is stopping.", code="draining"))
+                end(draining())

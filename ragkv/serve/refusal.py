@@ -90,7 +90,7 @@ def refusal_of(error: BaseException) -> RefusedError:
         case ConfigError():
             return RefusedError(400, str(error), code="invalid_value")
         case ClosedError():
-            return RefusedError(503, "The server is stopping.", code="draining")
+            return draining()
         case ServerError():
             refusal = _vllm_refusal(error)
         case OutOfMemoryError():  # the end of other answers can make room
@@ -110,6 +110,11 @@ def _vllm_refusal(error: ServerError) -> RefusedError:
     if error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE):
         return RefusedError(503, message, code="vllm_unavailable", headers=_RETRY_AFTER)
     return RefusedError(502, message, code="vllm_failed")
+
+
+def draining() -> RefusedError:
+    """Return the refusal of a server that is stopping."""
+    return RefusedError(503, "The server is stopping.", code="draining", headers=_RETRY_AFTER)
 
 
 def not_without(param: str, other: str) -> RefusedError:

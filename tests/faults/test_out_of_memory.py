@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scarce_memory import (
     Buffers,
     ScarceMemory,
@@ -18,6 +19,7 @@ from scarce_memory import (
     outcome,
     spread,
 )
+from served import until
 from threads import each_in_a_thread
 from tiny import ask, some_chunks
 
@@ -25,6 +27,7 @@ from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.decode import batch
 from ragkv.engine.background import Background
+from ragkv.engine.pipeline import Pipeline
 from ragkv.errors import OutOfMemoryError
 
 __all__ = ["counted_buffers"]
@@ -201,6 +204,57 @@ def test_several_at_once(
         for at in range(3):
             assert found[at] in (alone[at], *errors), where
         assert ask_all(ScarceMemory()) == alone, where
+
+
+@pytest.fixture
+def crowded(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[RagKV, list[int]]:
+    """Return an engine without memory for a second answer, and the number running each time."""
+    kv, plan, failed = endless(make_engine(layers=2)), Pipeline._plan, list[int]()
+    kv.precompute(CHUNKS)
+
+    def scarce(self: Pipeline, *given: Any) -> Any:
+        if (running := kv.status().running) > 1:
+            failed.append(running)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return plan(self, *given)
+
+    monkeypatch.setattr(Pipeline, "_plan", scarce)
+    return kv, failed
+
+
+def test_a_prompt_waits_for_the_answers_that_have_the_memory(
+    crowded: tuple[RagKV, list[int]],
+) -> None:
+    kv, failed = crowded
+    alone = kv.generate(PROMPT, max_new_tokens=6, history=False).token_ids
+    with kv.stream(PROMPT, max_new_tokens=400, method="full") as other:
+        next(other)
+        assert kv.generate(PROMPT, max_new_tokens=6, history=False).token_ids == alone
+        assert failed == [2, 2]
+        assert kv.status().running == 0
+        list(other)
+    assert len(other.completion.token_ids) == 400
+
+
+def test_a_cancelled_prompt_does_not_wait_for_them(crowded: tuple[RagKV, list[int]]) -> None:
+    kv, failed = crowded
+    with kv.stream(PROMPT, max_new_tokens=2000, method="full") as other:
+        next(other)
+        with kv.stream(PROMPT, max_new_tokens=6) as waiting:
+            until(lambda: len(failed) == 2)
+            waiting.close()
+        assert kv.status().running == 1
+        assert next(other)
+
+
+def test_a_prompt_whose_thread_they_wait_for_fails(crowded: tuple[RagKV, list[int]]) -> None:
+    kv, failed = crowded
+    with kv.stream(PROMPT, max_new_tokens=400, method="full") as other:
+        next(other)
+        with kv.turn(), pytest.raises(OutOfMemoryError, match="and 1 other requests run"):
+            kv.generate(PROMPT, max_new_tokens=6)
+        assert failed == [2, 2]
+        list(other)
 
 
 def test_an_answer_that_is_begun_again_hears_its_tokens_alone(

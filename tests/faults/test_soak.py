@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from soak.asking import KnownQuestion, Token, in_form
+from soak.asking import Answered, KnownQuestion, Token, in_form
 from soak.clients import Findings
 from soak.run import Soak, SoakPlan, soak
 from tiny import tiny_model, tiny_tokenizer
@@ -21,6 +21,17 @@ def test_a_wrong_answer_would_be_seen():
     assert question.compare([Token("x", 1.0), *alone[1:]]).startswith("token 0 of 3")
     assert question.compare(alone[:2]).startswith("token 2 of 3")
     assert question.compare([*alone, Token("d", 1.0)]).startswith("token 3 of 3")
+
+
+def test_only_quantised_products_widen_the_bound():
+    for dtype, lead, expected in (
+        ("float32", 0.25, "token 0"),
+        ("float32, quantised products", 0.25, "near-tie"),
+        ("float32, quantised products", 0.375, "token 0"),
+    ):
+        question = KnownQuestion([], 1)
+        question.learn(Answered(200, [Token("a", lead)], report={"dtype": dtype}))
+        assert question.compare([Token("b", 1.0)]).startswith(expected)
 
 
 def test_errors_out_of_form_would_be_seen():

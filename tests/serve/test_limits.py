@@ -211,3 +211,27 @@ def test_draining_has_a_bound(listen):
         refused(waiting.result(), 503, code="draining")
         server.thread.join(30)
         assert not server.thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["/v1/chunks", "/v1/chunks/prefetch"])
+def test_requests_that_the_end_cancels_are_refused(listen, monkeypatch, path):
+    """Draining waits for answers only; other requests then have a few seconds."""
+    server = listen()
+    server.server.config.timeout_graceful_shutdown = 0.2
+    begun, release = threading.Event(), threading.Event()
+
+    def wait(*_: object, **__: object) -> None:
+        begun.set()
+        release.wait(30)
+
+    monkeypatch.setattr(server.engine, "precompute", wait)
+    monkeypatch.setattr(server.engine, "prefetch", wait)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, server.url + path, json={"texts": CHUNKS}, timeout=60)
+        try:
+            assert begun.wait(30)
+            server.server.should_exit = True
+            refused(waiting.result(30), 503, code="draining")
+            assert waiting.result().headers["retry-after"]
+        finally:
+            release.set()

@@ -24,6 +24,10 @@ def main(
         str | None,
         typer.Option(help="Folder or hub name.", show_default="the embedded SmolLM2-135M"),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32 compares quantised models' answers most strictly."),
+    ] = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +42,9 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends, too
     plan = SoakPlan(seconds=60 * minutes, clients=clients, seed=seed, disk_bytes=disk_mb << 20)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        done = asyncio.run(soak(plan, Path(folder), url=url, model=model, say=err.print))
+        done = asyncio.run(
+            soak(plan, Path(folder), url=url, model=model, dtype=dtype, say=err.print)
+        )
     _show(done)
     raise typer.Exit(bool(done.findings.violations))
 

@@ -64,9 +64,10 @@ class Soak:
         mischief = Mischief(self.url, questions, documents, self.findings, random.Random(plan.seed))
         async with self._client() as client:
             for question in questions:
-                question.alone = (await ask(client, question.body())).tokens
-                if not question.alone:
-                    raise RuntimeError("a question was not answered before the soak")
+                found = await ask(client, question.body())
+                if not found.ended:
+                    raise RuntimeError(f"a question was not answered before the soak: {found}")
+                question.learn(found)
             self.say(f"{len(questions)} questions answered alone")
             await self._all_together(mischief)
             await self._quiet(client, mischief)
@@ -203,6 +204,7 @@ async def soak(
     *,
     url: str | None = None,
     model: str | None = None,
+    dtype: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Soak:
     """Soak a server: the one at ``url``, or one that is started in ``folder``.
@@ -214,7 +216,7 @@ async def soak(
         found = Soak(plan, url, say=say)
         await found.run()
         return found
-    server = ServerProcess(folder, model, plan.disk_bytes)
+    server = ServerProcess(folder, model, dtype, plan.disk_bytes)
     try:
         await server.start()
         found = Soak(plan, server.url, server, say)

@@ -28,7 +28,7 @@ class ServerProcess:
     Its words go to ``serve.log`` in ``folder``, beside the store.
     """
 
-    def __init__(self, folder: Path, model: str | None, disk_bytes: int) -> None:
+    def __init__(self, folder: Path, model: str | None, dtype: str | None, disk_bytes: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -48,6 +48,7 @@ class ServerProcess:
             *("--max-running", "8", "--max-waiting", "4"),
             *("--timeout", "300", "--drain-timeout", "120"),
             *(() if model is None else ("--model", model)),
+            *(() if dtype is None else ("--dtype", dtype)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: list[int] = []
