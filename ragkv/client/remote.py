@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
-from tqdm.auto import tqdm
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
@@ -24,6 +23,7 @@ from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, MissingDependencyError, ServerError, install_command
 from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.report.account import PrecomputeReport
+from ragkv.report.ingestion_progress import IngestionProgress
 from ragkv.retrieve.named import NamedChunks
 from ragkv.retrieve.route import HEADER, route_of
 
@@ -142,16 +142,15 @@ class RemoteRagKV:
             fixed["ragkv"] = reuse
         chunks = _checked(texts)
         total = PrecomputeReport()
-        hidden = None if show_progress is None else not show_progress  # None: unless a terminal
-        with tqdm(total=len(chunks), disable=hidden, unit="chunk", desc="precompute") as bar:
+        with IngestionProgress(list(map(len, chunks)), show=show_progress) as progress:
             for batch in [chunks] if document is not None else _batches(chunks):
-                made = self._job({"texts": batch, "wait": False, **fixed}, bar)
+                made = self._job({"texts": batch, "wait": False, **fixed}, progress)
                 total = PrecomputeReport(
                     *(getattr(total, each.name) + getattr(made, each.name) for each in fields(made))
                 )
-        return total
+            return progress.end(total)
 
-    def _job(self, body: Mapping[str, Any], bar: Any) -> PrecomputeReport:
+    def _job(self, body: Mapping[str, Any], progress: IngestionProgress) -> PrecomputeReport:
         """Begin a precomputation and ask until it is done.
 
         Its replica alone knows it: where that is gone, another one computes what is missing.
@@ -161,7 +160,9 @@ class RemoteRagKV:
         seen, pause = 0, _FIRST_PAUSE_S
         while True:
             done = len(body["texts"]) if job["status"] == "done" else int(job.get("done") or 0)
-            bar.update(done - seen)
+            for text in body["texts"][seen:done]:
+                progress.stored(len(text))
+            progress.say_left()
             seen = done
             if job["status"] == "failed":
                 raise self._connection.error_of({"message": job.get("error")})

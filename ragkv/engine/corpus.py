@@ -336,6 +336,7 @@ class Corpus:
                 with copies.on_side_stream(), bar.writing():
                     written += self.store.put(entry, sink.fingerprint, terms)
                 bar.stored(len(entry))
+            bar.say_left()
 
         with (
             self.not_stored.noting_full(chunks),

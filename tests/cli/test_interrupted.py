@@ -13,8 +13,9 @@ from tiny import some_chunks
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.engine import corpus, ingestion_size
+from ragkv.engine import corpus
 from ragkv.ingest import processes, worker
+from ragkv.report import ingestion_progress
 
 TOTAL = 6
 
@@ -66,10 +67,10 @@ def test_workers_say_it_of_files(run, files, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
-    monkeypatch.setattr(ingestion_size, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(ingestion_progress, "FIRST_LINE_S", 0.0)
     code, said, _ = run("--workers", 2)
     assert code == 130
-    assert re.search(rf"ragkv: 1 of {TOTAL} files done, 00:00 left", said)
+    assert re.search(rf"ragkv: 2 of {TOTAL} files done, 00:00 left", said)
     assert f"Interrupted: 2 of {TOTAL} files are stored; the same command goes on." in said
 
 
