@@ -16,7 +16,8 @@ class AnswerSpelling:
     """Spells an answer's tokens in their order: joined, their bytes are the answer's.
 
     So are their texts, but those of parts of a character. A special token, which answers leave
-    out, has its name as text, and no bytes.
+    out, has its name as text, and no bytes. A run of byte-fallback tokens that is no valid UTF-8
+    has one U+FFFD for each byte in the answer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -26,6 +27,9 @@ class AnswerSpelling:
         self._before: int | None = None
         self._reader = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
+        self._run = list[int]()  # byte-fallback tokens, up to here
+        self._before_run: int | None = None
+        self._at_run = 0  # characters before the run
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Return the text and the bytes of a token that may come next."""
@@ -37,15 +41,26 @@ class AnswerSpelling:
     def take(self, token: int) -> int:
         """Go on behind a token; return the answer's characters before it.
 
-        A token that continues a character stands where the character begins.
+        A token that continues a character stands where the character begins. Within a run of
+        byte-fallback tokens, offsets are those of valid UTF-8.
         """
+        if token in self._special:
+            return self._characters
+        is_byte = self._bytes.fallback(token) is not None
+        if self._run and not is_byte:
+            self._reader.reset()
+            self._characters = self._at_run + len(self._bytes.text(self._run, self._before_run))
+            self._run = []
         _, data = self.spell(token)
+        self._before = token
         is_begun = bool(self._reader.getstate()[0])
         is_broken = is_begun and bool(data) and not 0x80 <= data[0] < 0xC0
         offset = self._characters + is_broken
         self._characters += len(self._reader.decode(data))
-        if token not in self._special:
-            self._before = token
+        if is_byte:
+            self._run.append(token)
+        else:
+            self._before_run, self._at_run = token, self._characters
         return offset
 
     def item(self, record: TokenLogprobs) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def precompute(
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
     """Return what workers did, and show how far they are."""
-    from ragkv.ingest.progress import IngestionProgress
+    from ragkv.report.ingestion_progress import IngestionProgress
 
     rows: list[Row] = []
     sizes = {each.name: len(each.texts[0]) for each in files}
@@ -141,6 +141,7 @@ def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
                 rows += done
                 for row in done:
                     progress.stored(sizes[row["document"]])
+                progress.say_left()
     except KeyboardInterrupt:
         _stop(sum(row["status"] != "failed" for row in rows), len(files), "files")
     return rows

@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
-from tqdm.auto import tqdm
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
@@ -20,6 +19,7 @@ from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig
 from ragkv.errors import ConfigError, MissingDependencyError, ServerError, install_command
 from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.report.account import PrecomputeReport
+from ragkv.report.ingestion_progress import IngestionProgress
 from ragkv.retrieve.named import NamedChunks
 from ragkv.retrieve.route import HEADER, route_of
 
@@ -135,14 +135,13 @@ class RemoteRagKV:
         given = _given(document=document, revision=revision, expires_in=expires_in, ragkv=reuse)
         chunks = _checked(texts)
         total = PrecomputeReport()
-        hidden = None if show_progress is None else not show_progress  # None: only in a terminal
-        with tqdm(total=len(chunks), disable=hidden, unit="chunk", desc="precompute") as bar:
+        with IngestionProgress(list(map(len, chunks)), show=show_progress) as progress:
             for batch in [chunks] if document is not None else _batches(chunks):
-                total += self._job({"texts": batch, "wait": False, **given}, bar)
-        return total
+                total += self._job({"texts": batch, "wait": False, **given}, progress)
+            return progress.end(total)
 
-    def _job(self, body: Mapping[str, Any], bar: Any) -> PrecomputeReport:
-        """Run a precomputation on the server; update the progress bar until it ends.
+    def _job(self, body: Mapping[str, Any], progress: IngestionProgress) -> PrecomputeReport:
+        """Run a precomputation on the server; update the progress until it ends.
 
         The job is polled: a request that is open for minutes breaks off at many proxies. Only the
         replica that started the job knows it; if it is gone, another one computes the rest.
@@ -152,7 +151,9 @@ class RemoteRagKV:
         seen, pause = 0, _FIRST_PAUSE_S
         while True:
             done = len(texts) if job["status"] == "done" else int(job.get("done") or 0)
-            bar.update(done - seen)
+            for text in texts[seen:done]:
+                progress.stored(len(text))
+            progress.say_left()
             seen = done
             if job["status"] == "failed":
                 raise self._connection.error_of({"message": job.get("error")})

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from transformers import PreTrainedTokenizerBase
 
+from ragkv.prompt.token_bytes import TokenBytes
+
 _CONTEXT, _DECODED_AGAIN = 8, 64
 """Tokens."""
 
@@ -13,8 +15,9 @@ _CONTEXT, _DECODED_AGAIN = 8, 64
 class TextPieces:
     """Decodes tokens to text incrementally.
 
-    Text that may still change is withheld: bytes of an unfinished character, and the beginning
-    of a stop text. Only the last tokens are decoded again with each new one.
+    Text that may still change is withheld: bytes of an unfinished character, a run of
+    byte-fallback tokens, and the beginning of a stop text. Only the last tokens are decoded again
+    with each new one.
 
     Parameters
     ----------
@@ -28,11 +31,15 @@ class TextPieces:
         self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], keep: Iterable[str] = ()
     ) -> None:
         self._tokenizer = tokenizer
+        self._bytes = TokenBytes(tokenizer)
         self._stop = stop
+        added = tokenizer.added_tokens_decoder.items()
         special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        special |= {each.content: token for token, each in added if each.special}
         self._hidden = frozenset(special.values()) - {special.get(name, -1) for name in keep}
         self._keeps = len(self._hidden) < len(set(special.values()))
         self._ids: list[int] = []
+        self._is_in_run = False  # whether the last visible token is a byte-fallback token
         self._emitted = 0
         self._settled = ""
         self._last = 0  # the tokens from here on are decoded again
@@ -41,6 +48,10 @@ class TextPieces:
     def feed(self, token: int) -> str:
         """Return the new text that is certain now."""
         self._ids.append(token)
+        if token not in self._hidden:
+            self._is_in_run = self._bytes.fallback(token) is not None
+        if self._is_in_run:
+            return ""
         last = self._decoded(self._ids[self._last :])
         if last.endswith("\ufffd"):
             return ""

@@ -15,12 +15,13 @@ from ragkv.chunk.sinks import Sink
 from ragkv.errors import ConfigError, StoreError
 from ragkv.ingest.arguments import check_chunks, check_document, check_seconds
 from ragkv.ingest.corpus import Corpus
-from ragkv.ingest.progress import IngestionProgress, IngestionSize
+from ragkv.ingest.size import IngestionSize
 from ragkv.model.pool import Pool
 from ragkv.model.streams import side_stream
 from ragkv.prompt.find import is_registrable
 from ragkv.prompt.tokens import Tokens, encode_behind
 from ragkv.report.account import PrecomputeReport
+from ragkv.report.ingestion_progress import IngestionProgress
 from ragkv.report.plural import count
 from ragkv.store.base import Terms, has_expired
 
@@ -174,6 +175,7 @@ def _compute_and_write(
             with copies.on_side_stream(), bar.writing():
                 written += corpus.store.put(entry, sink.fingerprint, own)
             bar.stored(len(entry))
+        bar.say_left()
         return written
 
     batches = encode_chunks(chunks, sink.rows, corpus.loaded)

@@ -28,25 +28,46 @@ class TokenBytes:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._is_byte_level = tokenizer.convert_tokens_to_string(["a", "\u0120a"]) == "a a"
-        self._has_bytes = tokenizer.convert_tokens_to_string(["<0x41>"]) == "A"
+        self._is_byte_level = self._joins(["a", "\u0120a"], "a a")
+        self._has_bytes = self._joins(["<0x41>"], "A")
+
+    def _joins(self, tokens: list[str], text: str) -> bool:
+        try:
+            return bool(self._tokenizer.convert_tokens_to_string(tokens) == text)
+        except TypeError:  # ByT5's tokens have one letter
+            return False
 
     def of(self, token: int, before: int | None) -> bytes:
         """Return a token's bytes behind another token, or at a text's beginning."""
+        if (byte := self.fallback(token)) is not None:
+            is_stripped = before is None and not self._text([token])
+            return b"" if is_stripped else byte
         name: Any = self._tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
         if self._is_byte_level:
             letters = [_LETTERS.get(letter, -1) for letter in name]
             return name.encode() if -1 in letters else bytes(letters)
-        if self._has_bytes and (byte := _BYTE.fullmatch(name)):
-            return bytes([int(byte[1], 16)])
-        behind = [] if before is None else [before]
-        head, text = self._text(behind), self._text([*behind, token])
-        return (text.removeprefix(head) if text.startswith(head) else self._text([token])).encode()
+        return self.text([token], before).encode()
 
-    def _text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids)) if ids else ""
+    def text(self, tokens: Sequence[int], before: int | None) -> str:
+        """Return the text of tokens behind another token, or at a text's beginning."""
+        behind = [] if before is None else [before]
+        head, text = self._text(behind), self._text([*behind, *tokens])
+        return text.removeprefix(head) if text.startswith(head) else self._text(tokens)
+
+    def fallback(self, token: int) -> bytes | None:
+        """Return the byte of a byte-fallback token such as ``<0x41>``; None for other tokens.
+
+        A run of these tokens is decoded together: as its characters if all bytes are valid UTF-8,
+        else as one U+FFFD for each byte.
+        """
+        name: Any = self._tokenizer.convert_ids_to_tokens(token) if self._has_bytes else None
+        byte = _BYTE.fullmatch(name or "")
+        return byte and bytes([int(byte[1], 16)])
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids))) if ids else ""
 
 
 def read_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[Rendered, Tokens]:

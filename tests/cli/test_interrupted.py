@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.ingest import encode as encoding
-from ragkv.ingest import progress
+from ragkv.report import ingestion_progress
 from ragkv.workers import processes, worker
 
 TOTAL = 6
@@ -67,10 +67,10 @@ def test_workers_say_it_of_files(run, files, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(ingestion_progress, "FIRST_LINE_S", 0.0)
     code, said, _ = run("--workers", 2)
     assert code == 130
-    assert re.search(rf"ragkv: 1 of {TOTAL} files done, 00:00 left", said)
+    assert re.search(rf"ragkv: 2 of {TOTAL} files done, 00:00 left", said)
     assert f"Interrupted: 2 of {TOTAL} files are stored; the same command goes on." in said
 
 

@@ -14,7 +14,7 @@ from tiny import UNEVEN, some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
-from ragkv.ingest import progress
+from ragkv.report import ingestion_progress
 from ragkv.store.backends import files
 
 Make = Callable[..., RagKV]
@@ -25,8 +25,8 @@ CLOSING = re.compile(r"ragkv: (\d+) chunks? new, (\d+) known: [\d.]+ [KM]B in \d
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log gets a line for every chunk, and chunks are encoded one by one."""
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
-    monkeypatch.setattr(progress, "LINES_S", -1e9)
+    monkeypatch.setattr(ingestion_progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(ingestion_progress, "LINES_S", -1e9)
     monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 1)
 
 
@@ -43,6 +43,17 @@ def test_a_log_has_the_time_left_and_a_closing_line(
     assert LINE.findall(said) == [(str(at), str(new)) for at in range(1, new)]
     assert CLOSING.search(said).groups() == (str(new), "1")  # type: ignore[union-attr]
     assert report.new == new
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_time_left_is_that_of_whole_batches(
+    make_engine: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv, chunks = make_engine(), some_chunks(6)
+    longest = max(len(kv.tokenize(chunk)) for chunk in chunks)
+    monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 2 * longest)
+    kv.precompute(chunks, show_progress=None)
+    assert LINE.findall(capsys.readouterr().err) == [("2", "6"), ("4", "6")]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -66,10 +66,11 @@ def test_a_slow_tokenizer_is_served_in_full() -> None:
     model = tiny_model()
     model.generation_config.suppress_tokens = list(range(200, 600))  # those are no bytes
     kv = served(model, ByT5Tokenizer(), on_unsupported="full")
-    answer = kv.generate("hello world", max_new_tokens=3)
+    answer = kv.generate("hello world", max_new_tokens=3, logprobs=1)
     ids = torch.tensor([kv.tokenizer("hello world")["input_ids"]])
     expected = kv.model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :]
     assert answer.token_ids == expected.tolist()
+    assert len(answer.text_logprobs) == 3
     assert answer.report.prompt_tokens == ids.shape[1]
 
 

@@ -15,11 +15,12 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.ragkv import RagKVLLM
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from ragkv import Chat
 from ragkv.errors import CutOffError
 
+MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION, PydanticProgramMode.LLM)
 LENGTHS = (1, 12, 60)
 """Tokens: nothing of a call, a part of its name, a part of its arguments."""
 CUT = "cut off at max_new_tokens"
@@ -27,6 +28,7 @@ ASKED = [{"role": "user", "content": "Which?"}]
 ASK = PromptTemplate("Which?")
 OBJECT = f'{{"dish": "{"a very long list of dishes " * 9}'
 FORCED = f'{{"name": "order", "arguments": {OBJECT}'
+WHOLE = '{"dish": "soup", "places": ["here"]}'
 BEGUN = f"<tool_call>{FORCED}"
 
 
@@ -176,7 +178,7 @@ def test_langchains_agents_with_structured_output(chat, kv, make_say, length):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("mode", [PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION])
+@pytest.mark.parametrize("mode", MODES)
 def test_llama_indexs_structured_prediction(llm, kv, make_say, length, mode):
     if mode == PydanticProgramMode.FUNCTION:
         make_say(kv, FORCED.replace("order", "Order"))
@@ -187,13 +189,28 @@ def test_llama_indexs_structured_prediction(llm, kv, make_say, length, mode):
         lambda: asyncio.run(model.astructured_predict(Order, ASK)),
         lambda: structured.complete("x"),
         lambda: asyncio.run(structured.acomplete("x")),
+        lambda: list(model.stream_structured_predict(Order, ASK)),
+        lambda: asyncio.run(_all(model)),
     ]
-    if mode == PydanticProgramMode.DEFAULT:
-        ways.append(lambda: list(model.stream_structured_predict(Order, ASK)))
-        ways.append(lambda: asyncio.run(_all(model)))
     for way in ways:
         with pytest.raises(CutOffError, match=CUT):
             way()
+
+
+@pytest.mark.parametrize("is_chat_model", [True, False])
+@pytest.mark.parametrize("text", [WHOLE, f"{WHOLE} and more {'words ' * 30}"])
+def test_a_whole_object_in_llama_indexs_text_is_not_cut_off(llm, kv, make_say, text, is_chat_model):
+    make_say(kv, text)
+    mode = PydanticProgramMode.LLM
+    model = llm(40, pydantic_program_mode=mode, is_chat_model=is_chat_model)
+    made = Order(dish="soup", places=["here"])
+    assert model.structured_predict(Order, ASK) == made
+    assert model.last_report.completion_tokens > 0
+    assert list(model.stream_structured_predict(Order, ASK))[-1] == made
+    assert asyncio.run(_all(model))[-1] == made
+    make_say(kv, text.replace("dish", "meal"))
+    with pytest.raises(ValidationError):
+        model.structured_predict(Order, ASK)
 
 
 async def _all(model: RagKVLLM) -> list[Any]:

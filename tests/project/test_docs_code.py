@@ -125,6 +125,10 @@ def test_the_page_of_langchain_leaves_what_it_says(follow_page, make_say):
     for each in kept:
         first, *_ = retriever.invoke(each.page_content)
         assert first.page_content == each.page_content
+    made["chain"].invoke("What?")
+    assert {use.text for use in llm.last_report.chunks} <= set(texts)
+    assert len(llm.last_report.chunks) > 1
+    assert not llm.last_report.misses
     assert made["index"](kept, made["records"], made["store"], **made["settings"])["num_added"] == 0
     llm.max_tokens = 60
     make_say(llm.kv, wants("search", '{"query": "loops"}'), "It loops.")
@@ -176,8 +180,9 @@ def test_the_page_of_llama_index_leaves_what_it_says(follow_page, monkeypatch, m
     assert stored
     assert all(any(text in made["topics"][name] for name in ("with", "try")) for text in stored)
     assert all(map(llm.kv.contains, stored))
-    found = index.as_retriever(similarity_top_k=3).retrieve("What?")
+    found = made["retriever"].retrieve("What?")
     assert len(found) == 3 <= len(stored)
+    assert {each.get_content().strip() for each in found} <= stored
     llm.max_new_tokens = 60
     made["engine"].query("What?")
     assert {use.text for use in llm.last_report.chunks} <= stored

@@ -286,6 +286,22 @@ def test_precompute_asks_until_it_is_done(connect, stub):
         connect().precompute(["a"])
 
 
+def test_progress_is_written_as_in_the_process(connect, stub, capsys, monkeypatch):
+    monkeypatch.setattr("ragkv.report.ingestion_progress.FIRST_LINE_S", 0.0)
+    job = {"id": "j1", "status": "running", "report": None, "done": 1, "total": 2, "error": None}
+    made = {"new": 1, "existing": 1, "skipped": 0, "tokens": 9, "bytes": 8000, "seconds": 0.5}
+    stub.answers["POST /v1/chunks"] = [httpx.Response(202, json=job)]
+    stub.answers["GET /v1/chunks/j1"] = [{**job, "status": "done", "report": made}]
+    kv = connect()
+    kv.precompute(["a", "b"], show_progress=False)
+    assert not capsys.readouterr().err
+    kv.precompute(["a", "b"], show_progress=None)
+    assert capsys.readouterr().err.splitlines() == [
+        "ragkv: 1 of 2 chunks done, 00:00 left",
+        "ragkv: 1 chunk new, 1 known: 8 KB in 00:00",
+    ]
+
+
 def test_a_corpus_goes_in_parts_and_a_document_whole(connect, stub):
     done = {"id": "j", "status": "done", "report": {"new": 1}, "done": 1, "total": 1}
     stub.answers["POST /v1/chunks"] = [done]

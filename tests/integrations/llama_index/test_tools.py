@@ -121,6 +121,18 @@ def test_predict_and_call(made, make_say):
     assert answer.response == search("targets")
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_predict_and_call_without_a_call(made, make_say, parallel):
+    llm, kv = made
+    given = {"allow_parallel_tool_calls": parallel, "error_on_no_tool_call": False}
+    for text in ("I know that.", '{"name": "search", "arg'):
+        make_say(kv, text)
+        assert llm.predict_and_call([SEARCH], "Where?", **given).response == text
+        answer = await llm.apredict_and_call([SEARCH], "Where?", **given)
+        assert (answer.response, answer.sources) == (text, [])
+        assert llm.last_report.completion_tokens > 0
+
+
 async def test_a_function_agent(made, make_say):
     llm, kv = made
     make_say(kv, CALL, "It is a list.")

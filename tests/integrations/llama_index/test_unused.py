@@ -177,7 +177,9 @@ def test_nodes_that_are_dropped(make_engine):
 def reports(monkeypatch):
     """Return the reports of all calls, in order."""
     found, keep = [], RagKVLLM._keep
-    monkeypatch.setattr(RagKVLLM, "_keep", lambda llm, each: found.append(each) or keep(llm, each))
+    monkeypatch.setattr(
+        RagKVLLM, "_keep", lambda llm, each: found.append(each.report) or keep(llm, each)
+    )
     return found
 
 

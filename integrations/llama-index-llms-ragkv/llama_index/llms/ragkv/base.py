@@ -40,7 +40,7 @@ from llama_index.llms.ragkv.serialisation import Serialisation
 from llama_index.llms.ragkv.structured import StructuredPrediction
 from llama_index.llms.ragkv.tools import ToolCalling
 
-from ragkv import ReuseConfig, ReuseReport
+from ragkv import ReuseConfig
 from ragkv.answer.engine import Engine, OverEngine
 from ragkv.config import (
     DECODE_SETTINGS,
@@ -141,7 +141,6 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     settings: dict[str, Any] = Field(default_factory=dict)
 
     _source: EngineSource = PrivateAttr()
-    _last_report: ReuseReport | None = PrivateAttr(default=None)
 
     def __init__(
         self,
@@ -279,11 +278,6 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
         own = given_values(**{name: getattr(self, name) for name in names})
         return {**own, **_part(self.settings, _OF_REUSE)}
 
-    @property
-    def last_report(self) -> ReuseReport | None:
-        """The report of the answer finished last: query engines do not hand responses on."""
-        return self._last_report
-
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a prompt; ``kwargs`` are decoding and reuse settings for this call."""
@@ -350,21 +344,18 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
 
     def _complete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
         completion = self.kv.generate(prompt, **self._arguments(kwargs))
-        self._keep(completion.report)
+        self._keep(completion)
         return as_completion(completion)
 
     async def _acomplete(self, prompt: Prompt, kwargs: dict[str, Any]) -> CompletionResponse:
         """Answer by a stream, so that a call that is cancelled lets go of the model."""
         completion = await self._stream(prompt, kwargs)().awhole()
-        self._keep(completion.report)
+        self._keep(completion)
         return as_completion(completion)
 
     def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Begin:
         """Return what begins an answer: with the first response that is asked for."""
         return partial(self.kv.stream, prompt, **self._arguments(kwargs))
-
-    def _keep(self, report: ReuseReport) -> None:
-        self._last_report = report
 
 
 def _part(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from ragkv import Completion, ReuseReport
+from ragkv import Completion
 from ragkv.answer.stream import TextStream
 from ragkv.errors import CutOffError
 
@@ -82,7 +82,7 @@ def as_chat(response: CompletionResponse) -> ChatResponse:
 
 def responses(
     begin: Begin,
-    keep: Callable[[ReuseReport], None],
+    keep: Callable[[Completion], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> Generator[Any, None, None]:
     """Yield a stream's responses; leaving early ends the generation.
@@ -90,7 +90,7 @@ def responses(
     Parameters
     ----------
     keep
-        Given the report, at the end.
+        Called with the whole answer, at the end.
     form
         Makes of each what is yielded.
     """
@@ -99,13 +99,13 @@ def responses(
         for piece in stream:
             so_far += piece
             yield form(CompletionResponse(text=so_far, delta=piece))
-        keep(stream.completion.report)
+        keep(stream.completion)
         yield form(as_completion(stream.completion, delta=""))
 
 
 async def aresponses(
     begin: Begin,
-    keep: Callable[[ReuseReport], None],
+    keep: Callable[[Completion], None],
     form: Callable[[CompletionResponse], Any] = lambda response: response,
 ) -> AsyncGenerator[Any, None]:
     """Yield like :func:`responses`; the event loop goes on meanwhile."""
@@ -114,5 +114,5 @@ async def aresponses(
         async for piece in stream:
             so_far += piece
             yield form(CompletionResponse(text=so_far, delta=piece))
-        keep(stream.completion.report)
+        keep(stream.completion)
         yield form(as_completion(stream.completion, delta=""))

@@ -1,27 +1,36 @@
 """Structured prediction by constrained decoding."""
 
+# ruff: noqa: SLF001  of a copy of the same object
+
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from typing import Any
+import json
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms.llm import LLM
+from llama_index.core.output_parsers.utils import extract_json_str
 from llama_index.core.program.streaming_utils import process_streaming_content_incremental
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from llama_index.llms.ragkv.responses import cut_off
+from llama_index.llms.ragkv.last_answer import LastAnswer
+from llama_index.llms.ragkv.responses import as_chat, as_completion, cut_off
+
+from ragkv import Completion
+from ragkv.errors import CutOffError
 
 _OF_CALLS = ("tool_choice", "tool_required", "allow_parallel_tool_calls")
 """What LlamaIndex's programs ask of the call that other models answer by: here is none."""
 Given = dict[str, Any] | None
 
 
-class StructuredPrediction(LLM):
+class StructuredPrediction(LastAnswer):
     """The part of RagKVLLM whose answers are objects of a pydantic class.
 
     The model is held to the class's JSON schema (extra ``ragkv[structured]``). Another
-    ``pydantic_program_mode`` than the default is LlamaIndex's own way.
+    ``pydantic_program_mode`` than the default is LlamaIndex's own program.
     """
 
     def structured_predict(
@@ -35,7 +44,8 @@ class StructuredPrediction(LLM):
             The answer reached ``max_new_tokens`` before its end. It is a ValueError.
         """
         if not self._is_held:
-            return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            with self._in_program() as llm:
+                return LLM.structured_predict(llm, output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         return _object(output_cls, self.chat(**asked))
 
@@ -44,7 +54,10 @@ class StructuredPrediction(LLM):
     ) -> Any:
         """Return an object as :meth:`structured_predict` does; the event loop goes on."""
         if not self._is_held:
-            return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            with self._in_program() as llm:
+                return await LLM.astructured_predict(
+                    llm, output_cls, prompt, llm_kwargs, **prompt_args
+                )
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         return _object(output_cls, await self.achat(**asked))
 
@@ -53,8 +66,10 @@ class StructuredPrediction(LLM):
     ) -> Generator[Any, None, None]:
         """Yield the object as far as it is known, piece by piece."""
         if not self._is_held:
-            given = super()._structured_stream_call(output_cls, prompt, llm_kwargs, **prompt_args)
-            yield from given
+            with self._in_program() as llm:
+                yield from LLM._structured_stream_call(
+                    llm, output_cls, prompt, llm_kwargs, **prompt_args
+                )
             return
         known, asked = None, self._asked(output_cls, prompt, llm_kwargs, prompt_args)
         for response in self.stream_chat(**asked):
@@ -66,9 +81,7 @@ class StructuredPrediction(LLM):
     ) -> AsyncGenerator[Any, None]:
         """Return what yields the object as far as it is known, piece by piece."""
         if not self._is_held:
-            return await super()._structured_astream_call(
-                output_cls, prompt, llm_kwargs, **prompt_args
-            )
+            return self._of_program(output_cls, prompt, llm_kwargs, **prompt_args)
         asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
 
         async def objects() -> AsyncGenerator[Any, None]:
@@ -78,6 +91,28 @@ class StructuredPrediction(LLM):
                 yield known
 
         return objects()
+
+    async def _of_program(self, *given: Any, **prompt_args: Any) -> AsyncGenerator[Any, None]:
+        with self._in_program() as llm:
+            async for known in await LLM._structured_astream_call(llm, *given, **prompt_args):
+                yield known
+
+    @contextmanager
+    def _in_program(self) -> Iterator[Self]:
+        """Yield a copy of the LLM for one call of a program.
+
+        Raises
+        ------
+        CutOffError
+            The answer's JSON or tool call was cut off.
+        """
+        with self._for_one_call() as llm:
+            try:
+                yield llm
+            except ValueError as error:
+                raise _cut_off(llm._last) or error from error
+            if cut := _cut_off(llm._last):
+                raise cut
 
     @property
     def _is_held(self) -> bool:
@@ -99,6 +134,17 @@ def _object(output_cls: Any, response: ChatResponse) -> Any:
         return output_cls.model_validate_json(response.message.content or "")
     except ValueError as error:
         raise cut_off(response) or error from error
+
+
+def _cut_off(answer: Completion | None) -> CutOffError | None:
+    """Return the error of an answer whose JSON or tool call has no end; None for others."""
+    if answer is None or answer.tool_calls:
+        return None
+    try:
+        json.loads(extract_json_str(answer.text))
+    except ValueError:
+        return cut_off(as_chat(as_completion(answer)))
+    return None
 
 
 def _known_of(output_cls: Any, response: ChatResponse, known: Any) -> Any:

@@ -1,6 +1,7 @@
 """Tool calling as LlamaIndex's agents and ``chat_with_tools`` want it."""
 
 # ruff: noqa: FBT001, FBT002, PLR0917  the signatures are LlamaIndex's
+# ruff: noqa: SLF001  of a copy of the same object
 
 from __future__ import annotations
 
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.llms.ragkv.responses import cut_off
+from llama_index.llms.ragkv.last_answer import LastAnswer
+from llama_index.llms.ragkv.responses import as_completion, cut_off
+
+from ragkv import Completion
 
 if TYPE_CHECKING:
+    from llama_index.core.chat_engine.types import AgentChatResponse
     from llama_index.core.tools import BaseTool
 
 
-class ToolCalling(FunctionCallingLLM):
+class ToolCalling(LastAnswer, FunctionCallingLLM):
     """The part of RagKVLLM that calls tools."""
 
     if TYPE_CHECKING:  # pydantic's __init__, which takes the fields of all parts
@@ -78,6 +83,18 @@ class ToolCalling(FunctionCallingLLM):
             for call in calls
         ]
 
+    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """Answer and call the tools; an answer without a call is the response."""
+        with self._for_one_call() as llm:
+            response = super(ToolCalling, llm).predict_and_call(*args, **kwargs)
+            return _with_text(response, llm._last)
+
+    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """Answer and call as :meth:`predict_and_call` does; the event loop goes on."""
+        with self._for_one_call() as llm:
+            response = await super(ToolCalling, llm).apredict_and_call(*args, **kwargs)
+            return _with_text(response, llm._last)
+
 
 def definition(tool: BaseTool) -> dict[str, Any]:
     """Return a tool as OpenAI's definition, with what its class says besides its parameters.
@@ -95,3 +112,10 @@ def definition(tool: BaseTool) -> dict[str, Any]:
 def tool_blocks(message: ChatMessage) -> list[ToolCallBlock]:
     """Return a message's tool calls."""
     return [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+
+
+def _with_text(response: AgentChatResponse, answer: Completion | None) -> AgentChatResponse:
+    """Return a response; the text of the answer is its text where no tool was called."""
+    if answer is not None and not response.sources and not response.response:
+        response.response = as_completion(answer).text
+    return response

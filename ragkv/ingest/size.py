@@ -1,0 +1,90 @@
+"""What an ingestion takes, said before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tqdm.auto import tqdm
+
+from ragkv.errors import StoreFullError
+from ragkv.model.loaded import ReusableModel
+from ragkv.report.ingestion_progress import IngestionProgress, readable, say
+from ragkv.report.plural import count
+from ragkv.store.base import Room
+from ragkv.store.entry.codecs import codec_of
+
+_BESIDE_TENSORS = 12
+"""Bytes of a token's id and its two offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestionSize:
+    """What the entries of some chunks are going to take.
+
+    Attributes
+    ----------
+    lengths
+        Tokens of each chunk.
+    """
+
+    loaded: ReusableModel
+    codec: str
+    lengths: Sequence[int]
+
+    def nbytes(self, codec: str | None = None) -> int:
+        """Return the bytes in a codec, by default that of the store."""
+        shape, dtype = self.loaded.architecture, self.loaded.dtype
+        size = codec_of(codec or self.codec).size
+        return sum(
+            shape.layers * size((2, shape.kv_heads, length, shape.head_dim), dtype)
+            + _BESIDE_TENSORS * length
+            for length in self.lengths
+        )
+
+    def begin(
+        self,
+        room: Room | None,
+        total: int,
+        seconds: float | None = None,
+        *,
+        show_progress: bool | None,
+    ) -> IngestionProgress:
+        """Say the size and return the progress, of ``total`` chunks with the known ones.
+
+        ``seconds`` are what the new ones take, where that is known.
+
+        Raises
+        ------
+        StoreFullError
+            The disk cannot hold the entries.
+        """
+        if self.lengths:
+            self._require(room)
+        if self.lengths and show_progress is not False:
+            about = "" if seconds is None else f"; about {tqdm.format_interval(seconds)}"
+            say(self._to_line(room) + about)
+        return IngestionProgress(self.lengths, total - len(self.lengths), show=show_progress)
+
+    def _to_line(self, room: Room | None) -> str:
+        tokens, dtype = sum(self.lengths), str(self.loaded.dtype).removeprefix("torch.")
+        line = (
+            f"ragkv: encoding {count(len(self.lengths), 'chunk')} of {count(tokens, 'token')} at "
+            f"{self.nbytes() / tokens:,.0f} bytes a token ({self.loaded.name}, {dtype}, "
+            f"codec {self.codec}): {readable(self.nbytes())}"
+        )
+        if room is not None:
+            line += f"; {readable(room.nbytes)} left in {room.place}"
+            if self.codec == "raw":
+                line += f'; codec="int8" takes {readable(self.nbytes("int8"))}'
+        return line
+
+    def _require(self, room: Room | None) -> None:
+        needed = self.nbytes()
+        if room is not None and needed > room.nbytes:
+            raise StoreFullError(
+                f"the chunks take {readable(needed)}, and {readable(room.nbytes)} are left in "
+                f"{room.place}: free that much, give another store, or a smaller codec, "
+                f'StoreConfig(codec="int8") with {readable(self.nbytes("int8"))} or "int4" with '
+                f"{readable(self.nbytes('int4'))}"
+            )
