@@ -13,7 +13,7 @@ from vllm_server import installed_python
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 NAMES = ("swap", "ingestion", "chat", "agent", "tenants", "own-model", "calibrate", "serving")
-NAMES += ("vllm",)
+NAMES += ("llama-index-swap", "llama-index-chat", "llama-index-agent", "vllm")
 MAGIC = re.compile(r"^!.*$", re.MULTILINE)
 CELLS, WORDS, LINES = 15, 250, 40
 
