@@ -6,7 +6,6 @@ from ragkv.config.decode import (
     LEAST_TEMPERATURE,
     MOST_LOGPROBS,
     DecodeConfig,
-    SchemaOrCall,
 )
 from ragkv.config.generation import (
     GENERATION,
@@ -32,7 +31,6 @@ __all__ = [
     "DecodeConfig",
     "Named",
     "ReuseConfig",
-    "SchemaOrCall",
     "SparseDecoding",
     "StoreConfig",
     "check_known",

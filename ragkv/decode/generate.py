@@ -24,7 +24,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs
-from ragkv.config import DecodeConfig, SchemaOrCall
+from ragkv.config import DecodeConfig
+from ragkv.config.decode import SchemaOrCall
 from ragkv.config.generation import SAMPLING
 from ragkv.decode.constraint import SchemaConstraint
 from ragkv.decode.draft import LONGEST, Drafts

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.config import DECODE_SETTINGS, DecodeConfig, SchemaOrCall
+from ragkv.config import DECODE_SETTINGS, DecodeConfig
+from ragkv.config.decode import SchemaOrCall
 from ragkv.config.schema import DOCUMENT
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, CutOffError

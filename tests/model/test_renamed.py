@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from threads import each_in_a_thread
 from tiny import FAMILIES, some_chunks, tiny_model, tiny_tokenizer
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV, StoreConfig
-from ragkv.attend import attention, leaving
+from ragkv.attend import attention
 from ragkv.attend.forward import SubsetPass, ordinary_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model import calls
-from ragkv.model.architecture import backbone_of
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.speed.bound import timed_prefill
@@ -134,14 +131,6 @@ def test_ordinary_steps_of_a_device(kv: RagKV, monkeypatch: Patch) -> None:
     rename_cache(monkeypatch)
     with pytest.raises(UnsupportedModelError, match="rows in the cache"):
         ordinary_forward(kv.loaded, subset)
-
-
-def test_rows_that_should_leave(kv: RagKV, monkeypatch: Patch) -> None:
-    kv.generate(PROMPT, method="cachecraft", recompute_ratio=0.5, max_new_tokens=2)
-    never = SimpleNamespace(layers=[torch.nn.Linear(1, 1) for _ in backbone_of(kv.model).layers])
-    monkeypatch.setattr(leaving, "backbone_of", lambda _: never)
-    with pytest.raises(UnsupportedModelError, match="ragkv's hook"):
-        kv.generate(PROMPT, method="cachecraft", recompute_ratio=0.5, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("method", ["query", "full"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragkv.config import DecodeConfig, SchemaOrCall
+from ragkv.config import DecodeConfig
+from ragkv.config.decode import SchemaOrCall
 from ragkv.config.generation import PASSED_ON, SAMPLING
 from ragkv.config.schema import resolved
 from ragkv.decode.generate import generation_config, within_max_length
