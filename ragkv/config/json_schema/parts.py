@@ -91,7 +91,6 @@ class SchemaParts:
         inside = (*inside, id(schema))
         _check(schema)
         own = {name: value for name, value in schema.items() if name in _OWN}
-        _check_kinds(own)
         if own and "discriminator" in schema:
             own["discriminator"] = schema["discriminator"]
         for keyword in schema:
@@ -128,13 +127,6 @@ def listed(schema: Schema, keyword: str) -> list[Any]:
     if not isinstance(given, list):
         raise ConfigError(f"{keyword} must be a list of schemas, not {given!r}")
     return given
-
-
-def _check_kinds(own: Schema) -> None:
-    if not isinstance(own.get("required"), list | None):
-        raise ConfigError(f"required must be a list of names, not {own['required']!r}")
-    if not isinstance(own.get("format"), str | None):
-        raise ConfigError(f"format must be a name, not {own['format']!r}")
 
 
 def _endless(schema: Schema) -> ConfigError:
