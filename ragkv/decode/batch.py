@@ -221,12 +221,16 @@ class StepBatch(Claim):
 
 
 def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
-    """Group answers whose steps one pass can compute: on one side of the position limit."""
-    sides: tuple[list[_Answer], list[_Answer]] = ([], [])
+    """Group answers whose steps one pass can compute: of one model, and of one rotary table.
+
+    Models that share a configuration object share a batch.
+    """
+    groups = dict[tuple[int, bool], list[_Answer]]()
     for answer in answers:
-        architecture = answer.loaded.architecture
-        sides[architecture.is_beyond(int(answer.subset.rows[-1]) + 1)].append(answer)
-    return [side for side in sides if side]
+        model, architecture = answer.loaded.model, answer.loaded.architecture
+        is_beyond = architecture.is_beyond(int(answer.subset.rows[-1]) + 1)
+        groups.setdefault((id(model), is_beyond), []).append(answer)
+    return list(groups.values())
 
 
 @torch.no_grad()

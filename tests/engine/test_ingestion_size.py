@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from ragkv.ingest.size import IngestionSize
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
+from ragkv.ingest.size import IngestionSize
 
 Make = Callable[..., RagKV]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -233,3 +234,21 @@ def test_seeded_answers_are_the_same_beside_others() -> None:
     assert alone[0] != alone[1]
     for engine in engines:
         engine.close()
+
+
+def test_models_that_share_a_configuration_draw_their_own_answers() -> None:
+    first = tiny_model()
+    second = type(first)(first.config).eval()
+    engines = [RagKV(each, tiny_tokenizer(), store=":memory:") for each in (first, second)]
+    alone = [kv.generate("Read this.", max_new_tokens=12, ignore_eos=True) for kv in engines]
+    start = threading.Barrier(2)
+
+    def answer(kv: RagKV) -> list[int]:
+        start.wait()
+        return kv.generate("Read this.", max_new_tokens=12, ignore_eos=True).token_ids
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            assert list(pool.map(answer, engines)) == [each.token_ids for each in alone]
+    for kv in engines:
+        kv.close()
