@@ -26,8 +26,8 @@ NEAR_TIE_QUANTISED = torch.finfo(torch.bfloat16).eps * 40
 """The same with quantised products, which are rounded to bfloat16.
 
 A step of up to 8 rows multiplies by 4-bit weights, a larger one by bfloat16 weights, so an answer's
-rounding depends on the answers beside it. SmolLM2's largest logit was 39.75 in 270 comparisons of
-steps and passes; the lead changed by 0 in up to 8 rows and by at most 0.25 in more (Zen 5,
+rounding depends on the answers beside it. SmolLM2's largest logit was 39.75 in comparisons of
+steps and passes; the lead changed by 0 in up to 8 rows and by at most 0.25 in more (an AMD EPYC,
 fda035d). In float32 it changed by 4e-5.
 """
 EXACT = {"recompute_ratio": 1.0}
