@@ -77,8 +77,8 @@ class IngestionProgress(tqdm):  # type: ignore[type-arg]
             yield
         except StoreFullError as error:
             raise StoreFullError(
-                f"{error}. {self._stored:,} of {self._new:,} chunks are stored: make room, then "
-                "the same call stores the others, or give another store or a smaller codec"
+                f"{error}. {self._stored:,} of {count(self._new, 'chunk')} are stored: make room, "
+                "then the same call stores the others, or give another store or a smaller codec"
             ) from error
 
     def end(self, report: PrecomputeReport) -> PrecomputeReport:

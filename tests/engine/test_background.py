@@ -60,7 +60,7 @@ def test_what_fails_there_is_said(
 
     engine.prefetch(chunks)
     engine.wait()
-    monkeypatch.setattr(engine._reuse.corpus, "encode", fail)
+    monkeypatch.setattr("ragkv.engine.background.encode_missing", fail)
     assert engine.generate("\n\n".join(chunks), max_new_tokens=1).token_ids
     engine.wait()
     assert "no memory left" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -57,7 +58,8 @@ def test_has_a_whole_run_s_outputs(notebook):
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     assert not [cell for cell in code if cell.metadata]
     for number, cell in enumerate(code):
-        compile(MAGIC.sub("pass", cell.source), f"cell {number}", "exec")
+        source = MAGIC.sub("pass", cell.source)
+        compile(source, f"cell {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     found = outputs(notebook)
     assert {output.output_type for output in found} <= {"stream", "execute_result"}
     assert {output.get("name", "stdout") for output in found} == {"stdout"}

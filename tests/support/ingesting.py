@@ -55,7 +55,9 @@ def assert_alike(*engines: Any) -> None:
     assert stored[0] == stored[1]
     for text in stored[0]:
         corpora = [kv._reuse.corpus for kv in engines]
-        entries = [each.get(text, each.sink_for(engines[0].reuse)).entry for each in corpora]
+        entries = [
+            each.get(text, each.sinks.configured(engines[0].reuse)).entry for each in corpora
+        ]
         found = [(entry.keys, entry.values) for entry in entries]
         assert all((a - b).abs().max() < 1e-4 for a, b in zip(*found, strict=True))
     prompt = "\n\n".join([*list(stored[0])[:3], "What?"])

@@ -100,7 +100,7 @@ def test_all_reused_says_nothing(make_engine, caplog):
 def test_a_server(make_engine):
     kv = make_engine()
     kv.precompute(TEXTS[:2])
-    with listening(kv, reports=True) as url, RemoteRagKV(url) as remote:
+    with listening(kv) as url, RemoteRagKV(url) as remote:
         llm = ChatRagKV(kv=remote, max_tokens=2)
         assert sorted(reasons(chain(llm, None).invoke("What?"))) == ["list"] * 3
         message = chain(llm, RunnableLambda(lambda found: found[2].page_content)).invoke("So?")
