@@ -157,11 +157,10 @@ class Healing:
         limit = self._corpus.loaded.positions
         fits = limit is None or len(tokens) < limit
         fits = fits and not len(self._corpus.loaded.without_embedding(tokens.ids))
-        if (
-            not fits
-            or self._history.is_beyond(len(tokens))
-            or not all(map(self._corpus.knows, texts))
-        ):
+        if not fits or self._history.is_beyond(len(tokens)):
+            return False
+        self._corpus.refresh()
+        if not all(map(self._corpus.has, texts)):
             return False
         run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
         return self._budget > 0 and self._count(run)

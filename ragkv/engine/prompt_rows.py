@@ -26,7 +26,7 @@ def found_rows(request: Request, located: Located, history: History) -> PrefixMa
     Exact rows serve every prompt; others serve a prompt whose ratio is not above their own.
     """
     sink, tokens = located.sink, located.tokens
-    if sink is None or not request.uses_history:
+    if sink is None or not _is_used(request, history):
         return None
     spans = located.known or ()
     end_of_chunks = np.searchsorted(tokens.offsets[:, 0], spans[-1].end if spans else 0)
@@ -50,7 +50,7 @@ def restore_versions(
 ) -> bool:
     """Bring stored rows of exactly this prompt's tokens back; return whether there were any."""
     sink, tokens = located.sink, located.tokens
-    if sink is None or not _serve(request, history) or history.is_beyond(len(tokens)):
+    if sink is None or not _is_used(request, history) or history.is_beyond(len(tokens)):
         return False
     begun, found = request.clock.started, False
     for span in located.known or ():
@@ -66,7 +66,7 @@ def with_versions(
 ) -> Located:
     """Replace entries behind other chunks by their versions of lowest cache fix overhead."""
     sink = located.sink
-    if sink is None or not _serve(request, history):
+    if sink is None or not _is_used(request, history):
         return located
     begin = located.tokens.characters(len(sink.ids))
     known = [span for span in located.known or () if span.start >= begin]
@@ -80,7 +80,7 @@ def with_versions(
     return replace(located, entries=tuple(entries))
 
 
-def _serve(request: Request, history: History) -> bool:
+def _is_used(request: Request, history: History) -> bool:
     return request.uses_history and history.keeps
 
 
@@ -105,7 +105,7 @@ def left_rows(
         Whether entries' rows are those that were encoded.
     """
     sink = plan.located.sink
-    if sink is None or not request.uses_history:
+    if sink is None or not _is_used(request, history):
         return None
     answer: list[int] = []
     if drawn is not None and drawn.blocks_read == drawn.blocks:

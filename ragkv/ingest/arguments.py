@@ -18,16 +18,18 @@ def check_texts(texts: Iterable[str]) -> list[str]:
     """
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
-    out = list(texts)
-    for text in out:
-        if not isinstance(text, str):
-            raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
-    return out
+    return [_require_text(text) for text in texts]
 
 
 def check_chunk(text: object) -> str:
     """Return a chunk's text, stripped; raise ConfigError where it is no string."""
-    return check_texts([text])[0].strip()  # type: ignore[list-item]
+    return _require_text(text).strip()
+
+
+def _require_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"a chunk must be a string, not {type(text).__name__}")
+    return text
 
 
 def check_chunks(texts: Iterable[str]) -> list[str]:

@@ -64,7 +64,7 @@ class Corpus:
     @property
     def is_lossless(self) -> bool:
         """Whether an entry's rows are, bit by bit, those that were encoded."""
-        return self.codec.startswith("raw")
+        return self.codec == "raw"
 
     # ---- texts
 
@@ -76,11 +76,6 @@ class Corpus:
     def has(self, text: str) -> bool:
         """Whether the text is a chunk in this namespace, by the changes that were read last."""
         return text in self._finder
-
-    def knows(self, text: str) -> bool:
-        """Whether the text is a chunk in this namespace, for any model."""
-        self.refresh()
-        return self.has(text)
 
     def refresh(self) -> bool:
         """Read which chunks any process added and deleted; return whether that succeeded."""

@@ -52,16 +52,8 @@ def encode(
 ) -> PrecomputeReport:
     """Encode and store the chunks that are not stored yet.
 
-    Parameters
-    ----------
-    document
-        The document that the chunks belong to. Its earlier chunks, those of another revision, are
-        deleted unless they belong to another document too.
-    revision
-        The state of the document that they are from; None if they are the whole document.
-    expires_in
-        Seconds until the chunks expire. None leaves the expiry time of stored chunks, unless they
-        have expired.
+    The arguments are those of :meth:`ragkv.RagKV.precompute`. An ``expires_in`` of None leaves the
+    expiry time of stored chunks, unless they have expired.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The sizes that the project keeps to: code of each room, settings, commands, words of tutorials."""
+"""The sizes that the project keeps to: code of each room, settings, commands, words."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ LAYOUT = {
 """Tokens that are no code."""
 LIMITS = ("max_running", "kv_bytes")
 """Settings that are arguments of RagKV."""
-COUNTS = {"settings": 48, "commands": 9, "words of tutorials": 1_800}
+COUNTS = {"settings": 48, "commands": 9, "words of docs": 20_460, "words of tutorials": 1_800}
+"""The log of experiments has no limit of words."""
 
 
 def code_lines(path: Path) -> int:
@@ -92,6 +93,11 @@ def commands(group: Any) -> Iterator[str]:
         yield from commands(command) if hasattr(command, "commands") else [name]
 
 
+def words_of_docs() -> int:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sum(len(page.read_text("utf-8").split()) for page in pages if page.stem != "log")
+
+
 def words_of_tutorials() -> int:
     notebooks = (json.loads(path.read_text("utf-8")) for path in (ROOT / "docs").rglob("*.ipynb"))
     texts = [cell for each in notebooks for cell in each["cells"] if cell["cell_type"] != "code"]
@@ -120,4 +126,5 @@ def test_every_setting_is_on_the_page_of_settings():
 def test_counts():
     check("settings", len(settings()), COUNTS["settings"])
     check("commands", len(list(commands(typer.main.get_command(app)))), COUNTS["commands"])
+    check("words of docs", words_of_docs(), COUNTS["words of docs"])
     check("words of tutorials", words_of_tutorials(), COUNTS["words of tutorials"])
