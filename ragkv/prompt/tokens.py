@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
+from ragkv.prompt.pieces import as_arrays, divider_of
 from ragkv.prompt.render import Rendered
 
 IntArray = npt.NDArray[np.int32]
@@ -42,29 +44,42 @@ class Tokens:
 
 
 def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Tokenise a whole text once, as the model's ordinary pipeline would.
+    """Tokenise a whole text, with the ids of the model's ordinary pipeline.
 
-    The prompt is never cut into pieces before it is tokenised, so its ids are the
-    ordinary pipeline's ids, whatever stands between the chunks.
+    The text is cut only where no token can reach across (:mod:`ragkv.prompt.pieces`), never at
+    the borders of chunks.
     """
     require_readable(rendered.text, "prompt")
-    encoded = tokenizer(
-        rendered.text,
-        add_special_tokens=rendered.add_special_tokens,
-        verbose=False,
-    )
+    text, special = rendered.text, rendered.add_special_tokens
     if not tokenizer.is_fast:  # served in full: no chunk is looked for
-        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        return Tokens(ids, np.zeros((len(ids), 2), dtype=np.int32))
-    (found,) = encoded.encodings
-    if found.overflowing or 0 in found.attention_mask:
-        # transformers keeps what a call cuts and pads to in the tokenizer: another thread's call
-        own = copy.deepcopy(tokenizer.backend_tokenizer)
+        ids = np.asarray(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+        return Tokens(ids.astype(np.int32), np.zeros((len(ids), 2), dtype=np.int32))
+    if not (special and tokenizer.num_special_tokens_to_add()):
+        divider = divider_of(tokenizer, _encode)
+        if divider is not None:
+            return Tokens(*divider.encode(text))
+    (found,) = tokenizer(text, add_special_tokens=special, verbose=False).encodings
+    if _is_changed(found):
+        return Tokens(*_encode(tokenizer.backend_tokenizer, text, special=special))
+    return Tokens(*as_arrays(found))
+
+
+def _encode(backend: Tokenizer, text: str, *, special: bool = False) -> tuple[IntArray, IntArray]:
+    found = backend.encode(text, add_special_tokens=special)
+    if _is_changed(found):
+        own = copy.deepcopy(backend)
         own.no_truncation()
         own.no_padding()
-        found = own.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
-    offsets = np.asarray(found.offsets, dtype=np.int32).reshape(-1, 2)
-    return Tokens(np.asarray(found.ids, dtype=np.int32), offsets)
+        found = own.encode(text, add_special_tokens=special)
+    return as_arrays(found)
+
+
+def _is_changed(found: Encoding) -> bool:
+    """Whether an encoding is cut or padded, by a call in another thread.
+
+    transformers keeps what a call cuts and pads to in the tokenizer.
+    """
+    return bool(found.overflowing) or 0 in found.attention_mask
 
 
 def require_readable(text: str, what: str) -> None:
