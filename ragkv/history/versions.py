@@ -94,7 +94,7 @@ class Versions:
             version, overhead = taken
             rows = self._rows_of(version)
             if rows is not None:
-                return PlacedVersion(version, rows, overhead)
+                return PlacedVersion.of(version, rows, overhead)
             self.kept.discard(version)
         return None
 

@@ -219,7 +219,7 @@ class ChunkStore:
             for key in self.backend.scan(entries_of(digest_of_text(text))):
                 blob = self.backend.get(key.name)
                 if blob is not None:
-                    found.append(read_header(memoryview(blob))[0].fingerprint)
+                    found.append(read_header(blob)[0].fingerprint)
         return found
 
     def documents(self, text: str) -> list[str]:

@@ -63,7 +63,7 @@ def copy_store(source: ChunkStore, target: ChunkStore) -> Copied:
 def _verified(blob: Blob, info: EntryInfo, key: str) -> Fingerprint | None:
     """Return the entry's fingerprint if it is this key's entry and every byte of it holds."""
     try:
-        fingerprint = read_header(memoryview(blob))[0].fingerprint
+        fingerprint = read_header(blob)[0].fingerprint
     except RefusedEntryError:
         return None
     if names.digest_of_fingerprint(fingerprint) != info.fingerprint:

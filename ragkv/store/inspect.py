@@ -199,7 +199,7 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> _Wrong:
     if digests is None:
         return "unknown", "an entry of another version"
     try:
-        header, _ = read_header(memoryview(blob))
+        header, _ = read_header(blob)
         version = to_field(version_in(header)) if key.startswith("version/") else NO_VERSION
     except RefusedEntryError as refused:
         return "damaged", f"{refused} ({refused.reason})"

@@ -199,10 +199,10 @@ def test_costs_that_fail_leave_memory_usable() -> None:
 def test_headers_that_are_too_deep_are_refused(field: str) -> None:
     store = ChunkStore(MemoryBackend())
     store.put(make_entry("a"), FINGERPRINT)
-    table, start = unsealed(memoryview(b"".join(encode(make_entry("a"), FINGERPRINT).parts())))
-    whole = b"".join(encode(make_entry("a"), FINGERPRINT).parts())
+    encoded = encode(make_entry("a"), FINGERPRINT)
+    table, whole = unsealed(encoded.header), b"".join(encoded.parts())
     table["__metadata__"][field] = "[" * 100_000
-    parts: Sequence[Bytes] = [sealed(table) + whole[start:]]
+    parts: Sequence[Bytes] = [sealed(table) + whole[len(encoded.header) :]]
     store.backend.put(entry_key(digest_of_text("a"), FINGERPRINT.digest), parts)
     assert store.get("a", FINGERPRINT).reason == "format"
 

@@ -15,34 +15,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.backends.base import Blob
 from ragkv.store.base import Found
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.entry.codecs.base import Part
+from ragkv.store.entry.codecs import Part, codec_of
 from ragkv.store.entry.header import (
     DTYPES,
     NO_VERSION,
     Header,
     RefusedEntryError,
     checksum_of,
+    layer_checksum,
     read_header,
 )
-from ragkv.store.entry.lazy import CorruptEntryError, LazyKV
+from ragkv.store.entry.lazy import CorruptEntryError, LayerReader, LazyKV
 
 logger = logging.getLogger(__name__)
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ByteArray = npt.NDArray[np.uint8]
-_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
 _MANY_BYTES = 1 << 25  # from here memory is fresh from the system: threads share its first touch
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -150,26 +144,17 @@ def open_entry(
     RefusedEntryError
         The header, the tokens or the length do not hold, or it is not the wanted entry.
     """
-    view = memoryview(buffer).cast("B")
-    header, start = read_header(view)
+    header, start = read_header(buffer)
     check_wanted(header, text, fingerprint, version)
-    data = view[start:]
+    data = memoryview(buffer).cast("B")[start:]
     tokens = tokens_in(bytes(data[header.kv_bytes :]), header)
     many = header.kv_bytes >= _MANY_BYTES and fingerprint.codec == "raw"
     return LazyKV(
         header.text,
         tokens,
-        _LayerReader(data, header, copy=copy, trusted=trusted),
+        LayerReader(data, header, copy=copy, trusted=trusted),
         threads=_THREADS if many and not trusted else 1,
     )
-
-
-def layer_checksum(parts: Sequence[Part]) -> str:
-    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
-    state = xxh3_128()
-    for part in parts:
-        state.update(part)
-    return state.hexdigest()
 
 
 def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
@@ -188,60 +173,6 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint, version: s
         raise RefusedEntryError("tokens", "the entry belongs to another text")
     if header.version != version:
         raise RefusedEntryError("format", "the entry is another version of its chunk")
-
-
-class _LayerReader:
-    """The layers of an entry in a buffer: see :class:`ragkv.store.entry.lazy.LayerSource`."""
-
-    def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
-        self.shape = header.shape
-        self.dtype = DTYPES[header.dtype]
-        self.codec = codec_of(header.fingerprint.codec)
-        self._data, self._header = data, header
-        self._in_place = not copy and self.codec.name == "raw"
-        self.stays = trusted and self._in_place
-
-    def allocate(self) -> torch.Tensor:
-        """Return fresh memory, or the buffer's where raw numbers may stay there."""
-        if not self._in_place:
-            return uninitialised(self.shape, self.dtype)
-        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
-        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
-
-    def read_layer(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
-        if self.stays:
-            return
-        if self._in_place:
-            if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
-                raise _refused(layer)
-        elif self.codec.name == "raw":
-            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
-        else:
-            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
-            self._copy(layer, copied)
-            self.codec.decode(copied.data, out)
-
-    def read_raw(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and copy its stored bytes."""
-        self._copy(layer, out.numpy()[: len(self._bytes(layer))])
-
-    def _bytes(self, layer: int) -> memoryview:
-        return self._data[self._header.spans[layer]]
-
-    def _copy(self, layer: int, out: ByteArray) -> None:
-        """Copy a layer's bytes block by block, hashing the copy while it is hot."""
-        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
-        for start in range(0, len(source), _BLOCK):
-            block = out[start : start + _BLOCK]
-            block[:] = source[start : start + _BLOCK]
-            state.update(block.data)
-        if state.hexdigest() != self._header.layer_checksums[layer]:
-            raise _refused(layer)
-
-
-def _refused(layer: int) -> RefusedEntryError:
-    return RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:

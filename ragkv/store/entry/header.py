@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 from blake3 import blake3
+from xxhash import xxh3_128
 
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint, hash_threads
-from ragkv.store.entry.codecs import codec_of
+from ragkv.store.backends.base import Blob
+from ragkv.store.entry.codecs import Part, codec_of
 
 FORMAT_VERSION = 2
 """Version that is written, and the only one that is read."""
@@ -135,20 +138,25 @@ def sealed(table: dict[str, Any]) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def unsealed(view: memoryview) -> tuple[dict[str, Any], int]:
-    """Parse a header and verify its checksum.
+def unsealed(head: bytes) -> dict[str, Any]:
+    """Parse a file's first bytes, up to the data area, and verify their checksum.
 
     Returns
     -------
-    table, start
-        safetensors' header without ``checksum``; where the data area begins.
+    dict
+        safetensors' header without ``checksum``.
 
     Raises
     ------
     RefusedEntryError
         The header is torn, of another version or format, or its checksum fails.
     """
-    table, start = _parse(view)
+    try:
+        table = json.loads(head[8:].decode())
+    except (ValueError, RecursionError) as error:
+        raise RefusedEntryError("unreadable", "no safetensors header") from error
+    if not isinstance(table, dict):
+        raise RefusedEntryError("unreadable", "no safetensors header")
     metadata = table.get("__metadata__")
     if not isinstance(metadata, dict) or "ragkv" not in metadata:
         raise RefusedEntryError("format", "a safetensors file, but no ragkv entry")
@@ -156,30 +164,25 @@ def unsealed(view: memoryview) -> tuple[dict[str, Any], int]:
         raise RefusedEntryError(
             "format", f"entry format {metadata['ragkv']!r}; this ragkv reads {FORMAT_VERSION}"
         )
-    checksum = metadata.pop("checksum", None)
-    if checksum != checksum_of(canonical(table).encode()):
+    if metadata.pop("checksum", None) != checksum_of(canonical(table).encode()):
         raise RefusedEntryError("checksum", "the header's checksum does not hold")
-    return table, start
+    return table
 
 
-def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]:
-    """Parse and verify a file's header; return it and where the data area starts.
-
-    Parameters
-    ----------
-    view
-        The file's first bytes, the whole header at least.
-    size
-        Bytes of the file; None where ``view`` is all of it.
+def read_header(blob: Blob) -> tuple[Header, int]:
+    """Parse and verify an entry's header; return it and where the data area starts.
 
     Raises
     ------
     RefusedEntryError
-        The file is torn, of another format, or the header's checksum fails.
+        The entry is torn, of another format, or the header's checksum fails.
     """
-    start = _start(view)
+    view = memoryview(blob).cast("B")
+    start = int.from_bytes(view[:8], "little") + 8
+    if start > len(view):
+        raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
     header = _header(bytes(view[:start]))
-    if (len(view) if size is None else size) != start + header.data_bytes:
+    if len(view) != start + header.data_bytes:
         raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
     return header, start
 
@@ -190,7 +193,7 @@ _WRONG_FIELDS = (LookupError, TypeError, ValueError, AttributeError, OverflowErr
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> Header:
     """Parse and verify the bytes up to the data area; known bytes need no second look."""
-    table, _ = unsealed(memoryview(head))
+    table = unsealed(head)
     try:
         metadata = table["__metadata__"]
         shape = tuple(json.loads(metadata["shape"]))
@@ -216,14 +219,18 @@ def _header(head: bytes) -> Header:
     return header
 
 
-def threads_for(nbytes: int) -> int:
-    """Return blake3's ``max_threads`` for so many bytes."""
-    return hash_threads() if nbytes >= _MANY_BYTES else 1
-
-
 def checksum_of(data: bytes | memoryview) -> str:
     """Return 32 hexadecimal digits of blake3."""
-    return blake3(data, max_threads=threads_for(len(data))).hexdigest(length=16)
+    threads = hash_threads() if len(data) >= _MANY_BYTES else 1
+    return blake3(data, max_threads=threads).hexdigest(length=16)
+
+
+def layer_checksum(parts: Sequence[Part]) -> str:
+    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
+    state = xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
 
 
 def canonical(value: object) -> str:
@@ -242,25 +249,6 @@ def _is_laid_out(header: Header) -> bool:
         and all(type(size) is int and size > 0 for size in header.layer_sizes)
         and set(header.layer_sizes) == {codec.size(header.shape[1:], DTYPES[header.dtype])}
     )
-
-
-def _start(view: memoryview) -> int:
-    """Return where the data area begins."""
-    start = int.from_bytes(view[:8], "little") + 8
-    if start > len(view):
-        raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
-    return start
-
-
-def _parse(view: memoryview) -> tuple[dict[str, Any], int]:
-    start = _start(view)
-    try:
-        table = json.loads(bytes(view[8:start]).decode())
-    except (ValueError, RecursionError) as error:
-        raise RefusedEntryError("unreadable", "no safetensors header") from error
-    if not isinstance(table, dict):
-        raise RefusedEntryError("unreadable", "no safetensors header")
-    return table, start
 
 
 def _tensor(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:

@@ -8,18 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
 from ragkv.model.memory import pinned, uninitialised
 from ragkv.model.pool import Pool
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.entry.codecs.base import Codec
-from ragkv.store.entry.header import RefusedEntryError
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, layer_checksum
 
 _ALIGNMENT = 16  # bytes, for a device that reads a layer in whole words
+_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
 
 
 class CorruptEntryError(Exception):
@@ -31,29 +34,42 @@ class CorruptEntryError(Exception):
         self.reason = reason
 
 
-class LayerSource(Protocol):
-    """An entry's stored layers; each call verifies what it reads.
+class LayerReader:
+    """The layers of an entry in a buffer. Each call verifies what it reads.
+
+    Parameters
+    ----------
+    data
+        The entry's data area.
+    copy
+        Copy raw layers out of the buffer and verify the copy.
+    trusted
+        Nobody else can change the buffer: raw layers in place need no verification.
 
     Attributes
     ----------
     shape
         ``[layers, 2, kv_heads, tokens, head_dim]``.
     dtype
-        Of the decoded numbers.
-    codec
-        The stored layers' codec.
+        The dtype of the decoded numbers.
     stays
         Whether :meth:`allocate` returns the stored numbers themselves, with nothing to verify.
     """
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    codec: Codec
-    stays: bool
+    def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
+        self.shape = header.shape
+        self.dtype = DTYPES[header.dtype]
+        self.codec = codec_of(header.fingerprint.codec)
+        self._data, self._header = data, header
+        self._in_place = not copy and self.codec.name == "raw"
+        self.stays = trusted and self._in_place
 
     def allocate(self) -> torch.Tensor:
-        """Return memory for all decoded layers, of ``shape``; undefined."""
-        ...
+        """Return memory of ``shape`` for all decoded layers: the buffer's, or undefined."""
+        if not self._in_place:
+            return uninitialised(self.shape, self.dtype)
+        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
+        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
 
     def read_layer(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and decode it into its part of :meth:`allocate`'s tensor.
@@ -61,13 +77,38 @@ class LayerSource(Protocol):
         Raises
         ------
         RefusedEntryError
-            It is corrupt.
+            The layer is corrupt.
         """
-        ...
+        if self.stays:
+            return
+        if self._in_place:
+            self._check(layer, layer_checksum([self._bytes(layer)]))
+        elif self.codec.name == "raw":
+            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
+        else:
+            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+            self._copy(layer, copied)
+            self.codec.decode(copied.data, out)
 
     def read_raw(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and copy its stored bytes to ``[bytes]`` uint8; raises as above."""
-        ...
+        self._copy(layer, out.numpy()[: len(self._bytes(layer))])
+
+    def _bytes(self, layer: int) -> memoryview:
+        return self._data[self._header.spans[layer]]
+
+    def _copy(self, layer: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy a layer's bytes block by block, and hash each block while it is cached."""
+        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
+        for start in range(0, len(source), _BLOCK):
+            block = out[start : start + _BLOCK]
+            block[:] = source[start : start + _BLOCK]
+            state.update(block.data)
+        self._check(layer, state.hexdigest())
+
+    def _check(self, layer: int, checksum: str) -> None:
+        if checksum != self._header.layer_checksums[layer]:
+            raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
 
 
 class LazyKV:
@@ -90,7 +131,7 @@ class LazyKV:
     """
 
     def __init__(
-        self, text: str, tokens: tuple[IntArray, IntArray], source: LayerSource, *, threads: int = 1
+        self, text: str, tokens: tuple[IntArray, IntArray], source: LayerReader, *, threads: int = 1
     ) -> None:
         self.text = text
         self.token_ids, self.offsets = tokens
@@ -104,9 +145,8 @@ class LazyKV:
         self._layer_locks = [threading.Lock() for _ in range(self.depth)]
         self._missing = self.depth
         self._seconds = 0.0
-        self._corrupt: tuple[str, str] | None = (
-            None  # not the exception: its frames would keep self alive
-        )
+        # not the exception: its frames would keep self alive
+        self._corrupt: tuple[str, str] | None = None
         self._on_loaded: Callable[[LayeredKV, float], None] | None = None
         self._on_corrupt: Callable[[RefusedEntryError], None] | None = None
 
@@ -226,11 +266,11 @@ class _LoadedLayers:
             return self._memory
 
 
-def _size(source: LayerSource) -> int:
+def _size(source: LayerReader) -> int:
     return source.codec.size(source.shape[1:], source.dtype)
 
 
-def _staging(source: LayerSource) -> torch.Tensor:
+def _staging(source: LayerReader) -> torch.Tensor:
     shape = source.shape[0], -(-_size(source) // _ALIGNMENT) * _ALIGNMENT
     pages = pinned(shape, torch.uint8) if torch.cuda.is_available() else None
     return uninitialised(shape, torch.uint8) if pages is None else pages
@@ -268,7 +308,6 @@ class ReadAhead:
             for entry in self._entries:
                 if self._stopped:
                     return
-                with suppress(
-                    CorruptEntryError, MemoryError
-                ):  # raised again for whoever requests the layer
+                # the request that needs the layer raises the error again
+                with suppress(CorruptEntryError, MemoryError):
                     entry.load(layer, decoded=self._decoded)

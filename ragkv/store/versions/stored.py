@@ -73,7 +73,7 @@ class StoredVersions:
                 if blob is None:
                     continue
                 try:
-                    version = version_in(read_header(memoryview(blob))[0])
+                    version = version_in(read_header(blob)[0])
                 except RefusedEntryError as refused:
                     self._store.refuse(key, blob, refused)
                     continue

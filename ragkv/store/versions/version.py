@@ -11,11 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
@@ -106,47 +105,18 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedVersion:
-    """A version in a prompt: a :class:`ragkv.chunk.kv.LayeredKV`.
-
-    ``rows`` are the version's; ``overhead`` is its CFO there, at alpha 1.
-    """
+class PlacedVersion(ChunkKV):
+    """The rows of a version in a prompt; ``overhead`` is its CFO there, at alpha 1."""
 
     version: Version
-    rows: ChunkKV
     overhead: float
 
-    @property
-    def text(self) -> str:
-        """The chunk's text."""
-        return self.rows.text
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int32]:
-        """``[tokens]``."""
-        return self.rows.token_ids
-
-    @property
-    def offsets(self) -> npt.NDArray[np.int32]:
-        """``[tokens, 2]``."""
-        return self.rows.offsets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.rows.nbytes
-
-    def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
-        return self.rows.layers(which)
-
-    def coded(self, which: slice) -> None:
-        """Return None: the layers are decoded."""
-        del which
-
-    def whole(self) -> ChunkKV:
-        """Return the rows."""
-        return self.rows
+    @classmethod
+    def of(cls, version: Version, rows: ChunkKV, overhead: float) -> Self:
+        """Return a version's rows with its overhead in a prompt."""
+        return cls(
+            rows.text, rows.token_ids, rows.offsets, rows.keys, rows.values, version, overhead
+        )
 
 
 def digest_of_path(ids: IntArray) -> str:
