@@ -12,13 +12,13 @@ from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model.room import free_bytes
 from ragkv.store.backends import open_backend
-from ragkv.store.backends.base import Backend
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.base import Changes, EntryInfo, Found, Terms
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, EntryInfo, Found, Terms
 
 __all__ = [
     "Changes",

@@ -14,8 +14,7 @@ from itertools import chain, islice, tee
 from typing import TypeVar
 
 from ragkv.errors import StoreError
-from ragkv.store.backends.base import Backend
-from ragkv.store.base import Terms, has_expired, later
+from ragkv.store.backends.backend import Backend
 from ragkv.store.names import (
     CLEARED,
     LAYOUT,
@@ -35,6 +34,7 @@ from ragkv.store.names import (
     to_text,
     versions_of,
 )
+from ragkv.store.types import Terms, has_expired, later
 
 Item = TypeVar("Item")
 _BATCH = 256

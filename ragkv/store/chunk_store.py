@@ -18,8 +18,7 @@ from itertools import groupby
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import Backend, Blob, Bytes, length_of
-from ragkv.store.base import Changes, EntryInfo, Found, Room, Terms, TierUse, has_expired
+from ragkv.store.backends.backend import Backend, Blob, Bytes, length_of
 from ragkv.store.catalog import Catalog
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.header import RefusedEntryError, read_header
@@ -33,6 +32,7 @@ from ragkv.store.names import (
     text_key,
 )
 from ragkv.store.tiers.eviction import Eviction
+from ragkv.store.types import Changes, EntryInfo, Found, Room, Terms, TierUse, has_expired
 
 logger = logging.getLogger(__name__)
 _DELETED_KEPT = 10_000
@@ -357,9 +357,7 @@ class ChunkStore:
         logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
         if not self.read_only:
             with suppress(StoreError):
-                now = self.backend.get(key)
-                if now is not None and memoryview(now) == memoryview(seen):
-                    self.backend.delete(key)
+                self.backend.delete_unchanged(key, seen)
 
     def _count_use(self, text: str, tokens: int) -> None:
         if self._eviction is not None:

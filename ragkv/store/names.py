@@ -25,7 +25,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.entry.header import FORMAT_VERSION
 
 LAYOUT = 2

@@ -14,14 +14,14 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes
-from ragkv.store.base import Changes, Found, Terms, TierUse
+from ragkv.store.backends.backend import Backend, Bytes
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
 from ragkv.store.tiers.rates import Rate
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, Found, Terms, TierUse
 
 _log = logging.getLogger(__name__)
 

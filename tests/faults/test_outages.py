@@ -15,7 +15,7 @@ from tiny import some_chunks
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreError
 from ragkv.store.backends import base, redis, s3
-from ragkv.store.backends.base import Outage
+from ragkv.store.backends.backend import Outage
 
 PATIENCE_S = 0.5
 CHUNKS = some_chunks(8, words=20)

@@ -37,8 +37,8 @@ from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import ChunkStore
 from ragkv.store.backends import index as index_module
 from ragkv.store.backends.index import BytesDisk, Index
-from ragkv.store.base import Terms
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 

@@ -18,19 +18,19 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.errors import StoreError
-from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.disk import _SUFFIX
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import _without_password
-from ragkv.store.base import Changes, Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.copy import copy_store
 from ragkv.store.entry.format import encode
 from ragkv.store.entry.header import sealed, unsealed
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.operate import copy_store
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, Terms
 
 Make = Callable[..., RagKV]
 SUPPORT = Path(__file__).parents[1] / "support"

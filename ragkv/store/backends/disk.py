@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends import files
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, is_key, length_of
+from ragkv.store.backends.backend import Backend, Blob, Bytes, Key, check_key, is_key, length_of
 from ragkv.store.backends.index import Index, IndexRows
 
 _log = logging.getLogger(__name__)

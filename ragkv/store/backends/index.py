@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import diskcache
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store.backends.base import Key, is_key
+from ragkv.store.backends.backend import Key, is_key
 from ragkv.store.backends.files import make_private_folder, store_errors
 
 LOCK_TIMEOUT_S = 60.0

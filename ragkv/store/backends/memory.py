@@ -10,7 +10,7 @@ import torch
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
+from ragkv.store.backends.backend import Backend, Blob, Bytes, Key, check_key, length_of
 
 ROW_BYTES = 4096
 """Values up to this length are neither counted nor refused: a store's own rows."""

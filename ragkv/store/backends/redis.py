@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import MissingDependencyError, StoreError, StoreFullError, install_command
-from ragkv.store.backends.base import (
+from ragkv.store.backends.backend import (
     Backend,
     Blob,
     Bytes,

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key
+from ragkv.store.backends.backend import Backend, Bytes, Key, Outage, check_key
 
 TIMEOUT = timedelta(seconds=30)
 THREADS = 16

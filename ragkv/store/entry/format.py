@@ -20,8 +20,7 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.backends.base import Blob
-from ragkv.store.base import Found
+from ragkv.store.backends.backend import Blob
 from ragkv.store.entry.codecs import Part, codec_of
 from ragkv.store.entry.header import (
     DTYPES,
@@ -33,6 +32,7 @@ from ragkv.store.entry.header import (
     read_header,
 )
 from ragkv.store.entry.lazy import CorruptEntryError, LayerReader, LazyKV
+from ragkv.store.types import Found
 
 logger = logging.getLogger(__name__)
 

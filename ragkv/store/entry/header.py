@@ -15,7 +15,7 @@ from xxhash import xxh3_128
 
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint, hash_threads
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.entry.codecs import Part, codec_of
 
 FORMAT_VERSION = 2
@@ -62,7 +62,7 @@ class Header:
         xxh3_128 of each layer's bytes.
     version
         What is known of a contextual version, as JSON without blanks, see
-        :mod:`ragkv.store.versions.stored`; ``NO_VERSION`` of a chunk's own entry.
+        :mod:`ragkv.store.stored_versions`; ``NO_VERSION`` of a chunk's own entry.
     """
 
     text: str

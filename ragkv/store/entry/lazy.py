@@ -26,7 +26,7 @@ _BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are 
 
 
 class CorruptEntryError(Exception):
-    """A layer is corrupt or cannot be read; ``reason`` as in :class:`ragkv.store.base.Found`."""
+    """A layer is corrupt or cannot be read; ``reason`` as in :class:`ragkv.store.types.Found`."""
 
     def __init__(self, text: str, reason: str, detail: str) -> None:
         super().__init__(detail)

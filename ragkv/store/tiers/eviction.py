@@ -30,7 +30,7 @@ class Eviction:
     budget
         The store's limit in bytes: nothing is evicted for a larger entry.
     costs
-        As for :class:`ragkv.store.tiers.memory.MemoryTier`. A chunk's size is its tokens.
+        As for :class:`ragkv.store.tiers.tier.MemoryTier`. A chunk's size is its tokens.
     """
 
     def __init__(self, budget: float, costs: Callable[[int, int], float] | None = None) -> None:

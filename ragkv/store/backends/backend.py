@@ -92,6 +92,11 @@ class Backend(ABC):
     def delete(self, key: str) -> bool:
         """Remove a value; return whether there was one."""
 
+    def delete_unchanged(self, key: str, seen: Blob) -> bool:
+        """Remove a value unless it was written again since it was read; return whether it is gone."""
+        now = self.get(key)
+        return now is None or (memoryview(now) == memoryview(seen) and self.delete(key))
+
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield the keys that begin with ``prefix`` and come behind ``after``, sorted.
 

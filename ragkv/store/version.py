@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.base import has_expired
+from ragkv.store.types import has_expired
 
 NO_CONTEXT = 0.5
 """CFO, at alpha 1, of rows that were computed behind the sink alone: CCI without a context."""

@@ -12,13 +12,13 @@ import numpy as np
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import length_of
+from ragkv.store.backends.backend import length_of
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.header import Header, RefusedEntryError, canonical, read_header
 from ragkv.store.entry.lazy import CorruptEntryError
 from ragkv.store.names import digest_of_text, text_key, version_key, versions_of
-from ragkv.store.versions.version import Version
+from ragkv.store.version import Version
 
 _log = logging.getLogger(__name__)
 _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError, Warning)

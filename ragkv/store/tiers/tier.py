@@ -15,9 +15,9 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.memory import pinned, pinned_bytes
 from ragkv.model.out_of_memory import is_out_of_memory
-from ragkv.store.base import TierUse, has_expired, later
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.pgdsf import PGDSF
+from ragkv.store.types import TierUse, has_expired, later
 
 _log = logging.getLogger(__name__)
 ENTRY_OVERHEAD = 1024
@@ -148,7 +148,7 @@ class MemoryTier:
             return evicted
 
     def extend(self, text: str, expires_at: float | None) -> None:
-        """Let a chunk expire later, as :class:`ragkv.store.base.Terms` says."""
+        """Let a chunk expire later, as :class:`ragkv.store.types.Terms` says."""
         with self._lock:
             for fingerprint in self._fingerprints.get(text, ()):
                 kept = self._kept[text, fingerprint]
