@@ -93,7 +93,7 @@ class Backend(ABC):
         """Remove a value; return whether there was one."""
 
     def delete_unchanged(self, key: str, seen: Blob) -> bool:
-        """Remove a value unless it was written again since it was read; return whether it is gone."""
+        """Remove a value unless it changed since it was read; return whether it is gone."""
         now = self.get(key)
         return now is None or (memoryview(now) == memoryview(seen) and self.delete(key))
 
