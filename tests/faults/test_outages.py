@@ -14,7 +14,7 @@ from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store.backends import base, redis, s3
+from ragkv.store.backends import backend, redis, s3
 from ragkv.store.backends.backend import Outage
 
 PATIENCE_S = 0.5
@@ -23,7 +23,7 @@ CHUNKS = some_chunks(8, words=20)
 
 def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(base.time, "monotonic", lambda: now)
+    monkeypatch.setattr(backend.time, "monotonic", lambda: now)
     outage = Outage()
 
     def call(seconds: float, error: type[Exception] | None = None) -> None:
