@@ -53,7 +53,7 @@ def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(params=["redis", "s3"])
 def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(base, "LONG_WAIT_S", PATIENCE_S / 2)
+    monkeypatch.setattr(backend, "LONG_WAIT_S", PATIENCE_S / 2)
     monkeypatch.setattr(redis, "TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(s3, "TIMEOUT", timedelta(seconds=2 * PATIENCE_S))
     server = request.getfixturevalue(f"{request.param}_server")
