@@ -17,7 +17,7 @@ from campaign.world import TEXTS, engine, precompute
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store.backends import redis, s3
+from ragkv.store.backends import backend, redis, s3
 
 Server = RedisServer | S3Server
 _PATIENCE_S = 0.5
