@@ -1,10 +1,9 @@
-"""The entry format: one chunk in one safetensors file that proves its own bytes.
+"""The entry format: one chunk in one safetensors file with checksums.
 
-See ``docs/store-format.md``. The data area begins with the layers, one tensor each: a
-layer's keys and values are one range of bytes, and reading the file from front to back
-delivers the layers in the order in which a forward pass wants them. A checksum per layer
-lets one layer be read and trusted alone (:func:`open_entry`); the header's own
-checksum covers those and every other header field.
+See ``docs/store-format.md``. The data area begins with the layers, one tensor each, in the order of
+a forward pass; a layer's keys and values are one range of bytes. Each layer has a checksum, so that
+it can be read and verified on its own (:func:`open_entry`). The header's checksum covers these and
+every other header field.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from ragkv.store.types import Found
 logger = logging.getLogger(__name__)
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MANY_BYTES = 1 << 25  # from here memory is fresh from the system: threads share its first touch
+_MANY_BYTES = 1 << 25  # from this size on, threads share the page faults of fresh memory
 _THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """An entry ready to be written: :meth:`parts` one after the other, ``nbytes`` in all."""
+    """An entry to write: :meth:`parts` one after the other, ``nbytes`` in all."""
 
     header: bytes
     layers: Sequence[Sequence[Part]]
@@ -66,15 +65,15 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) 
     Raises
     ------
     StoreError
-        The fingerprint names an unknown codec, or another dtype than the tensors have; or
-        the codec cannot keep these numbers.
+        The fingerprint names an unknown codec or another dtype than the tensors', or the codec
+        cannot store these numbers.
     ValueError
         The entry's arrays do not fit together.
     """
     codec = codec_of(fingerprint.codec)
     _check(entry, fingerprint)
     keys, values = entry.keys, entry.values
-    if codec.lossless:  # all at once to the host; what is quantised crosses as codes
+    if codec.lossless:  # copy all layers at once; quantised layers are copied as codes
         keys, values = keys.cpu(), values.cpu()
     layers = [codec.encode(*layer) for layer in zip(keys, values, strict=True)]
     token_bytes = (
@@ -104,20 +103,20 @@ def decode(
     copy: bool = False,
     place: object = "",
 ) -> Found[ChunkKV]:
-    """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
+    """Return the entry in ``buffer`` if it is whole and the required one, else the reason.
 
     Parameters
     ----------
     buffer
         The file's bytes. Writable unless ``copy``, such as a copy-on-write mapping.
     text, fingerprint, version
-        What the entry must be of; ``version`` is the header's field.
+        The required ones; ``version`` is the header's field.
     copy
         False: raw tensors are views into ``buffer``, which they keep alive.
-        True: they own their memory, and it is the copy that was verified, so that nothing
-        that happens to ``buffer`` later can matter. Other codecs' always do.
+        True: they own their memory, whose copy was verified, so that later changes of ``buffer``
+        do not matter. Tensors of other codecs always do.
     place
-        Where the bytes come from, for the log.
+        Name of the bytes' place, for the log.
     """
     try:
         return Found(open_entry(buffer, text, fingerprint, version, copy=copy).whole())
@@ -135,14 +134,14 @@ def open_entry(
     copy: bool = False,
     trusted: bool = False,
 ) -> LazyKV:
-    """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
+    """Return the entry with unverified layers; arguments as in :func:`decode`.
 
-    ``trusted``: nobody else can change ``buffer``, and raw layers in place need no verification.
+    ``trusted``: nothing else can change ``buffer``, so raw layers in place need no verification.
 
     Raises
     ------
     RefusedEntryError
-        The header, the tokens or the length do not hold, or it is not the wanted entry.
+        The header, the tokens or the length are wrong, or it is another entry.
     """
     header, start = read_header(buffer)
     check_wanted(header, text, fingerprint, version)
@@ -158,7 +157,7 @@ def open_entry(
 
 
 def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
-    """Verify the bytes behind the layers; return ``token_ids`` and ``offsets``."""
+    """Verify the bytes after the layers; return ``token_ids`` and ``offsets``."""
     if checksum_of(data) != header.token_checksum:
         raise RefusedEntryError("checksum", "the tokens' checksum does not hold")
     integers = np.frombuffer(data, dtype="<i4").astype(np.int32)

@@ -1,4 +1,4 @@
-"""The header of an entry's file: safetensors' own, with a checksum over all of it."""
+"""The header of an entry's file: that of safetensors, with a checksum over all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ragkv.store.backends.backend import Blob
 from ragkv.store.entry.codecs import Part, codec_of
 
 FORMAT_VERSION = 2
-"""Version that is written, and the only one that is read."""
+"""The version that is written, and the only one that is read."""
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Dtypes of keys and values by safetensors' name."""
@@ -29,7 +29,7 @@ _MANY_BYTES = 1 << 18  # below this, starting hash threads costs more than they 
 
 
 class RefusedEntryError(Exception):
-    """The bytes are no entry that may be used; ``reason`` as in :class:`Found`."""
+    """The bytes are no usable entry; ``reason`` as in :class:`ragkv.store.types.Found`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -37,19 +37,19 @@ class RefusedEntryError(Exception):
 
 
 NO_VERSION = "[]"
-"""The field ``versions`` of a chunk's own entry."""
+"""The field ``version`` of a chunk's own entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that is known of an entry before its tensors are read.
+    """Everything about an entry except its tensors.
 
     Attributes
     ----------
     text
         The chunk's text.
     fingerprint
-        Everything else that the entry depends on, its codec among them.
+        Everything else that the entry depends on, codec included.
     dtype
         safetensors' name of the dtype of keys and values: BF16, F16, F32 or F64.
     shape
@@ -57,12 +57,12 @@ class Header:
     token_checksum
         blake3 of the bytes of ``token_ids`` and ``offsets``.
     layer_sizes
-        Bytes of each layer, as the codec made them.
+        Bytes of each encoded layer.
     layer_checksums
         xxh3_128 of each layer's bytes.
     version
-        What is known of a contextual version, as JSON without blanks, see
-        :mod:`ragkv.store.stored_versions`; ``NO_VERSION`` of a chunk's own entry.
+        A contextual version's fields as canonical JSON, see :mod:`ragkv.store.stored_versions`;
+        ``NO_VERSION`` for a chunk's own entry.
     """
 
     text: str
@@ -91,7 +91,7 @@ class Header:
 
     @property
     def spans(self) -> list[slice]:
-        """Where each layer's bytes lie in the data area."""
+        """Each layer's bytes in the data area."""
         ends = accumulate(self.layer_sizes, initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
 
@@ -102,7 +102,7 @@ class Header:
             "__metadata__": {
                 "ragkv": str(FORMAT_VERSION),
                 "fingerprint": canonical(asdict(self.fingerprint)),
-                # unlike UTF-8 and JSON, this keeps lone surrogates, even two in a row
+                # unlike UTF-8 and JSON, this preserves lone surrogates, even two in a row
                 "text": self.text.encode("unicode_escape").decode("ascii"),
                 "dtype": self.dtype,
                 "shape": canonical(self.shape),
@@ -121,7 +121,7 @@ class Header:
         return table
 
     def to_bytes(self) -> bytes:
-        """Return the file's first bytes, up to the data area, which they align."""
+        """Return the file's first bytes, padded to align the data area."""
         return sealed(self.table())
 
 
@@ -131,7 +131,7 @@ def layer_name(layer: int) -> str:
 
 
 def sealed(table: dict[str, Any]) -> bytes:
-    """Return safetensors' header of a table, its checksum added, padded for alignment."""
+    """Return safetensors' header of a table with its checksum, padded for alignment."""
     table["__metadata__"]["checksum"] = checksum_of(canonical(table).encode())
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % _ALIGNMENT)
@@ -192,7 +192,7 @@ _WRONG_FIELDS = (LookupError, TypeError, ValueError, AttributeError, OverflowErr
 
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> Header:
-    """Parse and verify the bytes up to the data area; known bytes need no second look."""
+    """Parse and verify the bytes before the data area; cached, since headers are read often."""
     table = unsealed(head)
     try:
         metadata = table["__metadata__"]
@@ -234,12 +234,12 @@ def layer_checksum(parts: Sequence[Part]) -> str:
 
 
 def canonical(value: object) -> str:
-    """Return the one JSON text of a value."""
+    """Return the canonical JSON of a value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _is_laid_out(header: Header) -> bool:
-    """Whether shape and sizes are possible, and the codec is known and makes such sizes."""
+    """Whether shape and sizes are possible and fit the codec."""
     codec = codec_of(header.fingerprint.codec)
     return (
         len(header.shape) == 5

@@ -44,7 +44,7 @@ class LayerReader:
     copy
         Copy raw layers out of the buffer and verify the copy.
     trusted
-        Nobody else can change the buffer: raw layers in place need no verification.
+        Nothing else can change the buffer: raw layers in place need no verification.
 
     Attributes
     ----------
@@ -114,9 +114,8 @@ class LayerReader:
 class LazyKV:
     """A chunk's cache that is read and verified layer by layer, on demand.
 
-    Several threads may request layers; each layer is read once, and nobody waits for another
-    layer than the requested one. Layers are decoded here, or stay encoded for a device that
-    decodes them itself.
+    Threads can share it: each layer is read once, and a thread waits only for the layer that it
+    requests. Layers are decoded here, or stay encoded for a device that decodes them.
 
     Parameters
     ----------
@@ -156,14 +155,14 @@ class LazyKV:
         return math.prod(self._source.shape) * self._source.dtype.itemsize
 
     def on_loaded(self, callback: Callable[[LayeredKV, float], None]) -> None:
-        """Call back once all layers are loaded, with this entry and the seconds of reading.
+        """Set the callback for when all layers are loaded; it gets this entry and the seconds.
 
-        To be called before any layer is requested.
+        Call this before any layer is requested.
         """
         self._on_loaded = callback
 
     def on_corrupt(self, callback: Callable[[RefusedEntryError], None]) -> None:
-        """Call back for the first corrupt layer; to be called before any layer is requested."""
+        """Set the callback for the first corrupt layer; call this before any layer is requested."""
         self._on_corrupt = callback
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +171,7 @@ class LazyKV:
         Raises
         ------
         CorruptEntryError
-            One of them, or any that was requested before, is corrupt or cannot be read.
+            One of them, or any requested earlier, is corrupt or cannot be read.
         """
         for index in range(self.depth)[which]:
             self.load(index)
@@ -180,9 +179,9 @@ class LazyKV:
         return both[:, 0], both[:, 1]
 
     def coded(self, which: slice) -> CodedLayers | None:
-        """Return layers encoded as they are stored; raises as :meth:`layers`.
+        """Return layers as they are stored; raises as :meth:`layers`.
 
-        None where one of them was decoded directly, or lies in memory as it is.
+        None if one of them was decoded directly, or needs no decoding.
         """
         wanted = range(self.depth)[which]
         if self._source.stays:
@@ -195,7 +194,7 @@ class LazyKV:
         return CodedLayers(self._coded.memory()[which], size, codec.name)
 
     def load(self, index: int, *, decoded: bool = True) -> None:
-        """Read a layer unless it is there; raises as :meth:`layers`."""
+        """Read a layer unless it is loaded; raises as :meth:`layers`."""
         decoded = decoded or self._source.stays
         form = self._decoded if decoded else self._coded
         if form.loaded[index]:
@@ -251,7 +250,7 @@ class LazyKV:
 
 
 class _LoadedLayers:
-    """Memory for layers, allocated for the first of them, and which of them are loaded."""
+    """Memory for layers, allocated on first use, and which layers are loaded."""
 
     def __init__(self, depth: int, make: Callable[[], torch.Tensor]) -> None:
         self.loaded = [False] * depth
@@ -277,12 +276,12 @@ def _staging(source: LayerReader) -> torch.Tensor:
 
 
 class ReadAhead:
-    """A thread that loads entries of one model, the first layer of each first, once it is started.
+    """A thread that loads entries of one model layer by layer, the first layer of all first.
 
     Parameters
     ----------
     decoded
-        Decode the layers, too; False: a device decodes them.
+        Decode the layers; False: a device decodes them.
     """
 
     def __init__(self, entries: Sequence[LazyKV], *, decoded: bool = True) -> None:
@@ -292,13 +291,13 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun or there is nothing to load."""
+        """Start the thread, unless it runs or there is nothing to load."""
         if self._thread is None and self._entries:
             self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current layer; return when the thread has ended."""
+        """Stop after the current layer, and wait for the thread."""
         self._stopped = True
         if self._thread is not None:
             self._thread.join()
