@@ -39,8 +39,8 @@ from ragkv.select.choose import choose
 from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.types import Found
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8

@@ -23,7 +23,7 @@ from ragkv.report.trace import Trace
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
-from ragkv.store.versions.version import PlacedVersion
+from ragkv.store.version import PlacedVersion
 
 Account = tuple[tuple[Miss, ...], tuple[str, ...]]
 """The chunks that were not reused, and the warnings on them."""

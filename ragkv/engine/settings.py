@@ -15,7 +15,7 @@ from ragkv.model.load import check_device
 from ragkv.model.memory import default_history
 from ragkv.model.place import check_place
 from ragkv.select import method_of
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 
 def check_limits(max_running: int | None, kv_bytes: int | None) -> None:

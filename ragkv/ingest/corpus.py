@@ -16,10 +16,10 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.passes import Passes
 from ragkv.model.pool import Pool
 from ragkv.prompt.find import ChunkFinder, Span
-from ragkv.store.base import Found
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.not_stored import NotStored
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
+from ragkv.store.types import Found
 
 _log = logging.getLogger(__name__)
 _REMOTE_REQUESTS = 16

@@ -11,8 +11,8 @@ from ragkv.errors import StoreFullError
 from ragkv.model.loaded import ReusableModel
 from ragkv.report.ingestion_progress import IngestionProgress, readable, say
 from ragkv.report.plural import count
-from ragkv.store.base import Room
 from ragkv.store.entry.codecs import codec_of
+from ragkv.store.types import Room
 
 _BESIDE_TENSORS = 12
 """Bytes of a token's id and its two offsets."""

@@ -14,7 +14,7 @@ from ragkv.config import ReuseConfig
 from ragkv.select.method import FloatArray, Grouping, Method, Scene, Scored, Spread
 from ragkv.splice.buffer import BeforeWrite
 from ragkv.splice.layout import Layout
-from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
+from ragkv.store.version import NO_CONTEXT, PlacedVersion
 
 Positions = npt.NDArray[np.int64]
 

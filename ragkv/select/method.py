@@ -216,7 +216,7 @@ class Method:
         an exact prefix of the prompt; ``chunks``, the entries of all known chunks and, unless
         ``ReuseConfig.history`` is off, the rows of prompts that begin with the same tokens
         (:mod:`ragkv.history`) and the chunks as they are behind other chunks
-        (:mod:`ragkv.store.versions`).
+        (:mod:`ragkv.store.version`).
     grouping
         Windows that are recomputed whole, or None.
     auxiliary

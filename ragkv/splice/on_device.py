@@ -12,8 +12,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
 from ragkv.model.rotary import RopeKind, Table
 from ragkv.model.streams import side_stream
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.entry.codecs.grid import GridCodec
+from ragkv.store.entry.codecs import GridCodec, codec_of
 
 
 class Moves(NamedTuple):

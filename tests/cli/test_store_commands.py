@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ragkv.cli.main import app
 from ragkv.config import StoreConfig
 from ragkv.store import open_chunk_store
-from ragkv.store.base import Terms
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -179,7 +179,7 @@ def test_what_has_expired_is_not_copied(folder, tmp_path, monkeypatch):
         entry = make_entry("soon over", tokens=50)
         store.put(entry, FINGERPRINT, Terms("two", 4e9))
     assert run_json("copy", folder, tmp_path / "before")["entries"] == 4
-    monkeypatch.setattr("ragkv.store.copy.time.time", lambda: 5e9)
+    monkeypatch.setattr("ragkv.store.operate.time.time", lambda: 5e9)
     for again in (False, True):
         done = run_json("copy", folder, tmp_path / "other")
         kept = (0, 3) if again else (3, 0)

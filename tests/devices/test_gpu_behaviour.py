@@ -28,7 +28,7 @@ from ragkv.model.memory import Workspace
 from ragkv.model.room import pass_bytes
 from ragkv.store import TieredStore
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 Make = Callable[..., RagKV]
 ANEW = StoreConfig(MEMORY, history_bytes=0)

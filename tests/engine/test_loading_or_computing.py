@@ -18,7 +18,7 @@ from ragkv.chunk.sinks import Sink
 from ragkv.config import MEMORY
 from ragkv.decode.full import full_prefill
 from ragkv.store import ChunkStore, TieredStore
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.names import digest_of_text, entries_of
 from ragkv.store.tiers.rates import Rate, is_slower

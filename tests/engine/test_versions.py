@@ -24,8 +24,8 @@ from ragkv import StoreConfig
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
-from ragkv.store.backends.base import Blob
-from ragkv.store.versions.stored import StoredVersions
+from ragkv.store.backends.backend import Blob
+from ragkv.store.stored_versions import StoredVersions
 
 make_engine = runs.make_engine
 on_disk = runs.on_disk
@@ -217,7 +217,7 @@ def test_versions_behind_an_expired_chunk_are_not_used(
     assert runs.sources(runs.once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
     (version,) = runs.versions(engine)
     later = (version.expires_at or 0.0) + 1
-    monkeypatch.setattr("ragkv.store.versions.version.time.time", lambda: later)
+    monkeypatch.setattr("ragkv.store.version.time.time", lambda: later)
     for each in (engine, on_disk()):
         out = runs.once_more(each, [C, A, B], recompute_ratio=0.9)
         assert [(use.text, use.source) for use in out.report.chunks] == [

@@ -28,7 +28,7 @@ from ragkv.model.calls import cache_argument
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
 from ragkv.splice.layout import Origin
-from ragkv.store.versions.version import context_impact
+from ragkv.store.version import context_impact
 
 Make = Callable[..., RagKV]
 SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))

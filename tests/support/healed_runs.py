@@ -15,7 +15,7 @@ from ragkv import Completion, RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.healing import Healing
 from ragkv.engine.stream import Prefilled
 from ragkv.errors import StoreFullError
-from ragkv.store.versions.version import Version
+from ragkv.store.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 Make = Callable[..., RagKV]

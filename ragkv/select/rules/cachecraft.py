@@ -2,7 +2,7 @@
 
 Cache-Craft, arXiv 2502.15734: of chunk Ci the ``ceil(CFO |Ci|)`` tokens with the highest
 attention to earlier chunks are recomputed, where CFO, the cache fix overhead, is alpha times
-that of the version in use (:mod:`ragkv.store.versions`). With a given ``recompute_ratio`` alpha
+that of the version in use (:mod:`ragkv.store.version`). With a given ``recompute_ratio`` alpha
 follows from it; with ``"auto"`` it is :data:`ragkv.select.choose.ALPHA`.
 
 The paper has figures for every cached chunk, because it caches chunks out of whole prompts: one
@@ -32,7 +32,7 @@ from ragkv.attend.observe import LayerCall, StopPass, attention_to_groups
 from ragkv.chunk.kv import KnownChunk
 from ragkv.select.method import FloatArray, Method, Scene
 from ragkv.splice.layout import Placed
-from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
+from ragkv.store.version import NO_CONTEXT, PlacedVersion
 
 _FIRST_CHUNK_LAST = 2.0
 """CFO of entries is 1/2, so every other score of theirs is above minus this."""

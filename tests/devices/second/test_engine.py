@@ -17,14 +17,12 @@ from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.config import ReuseConfig, StoreConfig
+from ragkv.config import CODECS, ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.report.page.page import page
 from ragkv.select import method_names
-from ragkv.store.entry.codecs import CODECS, codec_of
-from ragkv.store.entry.codecs.grid import GridCodec
-from ragkv.store.entry.codecs.raw import Raw
+from ragkv.store.entry.codecs import GridCodec, Raw, codec_of
 from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
 
 DEVICE = os.environ["RAGKV_SECOND_DEVICE"]

@@ -35,9 +35,9 @@ from ragkv.store import open_store
 from ragkv.store.backends import disk, files, folder_name
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.index import Index
-from ragkv.store.base import Terms
 from ragkv.store.entry.format import encode
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 

@@ -17,9 +17,9 @@ from threads import each_in_a_thread
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import Changes, ChunkStore, TieredStore
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.tiers.memory import MemoryTier, size_of
+from ragkv.store.tiers.tier import MemoryTier, size_of
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -198,7 +198,7 @@ def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch
         taken.append(torch.empty(shape, dtype=dtype))
         return taken[-1]
 
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+    monkeypatch.setattr("ragkv.store.tiers.tier.pinned", pinned)
     entries = [make_entry(text, tokens=9) for text in "abc"]
     rounded = 1 << (entries[0].nbytes - 1).bit_length()
     kept = size_of(entries[0]) - entries[0].nbytes + rounded
@@ -225,7 +225,7 @@ def test_a_device_without_room_keeps_nothing_and_fails_nobody(
     def full(*_: object) -> ChunkKV:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("ragkv.store.tiers.memory._owned", full)
+    monkeypatch.setattr("ragkv.store.tiers.tier._owned", full)
     assert store.put(second, FINGERPRINT)
     assert tier.texts() == ["a"]
     assert same(store.get("b", FINGERPRINT).entry, second)
@@ -266,7 +266,7 @@ def test_tiers_that_copy_are_filled_behind_the_request(monkeypatch: pytest.Monke
         assert go_on.wait(10)
         return torch.empty(shape, dtype=dtype)
 
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+    monkeypatch.setattr("ragkv.store.tiers.tier.pinned", pinned)
     backend, entries = MemoryBackend(), [make_entry(text, tokens=300) for text in "abcdef"]
     for entry in entries:
         ChunkStore(backend).put(entry, FINGERPRINT)
@@ -291,7 +291,7 @@ def test_what_was_deleted_meanwhile_is_not_kept(monkeypatch: pytest.MonkeyPatch)
         assert go_on.wait(10)
         return torch.empty(shape, dtype=dtype)
 
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+    monkeypatch.setattr("ragkv.store.tiers.tier.pinned", pinned)
     backend = MemoryBackend()
     for text in "abc":
         ChunkStore(backend).put(make_entry(text), FINGERPRINT)

@@ -17,7 +17,7 @@ from campaign.world import TEXTS, engine, precompute
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store.backends import base, redis, s3
+from ragkv.store.backends import backend, redis, s3
 
 Server = RedisServer | S3Server
 _PATIENCE_S = 0.5
@@ -61,7 +61,7 @@ def _share(case: Case, harm: Callable[[Server, Link], None]) -> None:
             precompute(near, chunk)
         with _short_patience():
             far = stack.enter_context(engine(StoreConfig(link.url, **memory)))
-        stack.enter_context(mock.patch.object(base, "LONG_WAIT_S", _PATIENCE_S / 2))
+        stack.enter_context(mock.patch.object(backend, "LONG_WAIT_S", _PATIENCE_S / 2))
         case.ask(far)
         rest = case.draw.sample(sorted(set(ALL) - case.acknowledged), len(ALL) - 4)
         for number, chunk in enumerate(rest):

@@ -21,7 +21,7 @@ from ragkv.history.node import PrefixMatch
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
 from ragkv.report.account import ReuseReport
-from ragkv.store.base import Found
+from ragkv.store.types import Found
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
