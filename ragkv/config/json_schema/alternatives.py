@@ -48,7 +48,7 @@ FALSE: Schema = {"enum": []}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SchemaPart:
     """Keywords of one schema in an alternative.
 
     Attributes
@@ -79,7 +79,7 @@ class Alternative:
         The keyword and the index of the chosen branch for each union, by the union's identity.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SchemaPart, ...] = ()
     branches: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
     def __add__(self, other: Alternative) -> Alternative:
@@ -132,13 +132,13 @@ class Alternatives:
     def _expand(self, schema: Any, inside: tuple[int, ...]) -> list[Alternative]:
         """Return a schema's alternatives; none for one that is being expanded already."""
         if isinstance(schema, bool):
-            return [Alternative(() if schema else (Part(FALSE),))]
+            return [Alternative(() if schema else (SchemaPart(FALSE),))]
         if not isinstance(schema, Mapping):
             raise ConfigError(f"a schema must be an object, true or false, not {schema!r}")
         if id(schema) in inside:
             return []
         if inside and UNEVALUATED & schema.keys():
-            return [Alternative((Part(schema),))]
+            return [Alternative((SchemaPart(schema),))]
         factors = list(self._factors(schema, (*inside, id(schema))))
         self._left -= 1 + prod(map(len, factors))
         if self._left < 0:
@@ -159,21 +159,21 @@ class Alternatives:
                 yield list(self._union(schema, keyword, inside))
             elif keyword in DEPENDENT and isinstance(value, Mapping):
                 if len(value) > MOST_DEPENDENCIES:
-                    yield [Alternative((Part({keyword: value}),))]
+                    yield [Alternative((SchemaPart({keyword: value}),))]
                     continue
                 yield from [list(self._dependency(*each, inside)) for each in value.items()]
             elif keyword in CONDITIONS:
                 parts = [part for each in self._expand(value, inside) for part in each.parts]
                 yield [Alternative(tuple(replace(p, closes=False, enforced=False) for p in parts))]
             if keyword == first:
-                yield [Alternative((Part(own),))]
+                yield [Alternative((SchemaPart(own),))]
 
     def _union(
         self, schema: Schema, keyword: str, inside: tuple[int, ...]
     ) -> Iterator[Alternative]:
         match schema.get("discriminator"):
             case {"propertyName": str(name)}:
-                discriminator = Alternative((Part({"required": [name]}),))
+                discriminator = Alternative((SchemaPart({"required": [name]}),))
             case _:
                 discriminator = Alternative()
         given = listed(schema, keyword) or [False]
@@ -184,10 +184,10 @@ class Alternatives:
     def _dependency(self, name: str, needed: Any, inside: tuple[int, ...]) -> Iterator[Alternative]:
         """Yield the alternatives without a property, and with it and with what it needs."""
         rest = {"required": needed} if isinstance(needed, list) else needed
-        absent = Part({"properties": {name: False}}, closes=False)
-        named = (Part(rest, closes=False, enforced=False),) if rest is not needed else ()
+        absent = SchemaPart({"properties": {name: False}}, closes=False)
+        named = (SchemaPart(rest, closes=False, enforced=False),) if rest is not needed else ()
         yield Alternative((absent, *named))
-        present = Part({"required": [name]}, closes=False)
+        present = SchemaPart({"required": [name]}, closes=False)
         for each in self._expand(rest, inside):
             parts = (replace(part, closes=False) for part in each.parts)
             yield Alternative((present, *parts), each.branches)

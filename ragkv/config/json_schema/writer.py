@@ -25,7 +25,7 @@ from ragkv.config.json_schema.alternatives import (
     UNKNOWN,
     Alternative,
     Alternatives,
-    Part,
+    SchemaPart,
     Schema,
     listed,
 )
@@ -70,14 +70,14 @@ class Ignored:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaPlace:
     """A place in a document; see :class:`Ignored`."""
 
     document: str
     path: str
     strict: bool
 
-    def __add__(self, step: str) -> Place:
+    def __add__(self, step: str) -> SchemaPlace:
         return replace(self, path=self.path + step)
 
     def ignored(self, keyword: str) -> Ignored:
@@ -111,7 +111,7 @@ class SchemaWriter:
         self._definitions: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._written: dict[int, Any] = {}
-        self._copies: list[Part] = []  # kept, because schemas are known by their identity
+        self._copies: list[SchemaPart] = []  # kept, because schemas are known by their identity
         self._one_of: list[tuple[Ignored, list[Any], list[tuple[int, int]]]] = []
         self._document = document
 
@@ -123,17 +123,17 @@ class SchemaWriter:
         ConfigError
             It is not a schema.
         """
-        place = Place("", "", self._document.get("strict") is True)
+        place = SchemaPlace("", "", self._document.get("strict") is True)
         written = self._schema(self._document, place)
         for one_of, alternatives, pairs in self._one_of:
             if not all_disjoint(alternatives, pairs, self._definitions):
                 self.ignored[one_of] = None
         return {**written, "$defs": self._definitions} if self._definitions else written
 
-    def _ignore(self, place: Place, keyword: str) -> None:
+    def _ignore(self, place: SchemaPlace, keyword: str) -> None:
         self.ignored[place.ignored(keyword)] = None
 
-    def _schema(self, given: Any, place: Place) -> Any:
+    def _schema(self, given: Any, place: SchemaPlace) -> Any:
         """Return a schema, or a reference to its definition where it is referred to."""
         if isinstance(given, bool):
             return given
@@ -142,7 +142,7 @@ class SchemaWriter:
         if key not in self._written:
             self._written[key] = None
             if isinstance(target, Mapping) and DOCUMENT in target:
-                place = Place(str(target[DOCUMENT]), "", target.get("strict") is True)
+                place = SchemaPlace(str(target[DOCUMENT]), "", target.get("strict") is True)
             self._written[key] = self._alternatives(target, place)
             if target is given and key not in self._names:
                 return self._written[key]
@@ -150,7 +150,7 @@ class SchemaWriter:
         self._definitions[name] = self._written[key]
         return {"$ref": f"#/$defs/{name}"}
 
-    def _alternatives(self, given: Any, place: Place) -> dict[str, Any]:
+    def _alternatives(self, given: Any, place: SchemaPlace) -> dict[str, Any]:
         constraints = given.keys() & CONSTRAINTS if isinstance(given, Mapping) else set()
         if constraints in ({"anyOf"}, {"oneOf"}) and "discriminator" not in given:
             (union,) = constraints
@@ -166,9 +166,13 @@ class SchemaWriter:
         return written[0] if len(written) == 1 else {"anyOf": written}
 
     def _alternative(
-        self, alternative: Alternative, others: Sequence[Alternative], given: Any, place: Place
+        self,
+        alternative: Alternative,
+        others: Sequence[Alternative],
+        given: Any,
+        place: SchemaPlace,
     ) -> Any:
-        parts: Sequence[Part] = alternative.parts
+        parts: Sequence[SchemaPart] = alternative.parts
         if "allOf" in self._without:
             parts = self._overridden(parts, given, place)
         enforced = [part.keywords for part in parts if part.enforced]
@@ -197,7 +201,9 @@ class SchemaWriter:
         out = [each for each in out if each]
         return out[0] if len(out) == 1 else {"allOf": out} if out else {}
 
-    def _overridden(self, parts: Sequence[Part], given: Any, place: Place) -> list[Part]:
+    def _overridden(
+        self, parts: Sequence[SchemaPart], given: Any, place: SchemaPlace
+    ) -> list[SchemaPart]:
         """Return parts that name each property once: the most derived class defines it."""
         last: dict[str, Any] = {}
         for part in parts:
@@ -216,7 +222,7 @@ class SchemaWriter:
         return out
 
     def _close(
-        self, out: list[dict[str, Any]], named: Named | None, rest: Any, place: Place
+        self, out: list[dict[str, Any]], named: Named | None, rest: Any, place: SchemaPlace
     ) -> None:
         """Give properties that no part names the schema ``rest``."""
         if named is None:
@@ -233,7 +239,7 @@ class SchemaWriter:
             closing = {"properties": names, "additionalProperties": rest}
             out.insert(0, {**closing, "patternProperties": patterns} if patterns else closing)
 
-    def _part(self, part: Schema, place: Place) -> list[dict[str, Any]]:
+    def _part(self, part: Schema, place: SchemaPlace) -> list[dict[str, Any]]:
         """Return the keywords of a part as schemas that hold together."""
         if UNEVALUATED & part.keys():
             return [self._schema(part, place)]
@@ -260,7 +266,9 @@ class SchemaWriter:
             self._ignore(place, "if")
         return [out, *further]
 
-    def _strings(self, part: Schema, out: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+    def _strings(
+        self, part: Schema, out: dict[str, Any], place: SchemaPlace
+    ) -> Iterator[dict[str, Any]]:
         """Write ``pattern`` and ``format``, and yield further patterns."""
         patterns = []
         form: Any = part.get("format")
@@ -284,7 +292,7 @@ class SchemaWriter:
             out["pattern"] = patterns[0]
         yield from ({"pattern": each} for each in patterns[1:])
 
-    def _arrays(self, part: Schema, out: dict[str, Any], place: Place) -> None:
+    def _arrays(self, part: Schema, out: dict[str, Any], place: SchemaPlace) -> None:
         items, prefix = part.get("items"), part.get("prefixItems")
         if isinstance(items, list):  # the form before 2020-12
             items, prefix = part.get("additionalItems"), items
@@ -297,7 +305,7 @@ class SchemaWriter:
         if "contains" in part and (part.get("minContains") != 0 or "maxContains" in part):
             self._ignore(place, "contains")
 
-    def _objects(self, part: Schema, out: dict[str, Any], place: Place) -> None:
+    def _objects(self, part: Schema, out: dict[str, Any], place: SchemaPlace) -> None:
         for keyword in ("properties", "patternProperties"):
             given = part.get(keyword)
             if given is None:
@@ -313,7 +321,7 @@ class SchemaWriter:
         if "additionalProperties" in part:
             out["additionalProperties"] = self._schema(part["additionalProperties"], place + ".*")
 
-    def _property_names(self, part: Schema, place: Place) -> Iterator[dict[str, Any]]:
+    def _property_names(self, part: Schema, place: SchemaPlace) -> Iterator[dict[str, Any]]:
         """Yield ``propertyNames`` as the possible properties, or as their pattern."""
         if part.get("propertyNames", True) in (True, {}):
             return
@@ -342,7 +350,7 @@ class SchemaWriter:
             self._ignore(place, "propertyNames")
 
 
-def _named(parts: Sequence[Part], *, stated: bool) -> Named | None:
+def _named(parts: Sequence[SchemaPart], *, stated: bool) -> Named | None:
     """Return the names and patterns of properties in parts; None if one mentions all properties.
 
     Parameters
