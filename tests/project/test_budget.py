@@ -27,7 +27,7 @@ CODE = {
     "ragkv/chunk": 235,
     "ragkv/cli": 1205,
     "ragkv/client": 595,
-    "ragkv/config": 1220,
+    "ragkv/config": 1157,
     "ragkv/decode": 853,
     "ragkv/engine": 2480,
     "ragkv/explain": 310,
