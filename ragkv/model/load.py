@@ -23,12 +23,7 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import (
-    Architecture,
-    backbone_of,
-    describe,
-    is_verified,
-)
+from ragkv.model.architecture import Architecture, backbone_of, describe, is_verified
 from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.folders import check_place, near
