@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CODE = {
     "ragkv/answer": 250,
     "ragkv/attend": 1230,
-    "ragkv/chunk": 235,
+    "ragkv/chunk": 237,
     "ragkv/cli": 1205,
     "ragkv/client": 595,
     "ragkv/config": 1154,
