@@ -117,7 +117,6 @@ SETTINGS = {
         "recompute_ratio": 0.3,
         "auxiliary_model": "small",
         "on_miss": "skip",
-        "history": False,
     },
     "store": {
         "memory_bytes": 1,
@@ -160,6 +159,14 @@ def test_settings_are_options_and_those_of_the_store_a_file(monkeypatch, tmp_pat
     assert {name: opened[name] for name in SETTINGS["limits"]} == SETTINGS["limits"]
 
 
+def test_a_store_config_in_json(monkeypatch, tmp_path):
+    opened = {}
+    monkeypatch.setattr(command, "open_engine", lambda _, **given: opened.update(given) or 1 / 0)
+    (tmp_path / "store.json").write_text('{"codec": "int4", "history_bytes": 0}')
+    run("--store", "s", "--store-config", str(tmp_path / "store.json"))
+    assert opened["store"] == StoreConfig("s", codec="int4", history_bytes=0, device_bytes=None)
+
+
 def test_namespaces_share_the_budgets(monkeypatch, tmp_path):
     opened = {}
     monkeypatch.setattr(command, "open_engine", lambda _, **given: opened.update(given) or 1 / 0)
@@ -173,17 +180,20 @@ def test_namespaces_share_the_budgets(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("name", "text", "says"),
     [
-        ("memory_bytes = ", "cannot be read as TOML"),
-        ("codecs = 'raw'", "did you mean codec?"),
-        ("path = 'elsewhere'", "unknown store setting path"),
-        ("memory_bytes = -1", "memory_bytes must lie between"),
-        (None, "cannot be read"),
+        ("store.toml", "memory_bytes = ", "cannot be read as TOML"),
+        ("store.toml", "codecs = 'raw'", "did you mean codec?"),
+        ("store.toml", "path = 'elsewhere'", "unknown store setting path"),
+        ("store.toml", "memory_bytes = -1", "memory_bytes must lie between"),
+        ("store.json", '{"codecs": "raw"}', "did you mean codec?"),
+        ("store.json", "codec = 'raw'", "cannot be read as JSON"),
+        ("store.json", "[1]", "must contain an object of settings"),
+        ("store.toml", None, "cannot be read"),
     ],
 )
-def test_a_wrong_store_config_is_refused_by_name(no_model, tmp_path, text, says):
-    file = tmp_path / "store.toml"
+def test_a_wrong_store_config_is_refused_by_name(no_model, tmp_path, name, text, says):
+    file = tmp_path / name
     if text is not None:
         file.write_text(text, encoding="utf-8")
     result = run("--store-config", str(file))
@@ -194,4 +204,4 @@ def test_a_wrong_store_config_is_refused_by_name(no_model, tmp_path, text, says)
 def test_only_settings_of_single_pipelines_are_no_options():
     left = {field.name for field in (*fields(ReuseConfig), *fields(StoreConfig))}
     left -= {*SETTINGS["reuse"], *SETTINGS["store"]}
-    assert left == {"path", "sink", "seed", "calibrated_for"}  # --store and --sink-from are two
+    assert left == {"path", "sink", "seed", "calibrated_for", "history"}  # --store and --sink-from are two
