@@ -59,7 +59,7 @@ def with_cut_off(
     report: ReuseReport, calls: tuple[InvalidToolCall, ...]
 ) -> tuple[ReuseReport, tuple[InvalidToolCall, ...]]:
     """Say in a report, and in the last call, that the answer was cut off; log it once."""
-    error = str(CutOffError(report.completion_tokens))
+    error = str(CutOffError(report.decode.tokens))
     if not _told:
         _told.append(error)
         _log.warning("%s", error)

@@ -19,28 +19,28 @@ MOST_LINES = 10
 def summary(report: ReuseReport) -> str:
     """Return where tokens and time went, and what was not reused and why."""
     sources = {
-        "sink": report.sink_tokens,
-        "exact from former prompts": report.former_exact_tokens,
-        "repaired by former prompts": report.former_repaired_tokens,
-        "reused": report.reused_tokens,
-        "from versions": report.version_tokens,
-        "recomputed": report.recomputed_tokens,
-        "not cached": report.fresh_tokens,
+        "sink": report.tokens.sink,
+        "exact from former prompts": report.tokens.history_exact,
+        "repaired by former prompts": report.tokens.history_repaired,
+        "reused": report.tokens.reused,
+        "from versions": report.tokens.version,
+        "recomputed": report.tokens.recomputed,
+        "not cached": report.tokens.fresh,
     }
     tokens = ", ".join(f"{number:,} {name}" for name, number in sources.items() if number)
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.steps.items())
     asked = report.recompute_ratio
     asked = asked if isinstance(asked, str) else f"{asked:.0%}"
     lines = [
-        f"Prompt: {count(report.prompt_tokens, 'token')}: {tokens}",
+        f"Prompt: {count(report.tokens.prompt, 'token')}: {tokens}",
         f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or not whole",
         f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
         f"First token after {report.ttft_s:.3f} s ({steps})",
     ]
-    if report.completion_tokens > 1:
+    if report.decode.tokens > 1:
         lines.append(
-            f"Answer: {count(report.completion_tokens, 'token')} after {report.total_s:.3f} s, "
-            f"{report.ms_per_token:.0f} ms each"
+            f"Answer: {count(report.decode.tokens, 'token')} after {report.total_s:.3f} s, "
+            f"{report.decode.ms_per_token:.0f} ms each"
         )
     notes = list(sentences(report.misses))
     reasons = [f"({miss.reason})" for miss in report.misses]

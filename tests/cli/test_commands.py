@@ -75,7 +75,7 @@ def test_ask_reuses_what_precompute_stored(model, texts, tmp_path):
     answer = run_json(*asked, "--top-k", 2)
     report = answer["report"]
     assert len(answer["chunks"]) == 2
-    assert report["reused_tokens"] > report["recomputed_tokens"] > 0
+    assert report["tokens"]["reused"] > report["tokens"]["recomputed"] > 0
     assert not report["misses"]
     streamed = run(*asked)
     assert "First token after" in streamed.stdout
@@ -86,8 +86,8 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
     same = ["--model", model, "--store", tmp_path / "store", "--device", "cpu"]
     run_json("precompute", texts, "--chunk-tokens", "150", *same, "--dtype", "bfloat16")
     asking = ["ask", "What?", "--path", texts, "--chunk-tokens", "150", "--max-new-tokens", "1"]
-    assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["reused_tokens"]
-    assert not run_json(*asking, *same, "--dtype", "float32")["report"]["reused_tokens"]
+    assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["tokens"]["reused"]
+    assert not run_json(*asking, *same, "--dtype", "float32")["report"]["tokens"]["reused"]
     assert "dtype must be one that" in run(*asking, *same, "--dtype", "none").stderr
     checked = run("check", "--model", model, "--device", "nowhere")
     assert checked.exit_code == 2
@@ -117,8 +117,8 @@ def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
 def test_ask_stores_what_it_missed(model, texts, tmp_path):
     asked = ("ask", "What is assigned?", "--path", texts, "--model", model, "--max-new-tokens", 2)
     reports = [run_json(*asked, "--store", tmp_path / "s")["report"] for _ in range(2)]
-    assert reports[0]["reused_tokens"] == 0
-    assert reports[1]["reused_tokens"] > 0
+    assert reports[0]["tokens"]["reused"] == 0
+    assert reports[1]["tokens"]["reused"] > 0
 
 
 @pytest.mark.parametrize("method", ["full", "reuse"])

@@ -145,7 +145,7 @@ def test_drafts_change_nothing(make_engine):
     given = {"json_schema": PERSON, "max_new_tokens": 200}
     alone = engine.generate(asked, drafts=False, **given)
     drafted = engine.generate(asked, **given)
-    assert drafted.report.drafted_tokens > 0
+    assert drafted.report.decode.drafted > 0
     assert drafted.token_ids == alone.token_ids
 
 

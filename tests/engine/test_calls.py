@@ -109,7 +109,7 @@ def test_one_call_at_most(make_kv, make_say, name, said, text, streaming):
     assert (call.name, dict(call.arguments), one.text) == ("search", {"page": 5}, text)
     assert one.invalid_tool_calls == ()
     assert (one.finish_reason, one.openai_finish_reason) == ("stop", "tool_calls")
-    assert one.report.completion_tokens == len(one.token_ids) < len(both.token_ids)
+    assert one.report.decode.tokens == len(one.token_ids) < len(both.token_ids)
 
 
 def test_an_answer_without_a_call_goes_on(make_kv, make_say):

@@ -262,7 +262,7 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     out = restarted.generate(ask([A, B, C], "\n\nWhy so?"), max_new_tokens=2)
     if codec == "raw":
         assert runs.sources(out) == ["entry", "former", "former"]
-        assert out.report.former_exact_tokens > 100
+        assert out.report.tokens.history_exact > 100
         runs.assert_exact(restarted, runs.once_more(restarted, [A, B, C]))
         runs.healed(restarted, [A, B, C])
         assert runs.healing(restarted).tokens == 0
@@ -301,7 +301,7 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
     out = runs.once_more(restarted, [A, B, C])
     assert restarted.status().healed_tokens <= out.report.chunks[1].start
     assert runs.sources(out) == ["former", "former", "former"]
-    assert out.report.recomputed_tokens == 0
+    assert out.report.tokens.recomputed == 0
     assert runs.distance(restarted, out) < runs.TOLERANCE
 
 

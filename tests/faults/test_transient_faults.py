@@ -77,7 +77,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._store, "changes", away)
-        assert engine.prefill(prompt, on_miss="skip").report.reused_tokens
+        assert engine.prefill(prompt, on_miss="skip").report.tokens.reused
     assert "cannot read the store's changes: timeout" in caplog.text
     assert engine.prefill(prompt, on_miss="skip").report.misses == ()
     assert [span.text for span in engine._reuse.corpus.find(prompt)] == chunks[1:]

@@ -205,7 +205,7 @@ def test_a_whole_object_in_llama_indexs_text_is_not_cut_off(llm, kv, make_say, t
     model = llm(40, pydantic_program_mode=mode, is_chat_model=is_chat_model)
     made = Order(dish="soup", places=["here"])
     assert model.structured_predict(Order, ASK) == made
-    assert model.last_report.completion_tokens > 0
+    assert model.last_report.decode.tokens > 0
     assert list(model.stream_structured_predict(Order, ASK))[-1] == made
     assert asyncio.run(_all(model))[-1] == made
     make_say(kv, text.replace("dish", "meal"))

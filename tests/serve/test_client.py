@@ -404,4 +404,4 @@ def test_history_can_be_switched_off_from_here(listen, make_engine, way):
         given = {} if way == "engine" else {"history": False}
         for _ in range(2):
             report = remote.generate(ask(some_chunks(2)), max_new_tokens=2, **given).report
-            assert report.history_tokens == 0
+            assert report.tokens.history == 0

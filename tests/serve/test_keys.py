@@ -70,7 +70,7 @@ def test_a_key_opens_its_namespace_alone(client):
     def cached(key):
         body = chat(ragkv={"report": True})
         answer = client.post(CHAT, json=body, headers=by(key)).json()
-        assert len(answer["ragkv"]["chunks"]) == (3 if answer["ragkv"]["reused_tokens"] else 0)
+        assert len(answer["ragkv"]["chunks"]) == (3 if answer["ragkv"]["tokens"]["reused"] else 0)
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert [known(key) for key in KEYS] == [True, False, True]

@@ -66,7 +66,7 @@ def assert_full(engine: RagKV, out: Any) -> None:
 
 
 def taken(answer: Any) -> int:
-    return int(answer.report.former_exact_tokens + answer.report.former_repaired_tokens)
+    return int(answer.report.tokens.history_exact + answer.report.tokens.history_repaired)
 
 
 def sources(answer: Any) -> list[str]:
@@ -95,17 +95,17 @@ def paths(engine: RagKV) -> list[str]:
 def assert_adds_up(answer: Any) -> None:
     report = answer.report
     assert np.bincount(list(report.positions), minlength=len(Origin)).tolist() == [
-        report.sink_tokens,
-        report.reused_tokens,
-        report.recomputed_tokens,
-        report.fresh_tokens,
-        report.former_exact_tokens,
-        report.former_repaired_tokens,
-        report.version_tokens,
+        report.tokens.sink,
+        report.tokens.reused,
+        report.tokens.recomputed,
+        report.tokens.fresh,
+        report.tokens.history_exact,
+        report.tokens.history_repaired,
+        report.tokens.version,
     ]
-    assert len(report.positions) == report.prompt_tokens
-    anew = report.recomputed_tokens + report.fresh_tokens
-    assert report.cached_tokens + anew == report.prompt_tokens
+    assert len(report.positions) == report.tokens.prompt
+    anew = report.tokens.recomputed + report.tokens.fresh
+    assert report.tokens.cached + anew == report.tokens.prompt
     for use in report.chunks:
         within = list(report.positions[use.start : use.end])
         assert use.recomputed == within.count(Origin.RECOMPUTED)

@@ -77,7 +77,7 @@ def calls(
     ]
     is_empty = not (valid or invalid or completion.text)
     if has_tools and is_empty and completion.finish_reason == "length":
-        error = str(CutOffError(completion.report.completion_tokens))
+        error = str(CutOffError(completion.report.decode.tokens))
         invalid.append(invalid_tool_call(name=None, args="", id=None, error=error))
     return valid, invalid
 

@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_cpu(
         prefilled = engine.prefill(PROMPT, **settings)
         assert prefilled.logits.device.type == device
         logits.append(prefilled.logits.cpu())
-        reused.append(prefilled.report.reused_tokens)
+        reused.append(prefilled.report.tokens.reused)
         tokens.append(engine.generate(PROMPT, max_new_tokens=3, **settings).token_ids)
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
     assert tokens[0] == tokens[1]
@@ -96,7 +96,7 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
                 {"role": "user", "content": question},
             ]
         report = answer.report
-        kept = report.former_exact_tokens, report.former_repaired_tokens
+        kept = report.tokens.history_exact, report.tokens.history_repaired
         assert sum(kept) > 400
     assert answers[:3] == answers[3:]
 

@@ -135,7 +135,7 @@ def test_strict_is_said_to_the_decoder_alone(make_engine, monkeypatch):
         [False, False],
         [None, None],
     ]
-    assert len({kv.generate(prompt, max_new_tokens=1).report.prompt_tokens for prompt in seen}) == 1
+    assert len({kv.generate(prompt, max_new_tokens=1).report.tokens.prompt for prompt in seen}) == 1
 
 
 # ---- the form of answers
