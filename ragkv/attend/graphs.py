@@ -30,7 +30,7 @@ from ragkv.model.linear import fast_linear_layers, release_packed
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
 from ragkv.model.memory import is_out_of_memory, release_calls
-from ragkv.splice.table import TableCache
+from ragkv.splice.joint import TableCache
 
 _log = logging.getLogger(__name__)
 STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)

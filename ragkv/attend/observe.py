@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
-from ragkv.attend.products import products
 from ragkv.attend.score_rule import ScoreRule
+from ragkv.model.implementation import products
 
 _ROW_BLOCK = 256
 """Rows whose weights on all keys are in memory at once, ``[heads, rows, tokens]`` float32."""

@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
-from ragkv.attend.products import products
 from ragkv.attend.score_rule import ScoreRule
-from ragkv.model.implementation import implementation_for
+from ragkv.model.implementation import implementation_for, products
 from ragkv.model.streams import to_device
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024

@@ -25,8 +25,8 @@ from ragkv.config.json_schema.alternatives import (
     UNKNOWN,
     Alternative,
     Alternatives,
-    SchemaPart,
     Schema,
+    SchemaPart,
     listed,
 )
 from ragkv.config.json_schema.formats import FORMATS, KNOWN, LONGEST, patterns_of
