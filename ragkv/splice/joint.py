@@ -23,18 +23,18 @@ class FreshRowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the caches are there from the start."""
+        """Do nothing: the caches exist from the start."""
 
     def get_seq_length(self) -> int:
-        """No number holds for all of them: rows come with their positions."""
+        """Return 0: the caches differ in length, and rows have their positions."""
         return 0
 
     def get_max_length(self) -> int:
-        """Unbounded: the caches make room."""
+        """Return -1: the caches grow without limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys; the pass's rows take masks' place."""
+        """Return length and offset of the keys; the pass needs no masks."""
         return query_length, 0
 
 
@@ -96,7 +96,7 @@ class TableCache(Cache):
     Attributes
     ----------
     written
-        Layers that were written since it was set to 0.
+        Number of layers written since it was set to 0.
     """
 
     def __init__(self, table: RowTable, layers: int) -> None:
