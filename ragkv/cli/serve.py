@@ -129,8 +129,7 @@ def serve(
     Namespaces share the store's budgets evenly.
     """
     from ragkv.cli.texts import read_system_prompt
-    from ragkv.serve.config import ServeConfig
-    from ragkv.serve.keys import read_keys
+    from ragkv.serve.config import ServeConfig, read_keys
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
