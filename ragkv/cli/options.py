@@ -37,9 +37,7 @@ SinkFrom = Annotated[
         show_default="the chat template's text before the first user message",
     ),
 ]
-ChunkTokens = Annotated[
-    int, typer.Option(min=16, help="Maximum length of a chunk, in the model's tokens.")
-]
+ChunkTokens = Annotated[int, typer.Option(min=16, help="Longest chunk, in the model's tokens.")]
 Method = Annotated[str | None, typer.Option(help="Method that selects the tokens to recompute.")]
 
 
@@ -59,9 +57,7 @@ Ratio = Annotated[
     ),
 ]
 TopK = Annotated[int, typer.Option(min=1, help="Chunks to retrieve for a question.")]
-AnswerTokens = Annotated[
-    int, typer.Option("--max-new-tokens", min=1, help="Maximum length of the answer.")
-]
+AnswerTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Device = Annotated[str | None, typer.Option(help="Device of torch, e.g. cuda:0.")]
 DType = Annotated[str | None, typer.Option(help="E.g. float32 or bfloat16.")]

@@ -45,8 +45,7 @@ def precompute(
     namespace: Namespace = "default",
     codec: Codec = "raw",
     sink: Annotated[
-        str,
-        typer.Option(help="Text at the beginning of every prompt; auto takes the chat template's."),
+        str, typer.Option(help="Beginning of every prompt; auto takes the chat template's.")
     ] = "auto",
     sink_from: SinkFrom = None,
     workers: Annotated[

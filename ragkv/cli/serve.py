@@ -52,20 +52,12 @@ ServedName = Annotated[
         show_default="its hub name, or its folder's",
     ),
 ]
-MaxRunning = Annotated[
-    int, typer.Option(min=1, help="Maximum number of answers generated at once.")
-]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Most answers generated at once.")]
 KVBytes = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        help="Memory for the KV of running answers, in bytes.",
-        show_default="the free memory",
-    ),
+    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="the free memory"),
 ]
-MaxWaiting = Annotated[
-    int, typer.Option(min=0, help="Maximum number of answers that wait in addition.")
-]
+MaxWaiting = Annotated[int, typer.Option(min=0, help="Most answers waiting in addition.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")]
 Drain = Annotated[
     float, typer.Option(min=0.1, help="Time for running answers to end after SIGTERM, in seconds.")

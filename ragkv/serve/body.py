@@ -65,9 +65,7 @@ async def read_body(kind: type[Body], request: Request, limit_s: float) -> Body:
         raise RefusedError(415, "Send the header Content-Type: application/json.")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        message = (
-            f"The body is compressed (Content-Encoding: {encoding:.40}): send it uncompressed."
-        )
+        message = f"The body is encoded (Content-Encoding: {encoding:.40}): send it uncompressed."
         raise RefusedError(415, message, code="unsupported_content_encoding")
     length = request.headers.get("content-length", "")
     _check_length(int(length[:20]) if length.isdecimal() else 0)
