@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
@@ -118,11 +117,6 @@ class PromptTokens:
         """Tokens with rows from earlier prompts, versions included; 0 with ``history=False``."""
         return self.history_exact + self.history_repaired + self.version
 
-    def to_dict(self) -> dict[str, int]:
-        """Return the fields and ``prompt``, ``cached`` and ``history``."""
-        derived = {"prompt": self.prompt, "cached": self.cached, "history": self.history}
-        return asdict(self) | derived
-
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -160,11 +154,6 @@ class Decoding:
     def tokens_per_step(self) -> float:
         """Tokens after the first for each step; 0 without one."""
         return max(0, self.tokens - 1) / max(1, self.steps)
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the fields, ``ms_per_token`` and ``tokens_per_step``."""
-        derived = {"ms_per_token": self.ms_per_token, "tokens_per_step": self.tokens_per_step}
-        return asdict(self) | derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,22 +217,17 @@ class ReuseReport:
         return summary(self)
 
     @property
-    def hits(self) -> dict[Source, int]:
-        """Number of chunks by the source of their rows."""
-        return dict(Counter(use.source for use in self.chunks))
-
-    @property
     def total_s(self) -> float:
         """Seconds from the call to the last token."""
         return self.ttft_s + self.decode.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
+        """Return plain JSON-ready types, properties included; ``positions`` becomes digits."""
         out = asdict(replace(self, trace=None))
         del out["trace"]
         return out | {
-            "tokens": self.tokens.to_dict(),
-            "decode": self.decode.to_dict(),
+            "tokens": _with_properties(self.tokens),
+            "decode": _with_properties(self.decode),
             "total_s": self.total_s,
             "positions": "".join(map(str, self.positions)),
             "misses": tuple({**asdict(miss), "mend": miss.mend} for miss in self.misses),
@@ -322,6 +306,12 @@ class PrecomputeReport:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that :meth:`to_dict` wrote; unknown fields are left out."""
         return cls(**_known(cls, data))
+
+
+def _with_properties(part: PromptTokens | Decoding) -> dict[str, float]:
+    """Return the fields and the properties derived from them."""
+    derived = [name for name, each in vars(type(part)).items() if isinstance(each, property)]
+    return asdict(part) | {name: getattr(part, name) for name in derived}
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

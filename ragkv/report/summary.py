@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragkv.report.plural import count
@@ -63,26 +64,17 @@ def sentences(misses: Iterable[Miss], of: str = "") -> Iterator[str]:
     of
         Of how many chunks, such as ``"Of 3 chunks, "``; it begins the sentence.
     """
-    for (reason, detail, _), number, mend in _grouped(misses):
-        known = REASONS.get(reason)
+    for miss, number in Counter(replace(miss, chunk="") for miss in misses).items():
+        known = REASONS.get(miss.reason)
         meaning = "cannot be used" if known is None else known.meaning
         chunks = f"{number:,}" if of else count(number, "chunk")
         verb, subject = ("was", "it") if number == 1 else ("were", "each")
-        about = f" ({detail})" if detail else ""
-        yield (
-            f"{of}{chunks} {verb} not reused ({reason}): {subject} {meaning}{about}. {mend}"
-        ).rstrip()
+        about = f" ({miss.detail})" if miss.detail else ""
+        said = f"{of}{chunks} {verb} not reused ({miss.reason}): {subject} {meaning}{about}."
+        yield f"{said} {miss.mend}".rstrip()
 
 
 def short(misses: Iterable[Miss]) -> str:
     """Return the misses by reason, such as ``2 list, 1 absent``."""
     counts = Counter(miss.reason for miss in misses)
     return ", ".join(f"{number} {reason}" for reason, number in counts.items())
-
-
-def _grouped(misses: Iterable[Miss]) -> Iterator[tuple[tuple[str, str, bool], int, str]]:
-    groups: dict[tuple[str, str, bool], list[Miss]] = {}
-    for miss in misses:
-        groups.setdefault((miss.reason, miss.detail, miss.stored_next), []).append(miss)
-    for key, group in groups.items():
-        yield key, len(group), group[0].mend

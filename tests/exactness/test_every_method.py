@@ -28,8 +28,8 @@ def test_ratio_one_is_full_prefill_and_the_account_adds_up(
     for ratio in (0.0, 0.1, 0.35, 1.0):
         out = engine.prefill(PROMPT, recompute_ratio=ratio, **settings)
         report = out.report
-        parts = [report.tokens.sink, report.tokens.reused]
-        parts += [report.tokens.recomputed, report.tokens.fresh]
+        tokens = report.tokens
+        parts = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
         assert report.method == name
         assert np.bincount([*report.positions], minlength=4).tolist() == parts
         assert sum(parts) == report.tokens.prompt == len(out.token_ids) == len(report.positions)

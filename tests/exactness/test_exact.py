@@ -225,8 +225,8 @@ def test_no_token_is_lost_at_a_documents_seam(kind: str) -> None:
         ordinary = tokenizer(whole, add_special_tokens=special)["input_ids"]
         assert plain.token_ids == out.token_ids == ordinary
         for report in (plain.report, out.report):
-            parts = [report.tokens.sink, report.tokens.reused]
-            parts += [report.tokens.recomputed, report.tokens.fresh]
+            tokens = report.tokens
+            parts = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
             assert np.bincount([*report.positions], minlength=4).tolist() == parts
             assert sum(parts) == len(report.positions) == len(ordinary)
             assert [use.text for use in report.chunks] == chunks

@@ -92,12 +92,8 @@ def test_there_is_a_mark_for_every_token(engine):
     report = ascii_report(engine, method="query")
     read = Reader(draw(report))
     counts = [read.marks(kind) for kind in "srcf"]
-    assert counts == [
-        report.tokens.sink,
-        report.tokens.reused,
-        report.tokens.recomputed,
-        report.tokens.fresh,
-    ]
+    tokens = report.tokens
+    assert counts == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
 
 
 def test_tokens_of_a_former_prompt_are_marked(engine):

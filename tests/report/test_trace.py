@@ -94,15 +94,8 @@ def test_parts_cover_the_prompt_and_add_up(answered):
     assert [part.start for part in found] == [0, *(part.end for part in found[:-1])]
     assert found[-1].end == report.tokens.prompt
     sums = np.sum([part.counts for part in found], axis=0).tolist()
-    assert sums == [
-        report.tokens.sink,
-        report.tokens.reused,
-        report.tokens.recomputed,
-        report.tokens.fresh,
-        0,
-        0,
-        0,
-    ]
+    tokens = report.tokens
+    assert sums == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh, 0, 0, 0]
     chunks = [part for part in found if part.text]
     assert [part.text for part in chunks] == CHUNKS
     assert sum(part.score for part in chunks) == pytest.approx(1)

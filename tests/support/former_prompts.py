@@ -94,18 +94,13 @@ def paths(engine: RagKV) -> list[str]:
 
 def assert_adds_up(answer: Any) -> None:
     report = answer.report
-    assert np.bincount(list(report.positions), minlength=len(Origin)).tolist() == [
-        report.tokens.sink,
-        report.tokens.reused,
-        report.tokens.recomputed,
-        report.tokens.fresh,
-        report.tokens.history_exact,
-        report.tokens.history_repaired,
-        report.tokens.version,
-    ]
-    assert len(report.positions) == report.tokens.prompt
-    anew = report.tokens.recomputed + report.tokens.fresh
-    assert report.tokens.cached + anew == report.tokens.prompt
+    tokens = report.tokens
+    of_entries = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
+    of_history = [tokens.history_exact, tokens.history_repaired, tokens.version]
+    counts = np.bincount(list(report.positions), minlength=len(Origin)).tolist()
+    assert counts == of_entries + of_history
+    assert len(report.positions) == tokens.prompt
+    assert tokens.cached + tokens.recomputed + tokens.fresh == tokens.prompt
     for use in report.chunks:
         within = list(report.positions[use.start : use.end])
         assert use.recomputed == within.count(Origin.RECOMPUTED)

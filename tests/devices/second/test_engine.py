@@ -73,7 +73,7 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
         engine.prefetch(CHUNKS[1:])
         engine.wait()
         out = engine.prefill(PROMPT, recompute_ratio=0.3)
-        assert out.report.hits == {"entry": 2, "version": 1}
+        assert sorted(use.source for use in out.report.chunks) == ["entry", "entry", "version"]
         logits.append(out.logits.cpu())
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
