@@ -26,7 +26,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ragkv.model.fingerprint import adapters_of
 from ragkv.model.linear import fast_linear_layers, release_packed
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
+from ragkv.model.memory import is_out_of_memory, release_calls
 from ragkv.splice.table import TableCache
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The sinks of one model: texts that chunks are encoded behind, and the rows of them."""
+"""The sinks of one model: the texts that chunks are encoded behind, and their rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 
-from ragkv.chunk.encode import encode_sink
+from ragkv.chunk.encode import Passes, encode_sink
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.passes import Passes
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, sink_tokens
 
 _log = logging.getLogger(__name__)
 SINKS_KEPT = 16
-"""Sinks whose rows stay in memory, in order of use."""
+"""Number of sinks whose rows stay in memory, the last used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

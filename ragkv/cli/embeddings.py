@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from ragkv.model.place import cache_folder
+from ragkv.model.folders import cache_folder
 
 Vectors = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ragkv.config.json_schema.grammar import grammar_from, problem_of
 from ragkv.config.json_schema.references import DOCUMENT
-from ragkv.config.json_schema.writer import Ignored, SchemaWriter
+from ragkv.config.json_schema.writer import SchemaPlace, SchemaWriter
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 __all__ = ["DOCUMENT", "Followed", "check_schema", "grammar_of", "resolved"]
@@ -48,7 +48,7 @@ class Followed:
 
     schema: Mapping[str, Any]
     grammar: str
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[SchemaPlace, ...]
     problem: str
 
 

@@ -19,11 +19,11 @@ import torch
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
 from ragkv.attend.graphs import graphs_for
 from ragkv.model.architecture import backbone_of
-from ragkv.model.experts import decoding_experts
+from ragkv.model.calls import decoding_experts
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
+from ragkv.model.memory import is_out_of_memory, release_calls
 
 Advance = Callable[[torch.Tensor], SubsetPass | None]
 """Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""

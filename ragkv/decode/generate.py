@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs

@@ -30,7 +30,7 @@ from ragkv.history.node import Rows
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls, release_unused
+from ragkv.model.memory import is_out_of_memory, release_calls, release_unused
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.select import Scene

@@ -25,7 +25,7 @@ from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
 from ragkv.model.quantised import INT4_ROWS
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ragkv.chunk.encode import Passes
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.chunk.sinks import Sink, Sinks
 from ragkv.errors import StoreError
 from ragkv.ingest.arguments import check_chunk
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.passes import Passes
 from ragkv.model.pool import Pool
 from ragkv.prompt.find import ChunkFinder, Span
 from ragkv.store.chunk_store import ChunkStore

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model.room import free_bytes
+from ragkv.model.memory import free_bytes
 from ragkv.store.backends import open_backend
 from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.memory import MemoryBackend

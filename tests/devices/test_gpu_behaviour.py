@@ -24,8 +24,8 @@ from ragkv.errors import OutOfMemoryError, UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.memory import Workspace
-from ragkv.model.room import pass_bytes
+from ragkv.model.memory import pass_bytes
+from ragkv.model.workspace import Workspace
 from ragkv.store import TieredStore
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.tiers.tier import MemoryTier

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 CODE = {
     "ragkv/answer": 250,
     "ragkv/attend": 1230,
-    "ragkv/chunk": 235,
+    "ragkv/chunk": 237,
     "ragkv/cli": 1205,
     "ragkv/client": 595,
-    "ragkv/config": 1157,
+    "ragkv/config": 1154,
     "ragkv/decode": 853,
     "ragkv/engine": 2480,
     "ragkv/explain": 310,

@@ -25,8 +25,8 @@ from ragkv.config.json_schema.alternatives import (
     UNKNOWN,
     Alternative,
     Alternatives,
-    SchemaPart,
     Schema,
+    SchemaPart,
     listed,
 )
 from ragkv.config.json_schema.formats import FORMATS, KNOWN, LONGEST, patterns_of
@@ -50,39 +50,26 @@ Named = tuple[dict[str, bool], dict[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
-    """A keyword that is not enforced.
+class SchemaPlace:
+    """A place in a schema, or a keyword there.
 
     Attributes
     ----------
     document
         The name of the embedded document, e.g. of a tool; empty for the outer one.
     place
-        The path of properties to the keyword.
+        The path of properties.
     strict
         Whether the document has ``"strict": true``.
     """
 
     document: str
     place: str
-    keyword: str
     strict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaPlace:
-    """A place in a document; see :class:`Ignored`."""
-
-    document: str
-    path: str
-    strict: bool
+    keyword: str = ""
 
     def __add__(self, step: str) -> SchemaPlace:
-        return replace(self, path=self.path + step)
-
-    def ignored(self, keyword: str) -> Ignored:
-        """Return the keyword at this place as one that is not enforced."""
-        return Ignored(self.document, self.path.lstrip("."), keyword, self.strict)
+        return replace(self, place=(self.place + step).lstrip("."))
 
 
 class SchemaWriter:
@@ -104,7 +91,7 @@ class SchemaWriter:
     def __init__(
         self, document: Schema, *, closed: bool = True, without: frozenset[str] = frozenset()
     ) -> None:
-        self.ignored: dict[Ignored, None] = {}
+        self.ignored: dict[SchemaPlace, None] = {}
         self._read = Alternatives(document)
         self._closed = closed
         self._without = without
@@ -112,7 +99,7 @@ class SchemaWriter:
         self._names: dict[int, str] = {}
         self._written: dict[int, Any] = {}
         self._copies: list[SchemaPart] = []  # kept, because schemas are known by their identity
-        self._one_of: list[tuple[Ignored, list[Any], list[tuple[int, int]]]] = []
+        self._one_of: list[tuple[SchemaPlace, list[Any], list[tuple[int, int]]]] = []
         self._document = document
 
     def write(self) -> dict[str, Any]:
@@ -131,7 +118,7 @@ class SchemaWriter:
         return {**written, "$defs": self._definitions} if self._definitions else written
 
     def _ignore(self, place: SchemaPlace, keyword: str) -> None:
-        self.ignored[place.ignored(keyword)] = None
+        self.ignored[replace(place, keyword=keyword)] = None
 
     def _schema(self, given: Any, place: SchemaPlace) -> Any:
         """Return a schema, or a reference to its definition where it is referred to."""
@@ -162,7 +149,7 @@ class SchemaWriter:
         if any(keyword == "oneOf" for each in found for keyword, _ in each.branches.values()):
             every = combinations(range(len(found)), 2)
             pairs = [(one, other) for one, other in every if found[one].excludes(found[other])]
-            self._one_of.append((place.ignored("oneOf"), written, pairs))
+            self._one_of.append((replace(place, keyword="oneOf"), written, pairs))
         return written[0] if len(written) == 1 else {"anyOf": written}
 
     def _alternative(

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.model.place import cache_folder, expanded
+from ragkv.model.folders import cache_folder, expanded
 from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.disk import DiskBackend
 

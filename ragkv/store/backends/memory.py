@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.model.memory import pinned, pinned_bytes
+from ragkv.model.workspace import pinned, pinned_bytes
 from ragkv.store.backends.backend import Backend, Blob, Bytes, Key, check_key, length_of
 
 ROW_BYTES = 4096

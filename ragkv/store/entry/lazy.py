@@ -15,8 +15,8 @@ import torch
 from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
-from ragkv.model.memory import pinned, uninitialised
 from ragkv.model.pool import Pool
+from ragkv.model.workspace import pinned, uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, layer_checksum

@@ -13,8 +13,8 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
+from ragkv.model.workspace import pinned, pinned_bytes
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.pgdsf import PGDSF
 from ragkv.store.types import TierUse, has_expired, later

@@ -461,7 +461,7 @@ def test_a_second_store_in_the_process_leaves_the_firsts_lock(
 
 
 def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.model.place.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("ragkv.model.folders.user_cache_path", lambda name: tmp_path / name)
     for config, folder in [
         (None, tmp_path / "ragkv" / "store"),
         (str(tmp_path / "text"), tmp_path / "text"),
