@@ -127,8 +127,7 @@ def retrieve(
     kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
 ) -> list[str]:
     """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
-    from ragkv.cli.embeddings import kept_embeddings
-    from ragkv.cli.retrieval import Embedder
+    from ragkv.cli.retrieval import Embedder, kept_embeddings
     from ragkv.cli.texts import split_texts
 
     files = split_texts(texts, kv.tokenizer, chunk_tokens)

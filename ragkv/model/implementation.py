@@ -85,6 +85,28 @@ def packed_weight(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
+def products(rows: torch.Tensor, others: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield ``rows @ others^T``, by oneDNN group by group, by torch for all groups at once.
+
+    Parameters
+    ----------
+    rows
+        ``[groups, n, inner]``.
+    others
+        ``[groups, m, inner]``, of any strides.
+
+    Yields
+    ------
+    torch.Tensor
+        ``[some groups, n, m]``, new memory.
+    """
+    if implementation_for("product", rows) == "onednn":
+        for some, other in zip(rows, others, strict=True):
+            yield onednn_linear(some, other)[None]
+    else:
+        yield torch.matmul(rows, others.transpose(1, 2))
+
+
 def _runs_kernel(*tensors: torch.Tensor) -> bool:
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
         return False

@@ -150,7 +150,7 @@ def test_the_command(vllm, tmp_path, monkeypatch):
                 found.append(report["handed_over_tokens"])
 
     def run(*options: object):
-        return CliRunner().invoke(app, ["serve", "--engine", "vllm", *map(str, options)])
+        return CliRunner().invoke(app, ["serve", *map(str, options)])
 
     monkeypatch.setattr(serve, "_run", answer)
     where = ["--model", tmp_path / "model", "--store", tmp_path / "s"]
