@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -144,12 +143,7 @@ def test_langchains_tools(chat, kv, make_say, length, choice):
         if choice != "auto" or length > 12:
             assert CUT in " ".join(message.response_metadata["ragkv"]["warnings"])
             assert message.invalid_tool_calls or message.content
-            if choice != "auto":
-                begun = message.invalid_tool_calls[0]["args"]
-                if message is streamed:
-                    begun = json.loads(begun)
-                assert begun
-                assert message.content in ("", begun)
+            assert choice == "auto" or message.invalid_tool_calls[0]["args"]
         if message is not streamed:  # LangChain drops the errors of a stream's calls
             assert all(CUT in call["error"] for call in message.invalid_tool_calls)
 

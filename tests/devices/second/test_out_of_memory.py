@@ -54,11 +54,7 @@ def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize(
-    "points",
-    [
-        pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="each"),
-        pytest.param(5, id="some"),
-    ],
+    "points", [pytest.param(10**6, marks=pytest.mark.slow, id="each"), pytest.param(5, id="some")]
 )
 @pytest.mark.parametrize("settings", [{"recompute_ratio": 0.3}, {"method": "full"}], ids=str)
 def test_memory_that_runs_out_costs_the_request_alone(
