@@ -30,7 +30,7 @@ class LayerCall:
     query
         ``[1, heads, rows, head_dim]``, rotated.
     key, value
-        ``[1, kv_heads, tokens, head_dim]``, rotated; key j stands at position j.
+        ``[1, kv_heads, tokens, head_dim]``, rotated; key j is at position j.
     rows
         ``[rows]`` int64: positions of the query rows.
     window

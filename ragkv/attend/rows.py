@@ -113,7 +113,7 @@ def attend(
     query
         ``[batch, heads, rows, head_dim]``.
     key, value
-        ``[batch, kv_heads, tokens, head_dim]``; key j stands at position j.
+        ``[batch, kv_heads, tokens, head_dim]``; key j is at position j.
     rows
         The query rows' positions.
     window

@@ -125,7 +125,7 @@ def _encode_batch(
 
 
 def unrotated(chunk: ChunkKV, first: int, loaded: ReusableModel) -> ChunkKV:
-    """Return a chunk whose keys stand rotated at the positions from ``first`` on, without that."""
+    """Return a chunk with unrotated keys; they are rotated to positions from ``first`` on."""
     kinds, keys = loaded.architecture.rope_kinds, chunk.keys
     positions = torch.arange(first, first + len(chunk), device=loaded.device)
     tables = {
@@ -137,7 +137,7 @@ def unrotated(chunk: ChunkKV, first: int, loaded: ReusableModel) -> ChunkKV:
 
 
 def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel) -> None:
-    """Put the sink's rows, rotated to positions 0.., before every chunk of the batch."""
+    """Write the sink's rows, rotated from position 0 on, before every chunk of the batch."""
     architecture, rotary = loaded.architecture, loaded.rotary
     positions = torch.arange(len(sink), device=loaded.device)
     tables = rotary.tables(architecture.rope_kinds, positions)
@@ -150,9 +150,9 @@ def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel)
 def _read(
     cache: DynamicCache, first: int, positions: torch.Tensor, loaded: ReusableModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the chunks' rows out, keys unrotated.
+    """Return the chunks' unrotated keys and values on the model's device.
 
-    Both are ``[layers, batch, kv_heads, tokens, head_dim]``, where the model is.
+    Both are ``[layers, batch, kv_heads, tokens, head_dim]``.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     tables = rotary.tables(architecture.rope_kinds, positions)

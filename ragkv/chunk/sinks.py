@@ -37,7 +37,7 @@ class Sinks:
     Parameters
     ----------
     codec
-        How entries behind them are stored: a part of every fingerprint.
+        The codec of their entries, a part of every fingerprint.
     """
 
     def __init__(self, loaded: ReusableModel, passes: Passes, codec: str) -> None:
@@ -54,7 +54,7 @@ class Sinks:
         return self.of(undated(config.sink, tokenizer))
 
     def of(self, text: str) -> Sink:
-        """Return the sink of that text."""
+        """Return the sink of a text."""
         bare = self.usable_fingerprint()
         with self._lock:
             sink = self._kept.pop(text, None)
@@ -91,7 +91,7 @@ class Sinks:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the model as it is now, without a sink."""
+        """The current fingerprint of the model, without a sink."""
         loaded = self._loaded
         state = state_of(loaded.model)
         if state != self._state:
@@ -104,7 +104,7 @@ class Sinks:
         return self._fingerprint
 
     def require_unchanged(self, sink: Sink) -> None:
-        """Raise ConfigError where the weights are no longer those that encoded the sink."""
+        """Raise ConfigError if the weights have changed since the sink was encoded."""
         if self.usable_fingerprint().weights != sink.fingerprint.weights:
             raise ConfigError(
                 "the model's weights changed while chunks were encoded: encode them again"

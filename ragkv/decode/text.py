@@ -64,7 +64,7 @@ class TextPieces:
     def _settle(self, text: str) -> None:
         """Stop decoding this text's tokens again, except the last ones for context."""
         behind = self._decoded(self._ids[-_CONTEXT:])
-        if behind and text.endswith(behind):  # special tokens alone decode to nothing
+        if behind and text.endswith(behind):  # special tokens decode to nothing
             self._settled, self._known = text, len(behind)
             self._last = len(self._ids) - _CONTEXT
 

@@ -52,7 +52,7 @@ def decoding_experts(model: PreTrainedModel, rows: int) -> AbstractContextManage
     return own
 
 
-def require_used(done: int, wanted: int, what: str) -> None:
+def require_used(done: int, required: int, what: str) -> None:
     """Raise UnsupportedModelError unless the model used its arguments as often as required.
 
     A model silently ignores an unknown argument, and never calls a hook whose name has changed; its
@@ -60,13 +60,13 @@ def require_used(done: int, wanted: int, what: str) -> None:
 
     Parameters
     ----------
-    done, wanted
+    done, required
         Numbers of rows, layers or calls.
     what
         Description of what was counted.
     """
-    if done != wanted:
-        raise UnsupportedModelError(f"{what}: {done} instead of {wanted}. {_version()}")
+    if done != required:
+        raise UnsupportedModelError(f"{what}: {done} instead of {required}. {_version()}")
 
 
 def _version() -> str:

@@ -32,19 +32,19 @@ class Moves(NamedTuple):
     rows: torch.Tensor
     slots: torch.Tensor
 
-    def some(self, wanted: Sequence[int]) -> Moves:
+    def some(self, numbers: Sequence[int]) -> Moves:
         """Return the rows of some entries."""
-        if len(wanted) == len(self.entries):
+        if len(numbers) == len(self.entries):
             return self
         counts = list(self.counts)
         rows, slots = (torch.split(part, counts) for part in (self.rows, self.slots))
-        parts = [torch.full_like(rows[each], number) for number, each in enumerate(wanted)]
+        parts = [torch.full_like(rows[each], number) for number, each in enumerate(numbers)]
         return Moves(
-            [self.entries[each] for each in wanted],
-            [counts[each] for each in wanted],
+            [self.entries[each] for each in numbers],
+            [counts[each] for each in numbers],
             torch.cat(parts),
-            torch.cat([rows[each] for each in wanted]),
-            torch.cat([slots[each] for each in wanted]),
+            torch.cat([rows[each] for each in numbers]),
+            torch.cat([slots[each] for each in numbers]),
         )
 
 

@@ -112,7 +112,7 @@ class Catalog:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
             keys = [key.name for key in self._backend.scan(entries_of(digest))] if entries else []
-            if row is not None or keys:  # entries alone: a deletion was interrupted
+            if row is not None or keys:  # only entries: an interrupted deletion
                 logged = list(self._log()) if row is None else [log_key(row.change)]
                 for change in logged:
                     self._blank(change, digest)

@@ -56,12 +56,12 @@ class NotStored:
             return "evicted"
         return self._reasons.get(text, "")
 
-    def differences(self, text: str, wanted: Fingerprint) -> str:
+    def differences(self, text: str, required: Fingerprint) -> str:
         """Return how the chunk's nearest entry differs from the model, such as ``another sink``."""
         if self._store.remote:  # reading a header fetches the whole entry
             return ""
         found = [
-            [name for name, value in asdict(other).items() if value != getattr(wanted, name)]
+            [name for name, value in asdict(other).items() if value != getattr(required, name)]
             for other in self._store.fingerprints(text)
         ]
         nearest = min(filter(None, found), key=len, default=[])

@@ -91,8 +91,8 @@ class StoredVersions:
             if blob is None:
                 return None
             try:
-                wanted = version.text, version.stored_as, to_field(version)
-                return open_entry(blob, *wanted, copy=True).whole()
+                field = to_field(version)
+                return open_entry(blob, version.text, version.stored_as, field, copy=True).whole()
             except RefusedEntryError as refused:
                 self._store.refuse(key, blob, refused)
             except CorruptEntryError as corrupt:

@@ -39,7 +39,7 @@ _BATCH_KEYS = 256
 _RESERVE_BYTES = 1 << 17
 _SUFFIX = ".safetensors"
 _OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
-"""Folder and name of a value's file; other files are left alone."""
+"""Folder and name of a value's file; other files are ignored."""
 # a row is a file's token and size, or "=" and the value
 _FILE_ROW = re.compile(rb">([0-9a-f]{16}) ([0-9]{1,15})")
 _FILE_ROW_BYTES = 40

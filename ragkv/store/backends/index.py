@@ -165,7 +165,7 @@ class Index:
             with store_errors(folder):
                 make_private_folder(folder)
             if not os.access(folder, os.W_OK):
-                raise StoreError(f"{folder} may not be written; open the store read_only")
+                raise StoreError(f"{folder} is not writable; open the store read_only")
 
     def get(self, key: str) -> bytes | None:
         """Return a row's value, or None."""
@@ -295,8 +295,8 @@ class Index:
         if isinstance(error, diskcache.Timeout) or _code_of(error) == sqlite3.SQLITE_BUSY:
             return StoreError(f"{self._file} stayed locked by another process")
         return StoreError(
-            f"cannot use {self._file}: {error}. Open the store read_only if it may not be "
-            "written; if it is damaged, repair it with `ragkv store verify --heal`, or remove the "
+            f"cannot use {self._file}: {error}. Open the store read_only if it is not "
+            "writable; if it is damaged, repair it with `ragkv store verify --heal`, or remove the "
             f"folder {self._file.parent.parent} and precompute again"
         )
 

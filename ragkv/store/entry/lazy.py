@@ -183,12 +183,12 @@ class LazyKV:
 
         None if one of them was decoded directly, or needs no decoding.
         """
-        wanted = range(self.depth)[which]
+        layers = range(self.depth)[which]
         if self._source.stays:
             return None
-        if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in wanted):
+        if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in layers):
             return None
-        for index in wanted:
+        for index in layers:
             self.load(index, decoded=False)
         size, codec = _size(self._source), self._source.codec
         return CodedLayers(self._coded.memory()[which], size, codec.name)
