@@ -37,8 +37,8 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
-        help="Lines NAMESPACE=KEY; a key opens only its namespace.",
-        show_default="no key is needed, and --namespace is served",
+        help="File with lines NAMESPACE=KEY; a key gives access to its namespace.",
+        show_default="no key is required, and --namespace is served",
     ),
 ]
 Anonymous = Annotated[
@@ -52,15 +52,15 @@ ServedName = Annotated[
         show_default="its hub name, or its folder's",
     ),
 ]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Most answers generated at once.")]
 KVBytes = Annotated[
     int | None,
-    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="what is left"),
+    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="the free memory"),
 ]
-MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that can wait in addition.")]
+MaxWaiting = Annotated[int, typer.Option(min=0, help="Most answers waiting in addition.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")]
 Drain = Annotated[
-    float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
+    float, typer.Option(min=0.1, help="Time for running answers to end after SIGTERM, in seconds.")
 ]
 VllmUrl = Annotated[
     str | None,
@@ -77,7 +77,7 @@ CorsOrigins = Annotated[
     list[str],
     typer.Option(
         "--cors-origin",
-        help="Origin of pages that can send requests from a browser, or *; repeatable.",
+        help="Origin of web pages that can send requests, or *; repeatable.",
         show_default="none",
     ),
 ]
@@ -97,7 +97,7 @@ def serve(
     store_config: StoreFile = None,
     namespace: Namespace = "default",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 8000,
     api_key_file: KeyFile = None,
     allow_anonymous: Anonymous = False,
     served_model_name: ServedName = None,
@@ -115,7 +115,7 @@ def serve(
         ),
     ] = None,
     on_miss: Annotated[
-        str, typer.Option(help="Chunks that were named but not found: store or skip.")
+        str, typer.Option(help="Named chunks that are not stored: store or skip.")
     ] = "store",
     device: Device = None,
     dtype: DType = None,

@@ -122,8 +122,8 @@ def _open(
 ) -> ChunkStore:
     """Open a store without tiers; ``new`` creates a missing one.
 
-    ``reading``: change nothing. Opening a writable folder still cleans up after a crash; another
-    one is opened read-only.
+    With ``reading``, nothing is changed, except that opening a writable folder cleans up after a
+    crash; a folder that is not writable is opened read-only.
     """
     from ragkv.config import StoreConfig
     from ragkv.errors import StoreError

@@ -45,8 +45,8 @@ class ServeConfig:
     Raises
     ------
     ConfigError
-        A number is not positive, an origin has another form, or other machines reach the address
-        and there are no keys.
+        A number is not positive, an origin is malformed, or the address accepts other machines
+        without keys.
     """
 
     host: str = "127.0.0.1"
@@ -72,13 +72,13 @@ class ServeConfig:
         for origin in self.cors_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"a CORS origin is * or as a browser sends it, http://localhost:5173 (no path, "
-                    f"no slash at its end), not {origin!r}"
+                    "a CORS origin must be * or have the form http://localhost:5173, without a "
+                    f"path or trailing slash, not {origin!r}"
                 )
         if not (self.keys or self.allow_anonymous or _is_loopback(self.host)):
             raise ConfigError(
-                f"host {self.host} lets other machines in, and nobody needs a key: give "
-                "--api-key-file, or --allow-anonymous to serve everybody"
+                f"host {self.host} accepts other machines, and no key is required: give "
+                "--api-key-file, or --allow-anonymous to serve without keys"
             )
 
     @property
@@ -111,8 +111,8 @@ def read_keys(path: Path) -> dict[str, str]:
     Raises
     ------
     ConfigError
-        The file cannot be read or has no key, a line has another form, or two namespaces share a
-        key. No message contains a key.
+        The file cannot be read or has no key, a line is malformed, or two namespaces share a key.
+        No message contains a key.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -126,13 +126,13 @@ def read_keys(path: Path) -> dict[str, str]:
         visible = (namespace + key).isprintable() and not any(map(str.isspace, key))
         if not namespace or not key or not key.isascii() or not visible:
             raise ConfigError(
-                f"line {number} of {path} must be NAMESPACE=KEY, without invisible characters and "
-                "the key in ASCII letters: save the file as UTF-8"
+                f"line {number} of {path} must be NAMESPACE=KEY without invisible characters, and "
+                "the key must be ASCII: save the file as UTF-8"
             )
         if keys.setdefault(key, namespace) != namespace:
-            raise ConfigError(f"line {number} of {path}: another namespace has this key")
+            raise ConfigError(f"line {number} of {path}: a different namespace has this key")
     if not keys:
-        raise ConfigError(f"{path} has no key: write NAMESPACE=KEY, one a line")
+        raise ConfigError(f"{path} has no key: write one NAMESPACE=KEY per line")
     return keys
 
 

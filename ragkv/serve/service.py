@@ -132,9 +132,9 @@ class Service:
         return self.engines[namespace]
 
     def require_model(self, name: str) -> None:
-        """Refuse the name of another model, with 404."""
+        """Refuse the name of a different model, with 404."""
         if name not in {self.model_name, *_ANY_MODEL}:
-            message = f"There is no model {name!r}: the one here is {self.model_name!r}."
+            message = f"Unknown model {name!r}: this server has {self.model_name!r}."
             raise RefusedError(404, message, param="model", code="model_not_found")
 
     def check_prompt(self, prompt: str | Chat | TokenIds) -> None:

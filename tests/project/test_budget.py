@@ -25,7 +25,7 @@ CODE = {
     "ragkv/answer": 247,
     "ragkv/attend": 1222,
     "ragkv/chunk": 237,
-    "ragkv/cli": 1189,
+    "ragkv/cli": 1183,
     "ragkv/client": 592,
     "ragkv/config": 1154,
     "ragkv/decode": 847,

@@ -189,7 +189,7 @@ def test_many_threads_share_a_client(connect):
         (sse({"error": {"message": "late", "code": "timeout"}}), TimeoutError, "late"),
         (sse({"error": {"message": "gone", "code": "draining"}}), ServerError, "gone"),
         (sse({"choices": []}), ServerError, "before the answer was complete"),
-        (sse("{"), ServerError, "no JSON"),
+        (sse("{"), ServerError, "not JSON"),
         (text_events("Hi", report=None), ServerError, "no report"),
     ],
 )

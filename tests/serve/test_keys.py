@@ -32,13 +32,10 @@ def by(key: str) -> dict[str, str]:
 
 WRONG = [{}, by("sk-c"), by(""), by("sk-"), {"Authorization": "Basic sk-a"}, by("sk-\u00e4")]
 PATHS = [
-    *[
-        ("GET", path)
-        for path in ("/v1/models", "/v1/models/default", "/version", "/v1/chunks?text=x")
-    ],
-    *[("POST", path) for path in (CHAT, "/v1/completions", "/tokenize", "/v1/chunks", "/v1/sink")],
-    ("POST", "/detokenize"),
-    *[("POST", "/v1/chunks/prefetch"), ("GET", "/v1/chunks/5"), ("DELETE", "/v1/chunks")],
+    *[("GET", f"/v1/{path}") for path in ("models", "models/default", "chunks?text=x", "chunks/5")],
+    *[("POST", f"/v1/{path}") for path in ("completions", "chunks", "chunks/prefetch", "sink")],
+    *[("POST", path) for path in (CHAT, "/tokenize", "/detokenize")],
+    *[("GET", "/version"), ("DELETE", "/v1/chunks")],
 ]
 
 
