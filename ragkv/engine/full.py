@@ -14,9 +14,9 @@ from transformers.cache_utils import Cache
 from ragkv.attend.blocks import blocks_for
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.batch import batch_of
-from ragkv.decode.full import full_prefill, prefill_into
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
+from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.remote import RemoteAnswer

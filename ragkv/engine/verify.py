@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ragkv.config import MEMORY, ReuseConfig
-from ragkv.decode.full import full_prefill, rounding_kl
+from ragkv.decode.prefill import full_prefill, rounding_kl
 from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan

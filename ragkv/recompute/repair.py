@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragkv.attend.forward import SubsetPass
-from ragkv.attend.sparse import SparseRows
+from ragkv.attend.sparse_rows import SparseRows
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair

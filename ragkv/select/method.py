@@ -16,7 +16,7 @@ import torch
 from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.graphs import graphs_for
 from ragkv.attend.observe import LayerCall, Observer, StopPass, attention_of_query
-from ragkv.attend.sparse import Sparse
+from ragkv.attend.sparse_rows import Sparse
 from ragkv.config import Named, ReuseConfig, check_whole
 from ragkv.config.checks import check_choice
 from ragkv.errors import ConfigError, UnknownMethodError

@@ -16,7 +16,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.sinks import Sink
 from ragkv.config import MEMORY
-from ragkv.decode.full import full_prefill
+from ragkv.decode.prefill import full_prefill
 from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend

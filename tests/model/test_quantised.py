@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ragkv import RagKV
 from ragkv.attend.forward import SubsetPass, joint_forward
-from ragkv.decode.full import rounding_kl
+from ragkv.decode.prefill import rounding_kl
 from ragkv.engine.verify import check_model
 from ragkv.model import implementation, linear, quantised, step_layer
 from ragkv.model.implementation import (

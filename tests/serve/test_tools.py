@@ -91,14 +91,17 @@ def test_one_call_at_most(client_and_engine, make_say, parallel, count, streamin
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(("tokens", "arguments"), [(1, None), (9, None), (26, '{"page')])
 def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, arguments, streaming):
-    """It is no call before its arguments begin; then it has its name."""
+    """It is text before its arguments begin; then it is a call with its name."""
     client, kv = client_and_engine
-    make_say(kv, '{"name": "search", "arguments": {"page": 5}}')
+    forced = '{"name": "search", "arguments": {"page": 5}}'
+    make_say(kv, forced)
     given = {"tools": [SEARCH], "tool_choice": "required", "max_tokens": tokens}
     answer = ended(client, streaming, **given)
     assert answer.finish_reason == "length"
     calls = [each.function for each in answer.message.tool_calls or ()]
-    assert not answer.message.content
+    begun = answer.message.content or ""
+    assert forced.startswith(begun)
+    assert bool(begun) == (arguments is None)
     assert [each.name for each in calls] == ["search"] * (arguments is not None)
     assert all(each.arguments.startswith(arguments) for each in calls)
     chat = Chat(ASKED, [SEARCH], "any")

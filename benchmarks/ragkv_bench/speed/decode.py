@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv import DecodeConfig, SparseDecoding
 from ragkv.attend.blocks import BLOCK_SIZE, blocks_for
-from ragkv.decode.full import prefill_into
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.prefill import prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of

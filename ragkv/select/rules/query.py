@@ -6,13 +6,13 @@ token's score combines the attention of the prompt's last token and the maximum 
 tokens, since a word's context may matter to no other word. A small part of a score spreads to
 neighbours, since answers are near the terms of the question. Tokens that are not recomputed move
 with their recomputed neighbours (:mod:`ragkv.recompute.drift`). In the upper layers recomputed
-tokens attend sparsely (:mod:`ragkv.attend.sparse`). Tokens that the answer is about to copy are
+tokens attend sparsely (:mod:`ragkv.attend.sparse_rows`). Tokens that an answer will copy are
 recomputed during decoding (:mod:`ragkv.recompute.copy_repair`).
 """
 
 import torch
 
-from ragkv.attend.sparse import Sparse
+from ragkv.attend.sparse_rows import Sparse
 from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
 
 QUERY_ROWS = 64

@@ -64,11 +64,7 @@ def test_answers_are_those_of_the_cpu(
 def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
     logits = []
     for device in ("cpu", DEVICE):
-        engine = make_engine(
-            family,
-            device=device,
-            reuse=ReuseConfig(),
-        )
+        engine = make_engine(family, device=device, reuse=ReuseConfig())
         engine.precompute(CHUNKS)
         engine.prefetch(CHUNKS[1:])
         engine.wait()

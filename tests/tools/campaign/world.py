@@ -33,9 +33,7 @@ NEW_TOKENS = 3
 _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
-_REUSE = ReuseConfig(
-    on_miss="skip",
-)
+_REUSE = ReuseConfig(on_miss="skip")
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
