@@ -22,9 +22,8 @@ HEADERS = {"Content-Type": "application/json"}
 
 
 def metric(url: str, line: str) -> float:
-    found = [
-        each for each in httpx.get(f"{url}/metrics").text.splitlines() if each.startswith(line)
-    ]
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    found = [each for each in lines if each.startswith(line)]
     return float(found[0].rpartition(" ")[2]) if found else 0.0
 
 

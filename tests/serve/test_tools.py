@@ -93,8 +93,7 @@ def test_one_call_at_most(client_and_engine, make_say, parallel, count, streamin
 def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, arguments, streaming):
     """It is text before its arguments begin; then it is a call with its name."""
     client, kv = client_and_engine
-    forced = '{"name": "search", "arguments": {"page": 5}}'
-    make_say(kv, forced)
+    make_say(kv, forced := '{"name": "search", "arguments": {"page": 5}}')
     given = {"tools": [SEARCH], "tool_choice": "required", "max_tokens": tokens}
     answer = ended(client, streaming, **given)
     assert answer.finish_reason == "length"
