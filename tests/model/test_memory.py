@@ -15,15 +15,7 @@ from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from ragkv.model import memory
-from ragkv.model.memory import (
-    default_history,
-    free_bytes,
-    is_out_of_memory,
-    lack_of_memory,
-    pass_bytes,
-    room_for_kv,
-    typed_memory_errors,
-)
+from ragkv.model.memory import free_bytes, pass_bytes, room_for_kv, typed_memory_errors
 from ragkv.store import open_store
 
 GB = 10**9
@@ -90,7 +82,7 @@ def test_a_pass_takes_more_with_more_tokens(kv):
 def test_a_request_waits_where_the_default_has_no_room(kv, monkeypatch):
     requests, seen = kv._requests, []
     assert requests.kv_bytes is None
-    assert requests.tiers == (2 << 30) + default_history()
+    assert requests.tiers == (2 << 30) + memory.default_history()
 
     def none(loaded, tokens, *, running, tiers):
         seen.append((tokens, running, tiers))
@@ -145,12 +137,12 @@ def test_tiers_of_a_device_are_those_that_lie_on_it():
     ids=repr,
 )
 def test_which_errors_say_that_memory_ran_out(error, lacks):
-    assert is_out_of_memory(error) is lacks
+    assert memory.is_out_of_memory(error) is lacks
 
 
 def test_the_message_says_what_is_needed_what_there_is_and_what_to_set(kv, monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda _: 20 * GB)
-    text = str(lack_of_memory(kv.loaded, 1_000_000, others=3))
+    text = str(memory.lack_of_memory(kv.loaded, 1_000_000, others=3))
     assert "1000000 tokens" in text
     assert "need 1.02 GB for keys and values" in text
     assert "the machine has 20 GB" in text

@@ -17,7 +17,6 @@ from ragkv.chunk.sinks import SINKS_KEPT
 from ragkv.config import MEMORY
 from ragkv.model import memory
 from ragkv.model.calls import cache_argument
-from ragkv.model.memory import default_history
 from ragkv.model.workspace import Workspace, uninitialised
 
 A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
@@ -44,7 +43,7 @@ def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
     for text, total in (("max\n", machines), ("1073741824\n", 1 << 30), (f"{1 << 60}", machines)):
         limit.write_text(text)
         assert memory.total_bytes(torch.device("cpu")) == total
-        assert default_history() == total // 8
+        assert memory.default_history() == total // 8
 
 
 def test_tensors_may_be_empty() -> None:
