@@ -13,7 +13,6 @@ from ragkv.config.checks import (
     check_known,
     check_number,
     check_text,
-    check_whole,
 )
 from ragkv.config.decode import DECODE_SETTINGS
 from ragkv.errors import ConfigError
@@ -57,8 +56,6 @@ class ReuseConfig:
     history
         Whether a prompt reuses rows of earlier prompts and versions of chunks behind other chunks,
         and keeps its own rows.
-    seed
-        Seed for methods of your own, ``scene.seed``.
     calibrated_for
         Fingerprint of the model that the ratio was calibrated for; other models are refused.
         ``None`` accepts all.
@@ -70,7 +67,6 @@ class ReuseConfig:
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
     history: bool = True
-    seed: int = 0
     calibrated_for: str | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +79,6 @@ class ReuseConfig:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_bool("history", self.history)
-        check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             check_text("calibrated_for", self.calibrated_for)
 

@@ -263,7 +263,6 @@ class Pipeline(FullPrefill):
                 loaded=self._model,
                 cache=spliced.cache,
                 auxiliary=partial(self._auxiliary, config),
-                seed=config.seed,
             )
             choice = choose(method, scene, config)
             rows = np.union1d(layout.fresh, choice.positions)

@@ -63,8 +63,6 @@ class Scene:
         head_dim]``, or ``layer(index)``, which loads only that layer; row j is at position j.
     auxiliary
         Loads the auxiliary model on first use.
-    seed
-        Seed for random choices.
     """
 
     layout: Layout
@@ -72,7 +70,6 @@ class Scene:
     loaded: ReusableModel
     cache: SplicedCache
     auxiliary: Callable[[], Auxiliary]
-    seed: int = 0
 
     @property
     def layers(self) -> int:

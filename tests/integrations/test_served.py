@@ -109,7 +109,7 @@ def test_chunks_expire_with_their_document(kv, url):
 
 def test_what_llama_index_asks_of_the_model(kv, url):
     llm = RagKVLLM(
-        api_base=url, is_chat_model=True, context_window=100_000, reuse=ReuseConfig(seed=4)
+        api_base=url, is_chat_model=True, context_window=100_000, reuse=ReuseConfig(history=False)
     )
     assert llm.metadata.context_window == kv.loaded.positions
     helper, here = (RagKVPromptHelper.from_llm(each) for each in (llm, RagKVLLM(kv=kv)))

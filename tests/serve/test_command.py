@@ -203,10 +203,4 @@ def test_a_wrong_store_config_is_refused_by_name(no_model, tmp_path, name, text,
 def test_only_settings_of_single_pipelines_are_no_options():
     left = {field.name for field in (*fields(ReuseConfig), *fields(StoreConfig))}
     left -= {*SETTINGS["reuse"], *SETTINGS["store"]}
-    assert left == {
-        "path",
-        "sink",
-        "seed",
-        "calibrated_for",
-        "history",
-    }  # --store and --sink-from are two
+    assert left == {"path", "sink", "calibrated_for", "history"}  # --store and --sink-from are two
