@@ -256,7 +256,7 @@ class ReuseReport:
                     "warnings": tuple(data["warnings"]),
                 }
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
 
 
